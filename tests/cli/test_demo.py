@@ -2,13 +2,15 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from crossdraft.cli import generate
-from crossdraft.cli.demo import comparison, demo
+from crossdraft.cli.demo import Compared, Outcome, comparison, demo, explanation
 from crossdraft.console.processes import Wanted
 from tests.cli.conftest import Cli
+from tests.serving.fakes import figures
 
 
 def test_both_texts_and_their_figures(
@@ -20,12 +22,28 @@ def test_both_texts_and_their_figures(
         yield [pair[1], pair[3]]
 
     monkeypatch.setattr(generate, "services", services)  # which test_generate.py starts
-    demo("The quick", k=5, max_tokens=10, temperature=0.0, seed=3)
+    demo("The quick", k=5, max_tokens=10, temperatures=[0.0, 0.8], seed=3)
     shown = capsys.readouterr().out
-    for part in ("with the drafter", "without", "tokens/s", "times the tokens/s", "the texts are equal"):
+    for part in ("temperature 0 (greedy)", "temperature 0.8, seed 3", "with the drafter", "without", "tokens/s"):
         assert part in shown
-    (passes,) = [line.split("│")[2:4] for line in shown.splitlines() if "tokens per pass  " in line]
-    assert float(passes[0]) >= float(passes[1]) == 1
+    assert shown.count("times the tokens/s; the texts are equal") == 2
+    assert "faster" in shown.splitlines()[-1]
+    passes = [line.split("│")[2:4] for line in shown.splitlines() if "tokens per pass  " in line]
+    assert len(passes) == 2
+    for drafted, plain in passes:
+        assert float(drafted) >= float(plain) == 1
+
+
+def outcome(speed: float, passes: int) -> Outcome:
+    seconds = 12 / speed
+    return Outcome("", (), replace(figures(12), passes=passes, seconds=seconds))
+
+
+def test_one_sentence_says_why() -> None:
+    fast, slow = (Compared(outcome(speed, 4), outcome(20.0, 12)) for speed in (40.0, 10.0))
+    assert fast.speedup == pytest.approx(2)
+    assert "It is faster because a pass of the target over the draft's tokens yielded 3.0 tokens" in explanation([fast])
+    assert "It is not faster here although" in explanation([fast, slow])
 
 
 def test_texts_that_differ_are_told_apart() -> None:

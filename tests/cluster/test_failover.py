@@ -77,10 +77,9 @@ async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
     assert asyncio.get_running_loop().time() - began >= 0.5
 
 
-async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "SEARCH_SECONDS", 0.02)
+async def test_one_that_was_given_up_late_is_replaced_none_the_less() -> None:
     one = Scripted([BEGAN, tokens(1), None], [BEGAN, tokens(2), ENDED])
-    found = await taken(one, limits=DetectionLimits(silent=0.1, step=0.01), clock=time.monotonic)
+    found = await taken(one, limits=DetectionLimits(silent=0.1, step=0.01, search=0.02), clock=time.monotonic)
     assert found[:2] == [tokens(1), tokens(2)]
 
 
@@ -157,7 +156,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(one, clock=lambda: float(next(times)))
     # It is 3 when the first one is lost, and a second later at each other one.
-    assert len(one.requests) == 1 + failover.SEARCH_SECONDS + 1
+    assert len(one.requests) == 1 + DetectionLimits().search + 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.engine.tiny import seeded, tiny_llama, tiny_qwen2
 
 def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
     window = tiny_qwen2(use_sliding_window=True, sliding_window=32, max_window_layers=0)
-    with pytest.raises(UnsupportedModelError, match="set max_length below 32"):
+    with pytest.raises(UnsupportedModelError, match="set --max-model-len below 32"):
         Engine(window)
     assert Engine(window, max_length=31).max_length == 31
 
@@ -25,13 +25,13 @@ def test_models_whose_attention_is_not_given_by_mask_and_positions_are_refused()
     mamba = seeded(MambaForCausalLM, MambaConfig(hidden_size=48, num_hidden_layers=1, vocab_size=97))
     with pytest.raises(UnsupportedModelError, match="more than keys and values"):
         Engine(mamba, max_length=64)
-    with pytest.raises(ValueError, match="set max_length"):
+    with pytest.raises(ValueError, match="set --max-model-len"):
         Engine(mamba)
 
 
 def test_rotary_positions_that_change_with_the_longest_text_are_refused_where_one_may_be_so_long() -> None:
     factors = {"short_factor": [1.0] * 6, "long_factor": [3.0] * 6, "original_max_position_embeddings": 32}
     long = tiny_llama(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, **factors})
-    with pytest.raises(UnsupportedModelError, match="set max_length to 32 or less"):
+    with pytest.raises(UnsupportedModelError, match="set --max-model-len to 32 or less"):
         Engine(long)
     assert Engine(long, max_length=32).max_length == 32

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from crossdraft.engine.engine import Engine
+from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import Path, TokenTree, tree_of
@@ -125,10 +126,19 @@ def test_the_least_recently_used_session_is_evicted_and_comes_back() -> None:
 
 
 def test_a_budget_without_room_for_a_slot_says_what_is_needed(llama: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match=r"16384 tokens needs 9 MiB.*budget is 8 MiB"):
-        Engine(tiny_llama(max_position_embeddings=16384), budget=8)
+    with pytest.raises(ValueError, match=r"16384 tokens needs 9 MiB.*has 8 MiB: set --max-model-len to 8192 or less"):
+        Engine(tiny_llama(max_position_embeddings=16384), 16384, budget=8)
     with pytest.raises(ValueError, match="must be between 7 and the model's context 128"):
         Engine(llama, max_length=129)
+
+
+def test_the_context_is_cut_to_what_the_cache_holds_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert Engine(tiny_llama(max_position_embeddings=16384), budget=8).max_length == 8192
+        assert Engine(tiny_llama(), budget=MemoryShare(sessions=3)).slots == 3 * 128
+    cut, whole = (record.getMessage() for record in caplog.records)
+    assert "at most 8192 tokens, not the model's 16384 (--max-model-len sets this" in cut
+    assert "for 384 tokens, of which a session has at most 128" in whole
 
 
 def test_overflow_is_refused_and_changes_nothing(llama: PreTrainedModel) -> None:

@@ -1,13 +1,17 @@
-"""The memory of the KV cache: taken when it is written, or all at once."""
+"""The memory of the KV cache: how much it is, and when it is taken."""
 
+import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from crossdraft.engine import device
 from crossdraft.engine.device import available_memory
-from crossdraft.engine.kv_cache import MIB, KVCache, LayerShape
+from crossdraft.engine.kv_cache import MIB, CachePlan, KVCache, LayerShape, MemoryShare
 from crossdraft.engine.names import NumberOutOfRangeError
 from tests.test_layout import REPOSITORY
 
@@ -43,7 +47,61 @@ def test_memory_is_taken_before_it_is_needed_where_that_is_asked_for() -> None:
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:
     many = int(available_memory()) * 2 * MIB // KVCache.slot_bytes(SHAPES, torch.float32)
-    with pytest.raises(NumberOutOfRangeError, match=r"lower the budget \(--cache-mib\)"):
+    with pytest.raises(NumberOutOfRangeError, match=r"left: set --cache-mib to \d+ or less|set a smaller --cache-mib"):
         new(many).populate()
-    with pytest.raises(NumberOutOfRangeError, match=r"lower the budget \(--cache-mib\)"):
+    with pytest.raises(NumberOutOfRangeError, match="set a smaller --cache-mib"):
         new(1 << 50)
+
+
+LLAMA_8B = 2 * 32 * 8 * 128 * 2  # bytes of a token in Llama-3.1-8B, bfloat16: keys and values of 32 layers
+CONTEXT = 131_072
+
+
+@pytest.mark.parametrize(
+    ("budget", "unused", "planned"),
+    [
+        (512, math.inf, CachePlan(4096, 4096)),
+        (MemoryShare(), 56_000.0, CachePlan(448_000, CONTEXT)),  # what 0.9 of a GPU of 80 GiB leaves
+        (MemoryShare(), 5_600.0, CachePlan(44_800, 32_768)),  # ... of 24 GiB
+        (MemoryShare(sessions=1), 56_000.0, CachePlan(CONTEXT, CONTEXT)),
+        (MemoryShare(), math.inf, CachePlan(4096, 4096)),  # the system does not say
+    ],
+)
+def test_a_model_of_real_size_gets_the_context_that_fits(
+    budget: int | MemoryShare, unused: float, planned: CachePlan
+) -> None:
+    assert CachePlan.of(LLAMA_8B, budget, unused, CONTEXT, asked=False) == planned
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_does_not_fit_says_which_numbers_do(asked: bool) -> None:
+    mib = 512 if asked else 7
+    with pytest.raises(NumberOutOfRangeError) as raised:
+        CachePlan.of(LLAMA_8B, mib, math.inf, CONTEXT, asked)
+    said = str(raised.value)
+    lengths, sizes = (re.findall(rf"set --{name} to (\d+)", said) for name in ("max-model-len", "cache-mib"))
+    assert (lengths, sizes) == ((["4096"], ["16384"]) if asked else ([], ["8"]))
+    for length in map(int, lengths):
+        assert CachePlan.of(LLAMA_8B, mib, math.inf, length, asked).length == length
+    assert CachePlan.of(LLAMA_8B, int(sizes[0]), math.inf, CONTEXT, asked).length == (CONTEXT if asked else 64)
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    for wrong in (0.0, 1.1):
+        with pytest.raises(NumberOutOfRangeError, match="--gpu-memory-utilization must be above 0, up to 1"):
+            MemoryShare(wrong)
+
+
+@pytest.mark.parametrize("names", device.CONTAINER_MEMORY)
+def test_a_container_has_the_memory_that_it_is_limited_to(
+    names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "CONTAINER", tmp_path)
+    free = available_memory()
+    written = (f"{8 * MIB}\n", f"{6 * MIB}\n", f"anon {5 * MIB}\ninactive_file {MIB}\n")
+    for name, text in zip(names, written, strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_memory() == 3.0 < free
+    (tmp_path / names[0]).write_text("max\n")
+    assert available_memory() > 3.0

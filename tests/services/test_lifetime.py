@@ -50,7 +50,7 @@ async def test_a_drafter_in_use_ends_after_its_grace_period(drafter_model: Runni
         ({"device": "abacus"}, "device 'abacus' cannot be used here"),
         ({"max_length": 0}, "must be between \\d+ and the model's context 128"),
         ({"max_length": 129}, "must be between \\d+ and the model's context 128"),
-        ({"budget": 0}, "the budget is 0 MiB"),
+        ({"budget": 0}, "the KV cache has 0 MiB"),
     ],
 )
 async def test_options_that_cannot_be_are_refused_before_serving(target_folder: Path, bad, complaint) -> None:

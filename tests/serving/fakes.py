@@ -29,6 +29,7 @@ class FakeBackend:
     together: int = 1  # tokens of one pass
     reason: Reason = Reason.STOP
     served: tuple[ServedModel, ...] = (TOY,)
+    unreached: tuple[ServedModel, ...] = ()  # configured, and not served now
     fault: Exception | None = None  # raised after so many tokens:
     fault_after: int = 0
     waits_after: int | None = None  # tokens, before `go_on` is waited for
@@ -37,6 +38,10 @@ class FakeBackend:
     running: int = 0
     yielded: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [model.name for model in (*self.served, *self.unreached)]
 
     async def models(self) -> tuple[ServedModel, ...]:
         return self.served

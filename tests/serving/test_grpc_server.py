@@ -14,13 +14,13 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from crossdraft.cli.serve import Together
 from crossdraft.client import GenerationRequest
 from crossdraft.rpc.errors import CannotListen, TooLarge
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, encode_request
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.grpc import serve_generation
-from crossdraft.serving.servers import Together
 from crossdraft.types.messages import SamplingOptions
 from tests.serving.fakes import ASKED, TOKENS, FakeBackend
 from tests.serving.ports import free_port

@@ -13,7 +13,7 @@ from crossdraft.serving.backend import Ended, OutputRequest, OverloadedError
 from crossdraft.serving.metrics import MeasuredBackend, Metrics, position_of
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 from tests.serving.exposed import samples, value
-from tests.serving.fakes import TOKENS, FakeBackend, figures
+from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 
 REQUEST = OutputRequest("req-1", "toy", GenerationRequest("a"))
 WHO = {"model_name": "toy", "drafter": "ngram"}
@@ -204,6 +204,14 @@ async def test_clients_cannot_make_labels() -> None:
     assert seen == {"toy", "unknown"}
     drafters = {labels["drafter"] for labels, _ in samples(text, "request_success_total")}
     assert drafters == {"unknown", "small", "none"}
+
+
+async def test_a_model_whose_target_is_not_there_yet_has_its_name() -> None:
+    metrics, outputs = Metrics(), FakeBackend(unreached=(replace(TOY, name="late"),))
+    with suppress(LookupError):
+        await drained(MeasuredBackend(outputs, metrics), replace(REQUEST, model="late"))
+    ((labels, count),) = samples(metrics.text()[0].decode(), "request_failures_total")
+    assert (labels["model_name"], labels["drafter"], count) == ("late", "default", 1)
 
 
 def test_positions_are_bounded() -> None:

@@ -334,11 +334,11 @@ class Pruning(OfSettings[PruningPlan, PrunedCell]):
         threads, plan = threads_each(2), self.plan
         affinities = affinities_of(plan.affinity, plan.drafter)
         with folder:
-            async with services([Wanted("target", plan.target, threads)]) as (target,):
+            async with services([Wanted("target", plan.target, threads, engine=plan.engine)]) as (target,):
                 for one in ranked:
                     for keep in sizes_of(len(one.ranking.counts), plan.share):
                         more = ("--affinity", str(affinities[one.name])) if one.name in affinities else ()
-                        wanted = Wanted("drafter", one.name, threads, (*one.options(keep), *more))
+                        wanted = Wanted("drafter", one.name, threads, (*one.options(keep), *more), engine=plan.engine)
                         async with (
                             services([wanted]) as (drafter,),
                             connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline,

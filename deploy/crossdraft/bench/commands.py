@@ -4,18 +4,18 @@ A command is a plan: a frozen dataclass whose fields are its options, and whose 
 imported when it runs: `--help` shall not wait for torch.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from crossdraft.console.processes import DEFAULT_DRAFTER
+from crossdraft.console import options
+from crossdraft.console.processes import DEFAULT_DRAFTER, STARTED, EngineOptions
 from crossdraft.console.running import METHODS
 
 TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
@@ -76,37 +76,17 @@ def command(name: str, section: str, benchmark: str) -> Callable[[type[Plan]], t
     """
 
     def register(plan: type[Plan]) -> type[Plan]:
-        def run(**given: Any) -> None:
+        def run(given: Plan, files: Files) -> None:
             module, _, measuring = benchmark.partition(".")
-            files = _made(Files, given)
-            found = getattr(import_module(f"crossdraft.bench.{module}"), measuring)(_made(plan, given))
+            found = getattr(import_module(f"crossdraft.bench.{module}"), measuring)(given)
             found.run(files.json_file, files.markdown_file)
 
-        parameters = [*_options(plan), *_options(Files)]
-        vars(run)["__signature__"] = inspect.Signature(parameters)
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__["given"] = plan
         run.__doc__ = plan.__doc__
-        app.command(name, rich_help_panel=section)(run)
+        options.command(app, name, section)(run)
         return plan
 
     return register
-
-
-def _options(plan: type) -> Iterator[inspect.Parameter]:
-    """Its fields as typer takes them; a tuple of any length is a repeatable option."""
-    types = get_type_hints(plan, include_extras=True)
-    for one in fields(plan):
-        type_, option = get_args(types[one.name])
-        default: Any = inspect.Parameter.empty if one.default is MISSING else one.default
-        if get_origin(type_) is tuple and get_args(type_)[-1] is Ellipsis:
-            type_, default = list[get_args(type_)[0]], list(default)  # type: ignore[misc]  # a type of run time
-        kind = inspect.Parameter.KEYWORD_ONLY
-        yield inspect.Parameter(one.name, kind, default=default, annotation=Annotated[type_, option])
-
-
-def _made(plan: type[Plan], given: dict[str, Any]) -> Plan:
-    values = {name: given[name] for name in (one.name for one in fields(plan))}  # type: ignore[arg-type]  # a dataclass
-    return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
@@ -174,6 +154,7 @@ class PairPlan(PromptsPlan):
     drafter: OneDrafter = DRAFTER
     pace_target: PaceTarget = None
     pace_drafter: PaceDrafter = None
+    engine: EngineOptions = STARTED
 
 
 @dataclass(frozen=True)
@@ -186,6 +167,7 @@ class SettingsPlan(PromptsPlan):
     k: NumbersOfDraftTokens = (5,)
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
+    engine: EngineOptions = STARTED
 
 
 # Acceptance and exactness.

@@ -43,7 +43,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import Wanted
+from crossdraft.console.processes import EngineOptions, Wanted
 from crossdraft.console.running import PROMPTS, STARTS_PROCESSES, Run, UsageError, checked_options
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
@@ -183,6 +183,7 @@ def _numbers(option: str, text: str, least: float, most: float) -> tuple[float, 
 NOISES = (0.05, 0.2, 0.6, 1.2, 2.4)  # standard deviations on the drafter's logits
 USELESS = 100.0
 FREE_MIB = 128  # for keys and values: those of a token of the free model are small
+FREE = EngineOptions(cache_mib=FREE_MIB)
 CALIBRATED_ON, CALIBRATED_TOKENS = 6, 64  # outputs of each method with each noise, and tokens of each
 AT_ONCE = Listening(grace_seconds=0)
 
@@ -298,7 +299,7 @@ class Floor:
         if given.scenario == "pair":
             return (await self._service("target", Served(self.plan.target), False)).address
         pace = f"{given.pass_ms:g},{given.pass_ms / 400:g}"
-        return (await self._service("target", Served(self.folder, pace, cache_mib=FREE_MIB), False)).address
+        return (await self._service("target", Served(self.folder, pace, engine=FREE), False)).address
 
     def drafted_by(self, given: Conditions) -> Served:
         """The drafter that these conditions ask for."""
@@ -307,7 +308,7 @@ class Floor:
         assert given.acceptance is not None
         noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
-        return Served(self.folder, pace, noise, FREE_MIB)
+        return Served(self.folder, pace, noise, FREE)
 
     async def drafter(self, given: Conditions) -> Distant:
         """At its distance. It is behind the emulated network also if that is 0, so that all are."""

@@ -26,7 +26,7 @@ from crossdraft.bench.harness import Advance, Benchmark, Columns, finished, in_t
 from crossdraft.bench.models import write_free
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Running, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
+from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -257,9 +257,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         try:
             import aiohttp
         except ModuleNotFoundError as error:
-            raise CommandFailed(
-                f"--over {self.plan.over} needs the extra `serve`: install crossdraft[serve]"
-            ) from error
+            raise CommandFailed(f"--over {self.plan.over} {EXTRA}") from error
         (server,) = await stack.enter_async_context(running([Server(target, drafter)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))

@@ -16,7 +16,7 @@ from crossdraft.bench.harness import Result, on_core
 from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.client.roster import Roster, Services
-from crossdraft.console.processes import Running, Wanted, running
+from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
@@ -40,7 +40,7 @@ class Served:
     model: str
     pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
     logit_noise: float = 0.0  # of a drafter
-    cache_mib: int | None = None  # of keys and values; None: the default
+    engine: EngineOptions = STARTED
 
     def __post_init__(self) -> None:
         with checked_options():
@@ -54,7 +54,7 @@ class Served:
         """Of its command."""
         pace = () if self.pace is None else ("--pace", self.pace)
         noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
-        return (*pace, *noise, *(() if self.cache_mib is None else ("--cache-mib", str(self.cache_mib))))
+        return (*self.engine.arguments, *pace, *noise)
 
 
 class OfPair(Prompted[PairPlanned, Result]):
@@ -62,7 +62,8 @@ class OfPair(Prompted[PairPlanned, Result]):
 
     def __init__(self, plan: PairPlanned) -> None:
         super().__init__(plan)
-        self.target, self.drafter = Served(plan.target, plan.pace_target), Served(plan.drafter, plan.pace_drafter)
+        self.target = Served(plan.target, plan.pace_target, engine=plan.engine)
+        self.drafter = Served(plan.drafter, plan.pace_drafter, engine=plan.engine)
 
 
 def delays_of(text: str) -> tuple[float, ...]:

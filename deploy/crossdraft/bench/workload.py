@@ -11,7 +11,7 @@ from typing import TypeVar
 from crossdraft.bench.commands import PromptsPlan, SettingsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
-from crossdraft.console.processes import Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.rpc.clients import Patience
@@ -109,11 +109,12 @@ class OfSettings(Prompted[SettingsPlanned, Result]):
 
     def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
         """See `pairs_of`."""
-        return pairs_of(self.plan.target, self.settings, affinities_of(self.plan.affinity, self.plan.drafter))
+        affinities = affinities_of(self.plan.affinity, self.plan.drafter)
+        return pairs_of(self.plan.target, self.settings, affinities, self.plan.engine)
 
 
 async def pairs_of(
-    target: str, settings: Sequence[Setting], affinities: Mapping[str, Path]
+    target: str, settings: Sequence[Setting], affinities: Mapping[str, Path], engine: EngineOptions = STARTED
 ) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
     """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
 
@@ -123,10 +124,10 @@ async def pairs_of(
         CommandFailed: a service does not start.
     """
     threads = threads_each(2)
-    async with services([Wanted("target", target, threads)]) as (verifying,):
+    async with services([Wanted("target", target, threads, engine=engine)]) as (verifying,):
         for name, alike in groupby(settings, key=lambda setting: setting.drafter):
             more = ("--affinity", str(affinities[name])) if name in affinities else ()
-            async with services([Wanted("drafter", name, threads, more)]) as (drafting,):
+            async with services([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,):
                 yield verifying, drafting, tuple(alike)
 
 

@@ -35,6 +35,7 @@ from crossdraft.cli.options import (
     WhereToGenerate,
 )
 from crossdraft.console.options import command, option
+from crossdraft.console.processes import DEMO, STARTED, EngineOptions
 from crossdraft.console.running import CommandFailed, Interrupted
 
 # Plain errors and help: an error is then one line, whatever the width of the terminal.
@@ -111,15 +112,21 @@ def _options(
 @command(app)
 def demo(
     prompt: Prompt = None,
-    k: int = option(5, "Draft tokens in a round.", "-k"),
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: int = option(7, "Random seed of both generations, so that their texts must be equal."),
+    k: int | None = option(
+        None, "Draft tokens in a lock-step round; by default drafting and verification overlap.", "-k"
+    ),
+    max_tokens: MaxTokens = 96,
+    temperature: list[float] = option([0.0, 0.8], "Sampling temperature, 0 is greedy; repeatable."),
+    seed: int = option(10, "Random seed of both generations, so that their texts must be equal."),
+    engine: EngineOptions = DEMO,
 ) -> None:
-    """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards."""
+    """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards.
+
+    The target is made as large as it needs to be to show a gain: its layers are more and wider, and its texts the same.
+    """
     from crossdraft.cli import demo as module
 
-    module.demo(prompt, k, max_tokens, temperature, seed)
+    module.demo(prompt, k, max_tokens, temperature, seed, engine)
 
 
 @command(app)
@@ -174,6 +181,7 @@ def select(
     max_tokens: MaxTokens = 48,
     as_json: AsJson = False,
     plot: Path | None = option(None, "Write a plot: speed against the number of draft tokens.", metavar="FILE"),
+    engine: EngineOptions = STARTED,
 ) -> None:
     """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
     from crossdraft.bench.workload import prompts_of
@@ -182,7 +190,7 @@ def select(
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
-    selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
+    selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens, engine)
     module.select(selection, as_json, plot)
 
 

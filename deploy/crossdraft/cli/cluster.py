@@ -13,12 +13,11 @@ from rich.table import Table
 
 from crossdraft.cli.options import check_address
 from crossdraft.cluster.config import Configuration, ConfigurationError, load
-from crossdraft.console.running import CommandFailed, UsageError, print_whole
+from crossdraft.console.running import EXTRA, CommandFailed, UsageError, print_whole
 from crossdraft.serving.limits import Keys, KeysError
 
 AUTO = "auto"
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
-MISSING = "a cluster needs Ray: install crossdraft with the extra `serve`"
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
 NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`"
 TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on its nodes"
@@ -91,7 +90,7 @@ def _cluster(address: str) -> Iterator[None]:
         import ray
         from ray.exceptions import AuthenticationError
     except ImportError as error:
-        raise CommandFailed(MISSING) from error
+        raise CommandFailed(f"a cluster {EXTRA}") from error
     try:
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)
     except AuthenticationError as error:

@@ -1,5 +1,6 @@
-"""`crossdraft demo`: the bundled pair, then its target alone, side by side."""
+"""`crossdraft demo`: a target with a drafter and without, side by side, greedily and sampled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.table import Table
@@ -8,10 +9,17 @@ from rich.text import Text
 from crossdraft.cli.display import STYLES, VISIBLE, legend, rows_of
 from crossdraft.cli.generate import addresses, read_prompt
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
-from crossdraft.console.processes import ModelNames
+from crossdraft.console.processes import DEMO, EngineOptions, ModelNames
 from crossdraft.console.running import PlainConsole, checked_options, run_to_end
 
-WARM_UP_TOKENS = 4
+# The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model.
+MODELS = ModelNames("inflated:20x1024:bundled:target", "bundled:drafter-a")
+PROMPT = (
+    "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n    def __repr__(self):\n"
+)
+WARM_UP_TOKENS = 24  # with each: the first passes of a process, and of each size, are slow
+AHEAD, WAITED_FOR = 4, 3  # draft tokens; a controller would need longer than a demonstration to find such numbers
+SHOWN = ("tokens/s", "passes of the target", "tokens per pass", "acceptance")
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,30 @@ class Outcome:
     statistics: Statistics
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The same request with the drafter and without."""
+
+    drafted: Outcome
+    plain: Outcome
+
+    @property
+    def speedup(self) -> float:
+        """How many times the tokens/s the drafter brings."""
+        plain = self.plain.statistics.tokens_per_second
+        return self.drafted.statistics.tokens_per_second / plain if plain else 0.0
+
+
 def demo(
-    prompt: str | None, k: int, max_tokens: int, temperature: float, seed: int, models: ModelNames | None = None
+    prompt: str | None,
+    k: int | None,
+    max_tokens: int,
+    temperatures: Sequence[float],
+    seed: int,
+    engine: EngineOptions = DEMO,
+    models: ModelNames = MODELS,
 ) -> None:
-    """Generates twice, greedily or with the same seed, and compares: both texts must be equal.
+    """Generates with a drafter and without at each temperature, and compares: both texts must be equal.
 
     Raises:
         UsageError: a value is out of its range.
@@ -34,36 +62,36 @@ def demo(
     """
     with checked_options():
         request = GenerationRequest(
-            read_prompt(prompt),
-            num_speculative_tokens=k,
+            PROMPT if prompt is None else read_prompt(prompt),
+            num_speculative_tokens=5 if k is None else k,
             max_tokens=max_tokens,
-            options=SamplingOptions(temperature),
             seed=seed,
-            overlap=Overlap.OFF,
+            overlap=Overlap.ON if k is None else Overlap.OFF,
+            max_draft_tokens=AHEAD if k is None else None,
+            min_draft_tokens=WAITED_FOR if k is None else None,
+            paths=1,
         )
-    run_to_end(_demo(request, models or ModelNames()))
+        requests = [replace(request, options=SamplingOptions(temperature)) for temperature in temperatures]
+    run_to_end(_demo(requests, engine, models))
 
 
-async def _demo(request: GenerationRequest, models: ModelNames) -> None:
-    notes = PlainConsole(stderr=True, highlight=False)
+async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions, models: ModelNames) -> None:
+    notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
     notes.print(f"starting a target ({models.target}) and a drafter ({models.drafter}) on this machine")
-    async with addresses(None, None, models) as (target, drafter):
+    found = []
+    async with (
+        addresses(None, None, models, engine) as (target, drafter),
+        connect(target, drafter, needs_drafter=True) as pipeline,
+        connect(target) as alone,
+    ):
         notes.print("generating with the drafter, then without")
-        drafted = await _outcome(target, drafter, request)
-        plain = await _outcome(target, None, request)
-    out = PlainConsole(highlight=False)
-    out.print(Text(str(request.prompt).translate(VISIBLE), "dim"))
-    out.print(_side_by_side(drafted, plain))
-    out.print(legend())
-    out.print(_speed(drafted.statistics, plain.statistics))
-    out.print(comparison(drafted.text, plain.text))
-
-
-async def _outcome(target: str, drafter: str | None, request: GenerationRequest) -> Outcome:
-    async with connect(target, drafter, needs_drafter=drafter is not None) as pipeline:
-        # The first passes of a process are slow, and would count against whichever generation is first.
-        await _generated(pipeline, replace(request, max_tokens=WARM_UP_TOKENS))
-        return await _generated(pipeline, request)
+        for request in requests:
+            for warmed in (pipeline, alone):
+                await _generated(warmed, replace(request, max_tokens=min(WARM_UP_TOKENS, request.max_tokens)))
+            found.append(Compared(await _generated(pipeline, request), await _generated(alone, request)))
+            _show(out, request, found[-1])
+    out.print(legend(), soft_wrap=True)
+    out.print(explanation(found), soft_wrap=True)
 
 
 async def _generated(pipeline: Pipeline, request: GenerationRequest) -> Outcome:
@@ -73,28 +101,36 @@ async def _generated(pipeline: Pipeline, request: GenerationRequest) -> Outcome:
     return Outcome(generation.text, tokens, generation.statistics)
 
 
-def _side_by_side(drafted: Outcome, plain: Outcome) -> Table:
+def _show(out: PlainConsole, request: GenerationRequest, found: Compared) -> None:
+    drafted, plain = found.drafted, found.plain
+    temperature = request.options.temperature
+    out.print(f"temperature {temperature:g}" + (f", seed {request.seed}:" if temperature else " (greedy):"))
+    out.print(_coloured(request, drafted))
     table = Table("", "with the drafter", "without")
-    table.add_row("text", _coloured(drafted), _coloured(plain), end_section=True)
     for (name, with_drafter), (_, without) in zip(rows_of(drafted.statistics), rows_of(plain.statistics), strict=True):
-        table.add_row(name, with_drafter, without)
-    return table
+        if name in SHOWN:
+            table.add_row(name, with_drafter, without)
+    out.print(table)
+    out.print(f"{found.speedup:.2f} times the tokens/s; {comparison(drafted.text, plain.text)}\n")
 
 
-def _coloured(outcome: Outcome) -> Text:
-    text = Text()
+def _coloured(request: GenerationRequest, outcome: Outcome) -> Text:
+    text = Text(str(request.prompt).translate(VISIBLE), "dim")
     for token in outcome.tokens:
         text.append(token.text.translate(VISIBLE), STYLES[token.kind])
     return text
 
 
-def _speed(drafted: Statistics, plain: Statistics) -> str:
-    ratio = drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
-    figures = f"{ratio:.2f} times the tokens/s, {drafted.tokens_per_pass:.2f} tokens per pass of the target"
-    if ratio >= 1 or not drafted.epochs or not drafted.target_seconds:
-        return figures
-    cost = (drafted.drafter_seconds / drafted.epochs) / (drafted.target_seconds / drafted.passes)
-    return f"{figures}; a draft took {cost:.1f} passes of this small target, and pays where the target is far larger"
+def explanation(found: Sequence[Compared]) -> str:
+    """One sentence: why it is faster, or why not."""
+    drafted = [one.drafted.statistics for one in found]
+    tokens = sum(one.tokens for one in drafted) / sum(one.passes for one in drafted)
+    why = (
+        f"a pass of the target over the draft's tokens yielded {tokens:.1f} tokens where it yields 1 without a drafter"
+    )
+    if all(one.speedup > 1 for one in found):
+        return f"It is faster because {why}, and costs little more."
+    return f"It is not faster here although {why}: drafting, or the larger passes, took the time that this saves."
 
 
 def comparison(drafted: str, plain: str) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import ModelNames, Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, services, threads_each
 from crossdraft.console.running import CommandFailed, UsageError, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.client import Client
@@ -113,9 +114,11 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
 async def _with_services(
     request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
 ) -> None:
+    with checked_options():
+        patience = Patience(target_seconds=where.target_wait_seconds)
     async with (
-        addresses(where.target, where.drafter, models) as (target, drafter),
-        connect(target, drafter, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
+        addresses(where.target, where.drafter, models, where.engine) as (target, drafter),
+        connect(target, drafter, patience, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
         pipeline.run(request) as generation,
     ):
         await _show(request, generation, screen)
@@ -144,7 +147,7 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
 
 @asynccontextmanager
 async def addresses(
-    target: str | None, drafter: str | None, models: ModelNames
+    target: str | None, drafter: str | None, models: ModelNames, engine: EngineOptions = STARTED
 ) -> AsyncIterator[tuple[str, str | None]]:
     """Where target and drafter are; starts those that are not given, for the time of the block.
 
@@ -161,7 +164,7 @@ async def addresses(
         names.append(("drafter", models.drafter))
     for _, model in names:
         _check_model(model)
-    wanted = [Wanted(role, model, threads_each(len(names))) for role, model in names]
+    wanted = [Wanted(role, model, threads_each(len(names)), engine=engine) for role, model in names]
     async with services(wanted) as started:
         yield started[0], started[1] if len(started) > 1 else None
 

@@ -33,6 +33,7 @@ from crossdraft.client import connect
 from crossdraft.console.pictures import check_picture, save_picture
 from crossdraft.console.processes import running
 from crossdraft.console.running import (
+    EXTRA,
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
@@ -56,7 +57,6 @@ HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
 DEFAULT_CLIENTS = 2
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
 MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
-MISSING = "HTTP needs the extra `serve`: install crossdraft with it, or use gRPC (--over grpc, --server)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +196,7 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> Client:
     try:
         from crossdraft.loadtest.http_client import HttpClient
     except ImportError as error:
-        raise CommandFailed(MISSING) from error
+        raise CommandFailed(f"HTTP {EXTRA}; or use gRPC (--over grpc, --server)") from error
     return await stack.enter_async_context(HttpClient(base_url(url), key))
 
 
@@ -301,7 +301,10 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
         if services.compare or services.delay_ms is not None:
             raise UsageError("--compare and --delay-ms are for services that are started; give --target beside --url")
         return Addressed(servers)
-    models = Served(services.target_model, services.pace_target), Served(services.drafter_model, services.pace_drafter)
+    models = (
+        Served(services.target_model, services.pace_target, engine=services.engine),
+        Served(services.drafter_model, services.pace_drafter, engine=services.engine),
+    )
     protocols = frozenset(HTTP if one is Over.HTTP else GRPC for one in services.over)
     delays, far = delays_of(services.delay_ms or "0"), frozenset(services.far)
     return Started(*models, delays, far, protocols, services.compare, max(MIN_OUTPUTS, requests))

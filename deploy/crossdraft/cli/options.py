@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from crossdraft.console.options import option
-from crossdraft.console.processes import ModelNames
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
 from crossdraft.console.running import METHODS, UsageError, checked_options
 from crossdraft.serving.logs import LogFormat, LogLevel
 
@@ -25,6 +25,9 @@ Port = Annotated[
 MetricsPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", help="Serve Prometheus metrics over plain HTTP on this port; 0 picks a free one."),
+]
+TargetWaitSeconds = Annotated[
+    float, typer.Option(help="Fail an output that has been without any target for this many seconds.")
 ]
 UntilStdinEnds = Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)]
 MaxTokens = Annotated[int, typer.Option(help="Max tokens to generate.")]
@@ -47,6 +50,16 @@ def check_address(option: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise UsageError(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
+
+
+def only_model(given: list[str]) -> str:
+    """The value of --model; raises UsageError if it was given more than once."""
+    if len(given) > 1:
+        raise UsageError(
+            f"--model was given {len(given)} times ({', '.join(given)}), and a server has one model: "
+            "start one for each, on ports of their own"
+        )
+    return given[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +119,13 @@ class LogOptions:
 class ModelChoice:
     """Which model a service runs, and with what."""
 
-    model: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
-    dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
-    device: str = option("cpu", "A torch device, such as cuda:0.")
-    cache_mib: int = option(
-        512, "Size of the KV cache in MiB, allocated at start.", envvar="CROSSDRAFT_CACHE_MIB", show_envvar=True
-    )
-    enable_prefix_caching: bool = option(
-        True,
-        "Reuse the KV cache of a session for another one that begins with the same text.",
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-    )
-    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
-    max_model_len: int | None = option(None, "Max tokens of a session; by default the model's context length.")
-    threads: int | None = option(None, "Threads of torch; by default torch decides.")
-    trust_remote_code: bool = option(False, "Run Python code that comes with the model.", "--trust-remote-code")
+    model: Annotated[list[str], typer.Option(help="A folder, a hub id, or bundled:NAME.", metavar="MODEL")]
+    engine: EngineOptions
+
+    @property
+    def name(self) -> str:
+        """The model; raises UsageError if there are several."""
+        return only_model(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +148,7 @@ class ServiceOptions:
     grace_seconds: float = option(10.0, "Seconds that open sessions may go on after SIGTERM.")
     pace: str | None = option(None, "For benchmarks: a step of n tokens takes at least A + B n ms.", metavar="A,B")
     tls: TlsOptions
-    max_sessions: int = option(1024, "Max open sessions; further sessions are refused.")
+    max_sessions: int = option(256, "Max open sessions; further sessions are refused.")
     max_sessions_per_peer: int | None = option(
         None, "Max open sessions per client certificate, or per address without TLS; by default --max-sessions."
     )
@@ -162,7 +167,7 @@ class ApiOptions:
         typer.Option(metavar="HOST:PORT,...", help="Targets, all of the same model; comma-separated or repeated."),
     ]
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the model in the API, like vLLM's --served-model-name.")
+        list[str], typer.Option(metavar="NAME", help="Name of the model in the API, like vLLM's --served-model-name.")
     ]
     drafter: list[str] | None = option(
         None,
@@ -182,6 +187,7 @@ class ApiOptions:
     rate: float | None = option(None, "Max requests per minute of each API key, or of each address without keys.")
     burst: int = option(10, "Requests within --rate that may come at once.")
     stalled_seconds: float = option(60.0, "Abort an output whose client has not read for this many seconds.")
+    target_wait_seconds: TargetWaitSeconds = 30.0
     grace_seconds: float = option(30.0, "Seconds that open requests may go on after SIGTERM.")
     workers: int = option(
         1,
@@ -193,6 +199,11 @@ class ApiOptions:
     tls: TlsOptions
     log: LogOptions
     until_stdin_ends: UntilStdinEnds = False
+
+    @property
+    def name(self) -> str:
+        """Of the model; raises UsageError if there are several."""
+        return only_model(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +226,9 @@ class WhereToGenerate:
     )
     model: str | None = option(None, "Model of the --server; by default its only one.", metavar="NAME")
     api_key: ApiKey = ""
+    target_wait_seconds: TargetWaitSeconds = 30.0
     tls: TlsOptions = TlsOptions()
+    engine: EngineOptions = STARTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +360,7 @@ class StartedServices:
     pace_drafter: str | None = option(
         None, "A step of the drafter over n tokens takes at least A + B n ms.", metavar="A,B"
     )
+    engine: EngineOptions = STARTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +396,7 @@ class LoadRequests:
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default its first one.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
     trace: bool = option(
-        True, "Request the statistics of each output; only crossdraft's servers send them.", "--trace/--no-trace"
+        True, "Request the statistics of each output, which crossdraft's servers send.", "--trace/--no-trace"
     )
     ttft_ms: float | None = option(None, "For goodput: max time to the first token, in milliseconds.")
     tpot_ms: float | None = option(None, "For goodput: max time per token after the first, in milliseconds.")

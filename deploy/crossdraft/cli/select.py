@@ -20,7 +20,7 @@ from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
-from crossdraft.console.processes import Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
@@ -49,6 +49,7 @@ class Selection:
     ks: tuple[int, ...]  # numbers of draft tokens to choose from; none: those that suit the drafter
     temperature: float
     max_tokens: int
+    engine: EngineOptions = STARTED  # of models that are given by name
 
     @property
     def tried(self) -> tuple[str, ...]:
@@ -100,11 +101,11 @@ async def _select(selection: Selection, as_json: bool, plot: Path | None) -> Non
     skipped: list[Skipped] = []
     total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
     with counted(total, "measuring") as advance:
-        async with _running("target", selection.target) as target, connect(target) as plain:
+        async with _running("target", selection.target, selection.engine) as target, connect(target) as plain:
             served = _named(selection.target, plain.models.target)
             for name in selection.drafters:
                 async with (
-                    _running("drafter", name) as drafter,
+                    _running("drafter", name, selection.engine) as drafter,
                     connect(target, drafter, needs_drafter=True) as pipeline,
                 ):
                     await _Pair(selection, name, plain, pipeline, advance).measure(candidates, skipped)
@@ -125,12 +126,12 @@ def _named(given: str, about: Description) -> str:
 
 
 @asynccontextmanager
-async def _running(role: str, name: str) -> AsyncIterator[str]:
+async def _running(role: str, name: str, engine: EngineOptions) -> AsyncIterator[str]:
     """The address of a service: the given one, or that of one which runs as long as the block."""
     if ADDRESS.fullmatch(name):
         yield name
         return
-    async with services([Wanted(role, name, threads_each(2))]) as (address,):
+    async with services([Wanted(role, name, threads_each(2), engine=engine)]) as (address,):
         yield address
 
 

@@ -4,13 +4,16 @@ A line of JSON on stdout says when it is ready. All functions raise UsageError i
 not fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
 """
 
+import asyncio
+import json
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from math import ceil
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -25,8 +28,9 @@ from crossdraft.cli.options import (
 from crossdraft.cli.workers import Shares, Workers
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, UsageError, checked_options
+from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.metrics import Exporter
@@ -39,7 +43,6 @@ from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, serve_gene
 from crossdraft.serving.limits import Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
-from crossdraft.serving.servers import Together
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError
 
@@ -49,14 +52,13 @@ if TYPE_CHECKING:
     from crossdraft.engine.served_model import ModelOptions
 
 MIB = 2**20
-MISSING = "HTTP needs the extra `serve`: install crossdraft with it (pip install -c constraints.txt '.[serve]')"
 
 
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
     """Serves a target."""
     from crossdraft.target.service import ServeTarget, serve_target
 
-    options = _model_options(model, service.pace)
+    options = _model_options(model, service)
     _run(serve_target(ServeTarget(options, _listening(service))), service.log, service.until_stdin_ends)
 
 
@@ -64,7 +66,7 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
     """Serves a drafter with a model."""
     from crossdraft.drafter.service import ServeDrafter, serve_drafter
 
-    options = replace(_model_options(model, service.pace, drafting.logit_noise), pruning=_pruning(drafting))
+    options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
     served = serve_drafter(ServeDrafter(options, _listening(service), drafting.affinity))
     _run(served, service.log, service.until_stdin_ends)
 
@@ -84,7 +86,7 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
         from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
     except ModuleNotFoundError as error:
-        raise CommandFailed(MISSING) from error
+        raise CommandFailed(f"HTTP {EXTRA}") from error
 
     with checked_options():
         limited, local = _limits(api), _local_options(api)
@@ -104,7 +106,7 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
-        server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.model})
+        server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.name})
         others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
         await serve_until_signalled(Together(server, others))
 
@@ -199,23 +201,26 @@ def _listening(service: ServiceOptions) -> Listening:
         )
 
 
-def _model_options(model: ModelChoice, pace: str | None, logit_noise: float = 0.0) -> "ModelOptions":
+def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: float = 0.0) -> "ModelOptions":
     from crossdraft.engine.emulation import Emulation
+    from crossdraft.engine.kv_cache import MemoryShare
     from crossdraft.engine.served_model import ModelOptions
 
     with checked_options():
-        emulation = Emulation(_pace(pace), logit_noise)
+        emulation = Emulation(_pace(service.pace), logit_noise)
+        share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
+    engine = model.engine
     return ModelOptions(
-        model.model,
-        model.dtype,
-        model.device,
-        model.cache_mib,
-        model.max_model_len,
-        model.trust_remote_code,
-        model.threads,
+        model.name,
+        engine.dtype,
+        engine.device,
+        share if engine.cache_mib is None else engine.cache_mib,
+        engine.max_model_len,
+        engine.trust_remote_code,
+        engine.threads,
         emulation=emulation,
-        reuse=model.enable_prefix_caching,
-        eager=model.enforce_eager,
+        reuse=engine.enable_prefix_caching,
+        eager=engine.enforce_eager,
     )
 
 
@@ -251,8 +256,9 @@ def _limits(api: ApiOptions) -> GenerationOptions:
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:
-    """What --max-outputs and --tls-... say, for one process; raises ValueError."""
-    return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), tls=api.tls.files())
+    """What --max-outputs, --target-wait-seconds and --tls-... say, for one process; raises ValueError."""
+    patience = Patience(target_seconds=api.target_wait_seconds)
+    return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, api.tls.files())
 
 
 def _local_model(api: ApiOptions) -> LocalModel:
@@ -264,7 +270,7 @@ def _local_model(api: ApiOptions) -> LocalModel:
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
-        return LocalModel(api.model, targets, drafters)
+        return LocalModel(api.name, targets, drafters)
 
 
 def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
@@ -277,3 +283,57 @@ def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
 def _addresses(option: str, given: str) -> tuple[str, ...]:
     check_addresses(option, given)
     return addresses_of(given)
+
+
+class Front(Protocol):
+    """A server for clients (HTTP or gRPC)."""
+
+    @property
+    def address(self) -> str:
+        """host:port, once it listens."""
+        ...
+
+    async def start(self) -> str:
+        """Starts listening; returns the address; raises CannotListen."""
+        ...
+
+    async def drain(self) -> None:
+        """Accepts nothing new, lets open requests go on for the grace period, and ends."""
+        ...
+
+    def ready_line(self) -> str:
+        """One line of JSON: role, address, model."""
+        ...
+
+
+class Together:
+    """A server and others beside it.
+
+    Args:
+        first: its ready line is printed, with the addresses of the others in it.
+        others: by the names of their addresses in the ready line.
+    """
+
+    def __init__(self, first: Front, others: Mapping[str, Front]) -> None:
+        self._first = first
+        self._others = others
+
+    def ready_line(self) -> str:
+        """One line of JSON."""
+        return json.dumps(
+            json.loads(self._first.ready_line()) | {name: one.address for name, one in self._others.items()}
+        )
+
+    async def __aenter__(self) -> Self:
+        """Starts all; if one cannot listen, drains those that have started."""
+        async with AsyncExitStack() as stack:
+            for one in (*self._others.values(), self._first):
+                await one.start()
+                stack.push_async_callback(one.drain)
+            stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        async with asyncio.TaskGroup() as group:
+            for one in (self._first, *self._others.values()):
+                group.create_task(one.drain())

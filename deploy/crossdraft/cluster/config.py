@@ -188,6 +188,7 @@ class Configuration(Part):
     metrics: bool = True  # every process serves Prometheus on a port of its own; `crossdraft status` shows it
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
+    target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -297,15 +298,15 @@ class OrchestratorConfig:
     tls: TlsFiles | None  # for sessions with services
     metrics: bool  # serve Prometheus
     log_format: LogFormat
+    target_wait_seconds: float  # of an output without a target until it fails
 
     @staticmethod
     def of(model: ServedService, configuration: Configuration) -> "OrchestratorConfig":
         """That of a model's orchestrators."""
         drafters = tuple(DrafterConfig(one.name, one.trusted, _runs(one)) for one in model.drafters)
-        tls, form = tls_of(configuration), configuration.log_format
-        return OrchestratorConfig(
-            model.name, _runs(model.target), drafters, model.outputs, tls, configuration.metrics, form
-        )
+        runs, tls = _runs(model.target), tls_of(configuration)
+        metrics, form, wait = configuration.metrics, configuration.log_format, configuration.target_wait_seconds
+        return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, wait)
 
     @property
     def digest(self) -> str:
@@ -321,12 +322,14 @@ class FrontConfig:
     api_keys: Path | None
     metrics: bool  # serve Prometheus on a port of its own
     log_format: LogFormat
+    target_wait_seconds: float  # of an output without an orchestrator until it fails
 
     @staticmethod
     def of(configuration: Configuration) -> "FrontConfig":
         """That of a cluster's fronts."""
         models = tuple(model.name for model in configuration.models)
-        return FrontConfig(models, configuration.security.api_keys, configuration.metrics, configuration.log_format)
+        keys, wait = configuration.security.api_keys, configuration.target_wait_seconds
+        return FrontConfig(models, keys, configuration.metrics, configuration.log_format, wait)
 
     @property
     def keys(self) -> Keys:

@@ -36,7 +36,6 @@ from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
-SEARCH_SECONDS = 30.0  # after a loss, without a new token, an output fails
 RETRIABLE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
 PAUSE = 0.25  # seconds before another orchestrator is asked
 SEED_BYTES = 8
@@ -170,10 +169,16 @@ class ClusterBackend:
         limits: "DetectionLimits | None" = None,
     ) -> None:
         self._models = dict(models)
-        self._detectors = {model: FailureDetector(limits or DetectionLimits()) for model in models}
+        self._limits = limits or DetectionLimits()
+        self._detectors = {model: FailureDetector(self._limits) for model in models}
         self._served: dict[str, Sequence[ServedModel]] = {}  # by model, the latest answers of its orchestrators
         self._metrics = metrics
         self._clock = clock
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As `Backend.names`."""
+        return tuple(self._models)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose orchestrators answer and have a target; of orchestrators too busy to answer, the last answer."""
@@ -238,7 +243,7 @@ class ClusterBackend:
         journal.lost_at = None
 
     def _lost(self, error: Lost, journal: Journal, heard: float) -> None:
-        """Records a loss; raises Unreachable if the output cannot be resumed, or has waited for SEARCH_SECONDS."""
+        """Records a loss; raises Unreachable if the output cannot be resumed, or has waited for `search` seconds."""
         request = journal.request
         if not exact_after_loss(request):
             raise Unreachable(NOT_RESUMED.format(request.generation.method)) from error
@@ -247,7 +252,7 @@ class ClusterBackend:
             journal.lost_at, journal.given_up = heard, now
             if self._metrics is not None:
                 self._metrics.lost(request.model)
-        if now - journal.given_up > SEARCH_SECONDS:
+        if now - journal.given_up > self._limits.search:
             raise Unreachable(f"no orchestrator of {request.model!r} can go on: {error}") from error
         with about(request=request.id):
             log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
@@ -292,6 +297,7 @@ class DetectionLimits:
     first: float = 0.75
     most: float = 30.0  # even if it is known to be busy
     step: float = 0.25  # between two checks
+    search: float = 30.0  # after a loss, without a new token, an output fails
 
 
 RECENT_STARTS = 16  # that are remembered

@@ -39,7 +39,7 @@ from crossdraft.cluster.directory import (
     entry_of,
     node_address,
 )
-from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Replies
+from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
@@ -69,7 +69,8 @@ class FrontBackend:
             model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
             for model in config.models
         }
-        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry))
+        limits = DetectionLimits(search=config.target_wait_seconds)
+        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry), limits=limits)
         self.backend = MeasuredBackend(backend, self.metrics)
         self.exporter = Exporter(self.metrics.registry)
 

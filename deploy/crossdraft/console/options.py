@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -15,10 +15,12 @@ def option(default: Any, help: str | None, *flags: str, **more: Any) -> Any:
     return field(**fresh, metadata={"option": typer.Option(*flags, help=help, **more)})
 
 
-def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    group: typer.Typer, name: str | None = None, section: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function a command of `group`: its options are its parameters, and the fields of those of a dataclass.
 
-    Such dataclasses may hold others. The function itself gets them made.
+    Such dataclasses may hold others. The function itself gets them made. A tuple of any length is a repeatable option.
     """
 
     def added(function: Callable[..., None]) -> Callable[..., None]:
@@ -31,29 +33,43 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
         flat = [option for one in own.values() for option in _options(one.name, one.annotation, one.default)]
         vars(run)["__signature__"] = inspect.Signature(flat)
         run.__annotations__ = {one.name: one.annotation for one in flat}
-        return group.command(name)(run)
+        return group.command(name, rich_help_panel=section)(run)
 
     return added
 
 
 def _options(name: str, type_: Any, default: Any) -> Iterator[inspect.Parameter]:
     """What typer is shown of a parameter or a field."""
-    if is_dataclass(type_):
-        types = get_type_hints(type_, include_extras=True)
-        for one in fields(type_):
-            yield from _options(one.name, types[one.name], one)
-        return
     if isinstance(default, Field):
         if default.metadata:
             type_ = Annotated[type_, default.metadata["option"]]
         default = default.default if default.default_factory is MISSING else default.default_factory()
+    if is_dataclass(type_):
+        types = get_type_hints(type_, include_extras=True)
+        for one in fields(type_):
+            own = types[one.name]
+            if isinstance(default, type_):  # type: ignore[arg-type]  # is_dataclass is true of instances, too
+                kept = Annotated[own, one.metadata["option"]] if one.metadata else own
+                yield from _options(one.name, kept, getattr(default, one.name))
+            else:
+                yield from _options(one.name, own, one)
+        return
     default = inspect.Parameter.empty if default is MISSING else default
+    if _repeats(type_):
+        bare, *more = get_args(type_)
+        type_, default = Annotated[list[get_args(bare)[0]], *more], list(default)  # type: ignore[misc]  # of run time
     yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=type_)
 
 
 def _value(name: str, type_: Any, given: Mapping[str, Any]) -> Any:
     if not is_dataclass(type_):
-        return given[name]
+        return tuple(given[name]) if _repeats(type_) else given[name]
     types = get_type_hints(type_, include_extras=True)
     values = {one.name: _value(one.name, types[one.name], given) for one in fields(type_)}
     return type_(**values)  # type: ignore[operator]  # is_dataclass is true of instances, too
+
+
+def _repeats(type_: Any) -> bool:
+    """Whether an option is a tuple of any length."""
+    bare = get_args(type_)[0] if get_origin(type_) is Annotated else type_
+    return get_origin(bare) is tuple and get_args(bare)[-1] is Ellipsis

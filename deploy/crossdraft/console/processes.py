@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import IO, Protocol
 
+from crossdraft.console.options import option
 from crossdraft.console.running import CommandFailed
 
 START_SECONDS = 120.0  # for loading a small model on a busy machine
@@ -25,6 +26,50 @@ class ModelNames:
 
     target: str = "bundled:target"
     drafter: str = f"bundled:{DEFAULT_DRAFTER}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """With what services run their models, but which models; those that a command starts have them all alike."""
+
+    dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
+    device: str = option("auto", "auto (CUDA if there is one, else cpu), or a torch device, such as cuda:0.")
+    cache_mib: int | None = option(
+        None,
+        "Size of the KV cache in MiB, allocated at start. By default what --gpu-memory-utilization leaves, on a CPU "
+        "half of the free memory; at most what --max-sessions can use.",
+        envvar="CROSSDRAFT_CACHE_MIB",
+        show_envvar=True,
+    )
+    gpu_memory_utilization: float = option(0.9, "Without --cache-mib: share of a GPU's memory that may be in use.")
+    enable_prefix_caching: bool = option(
+        True,
+        "Reuse the KV cache of a session for another one that begins with the same text.",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+    )
+    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    max_model_len: int | None = option(
+        None, "Max tokens of a session; by default the model's context length, or what the KV cache holds."
+    )
+    threads: int | None = option(None, "Threads of torch; by default torch decides.")
+    trust_remote_code: bool = option(False, "Run Python code that comes with the model.", "--trust-remote-code")
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Those that are not the default, as they would be typed."""
+        changed = [(one.name, getattr(self, one.name)) for one in fields(self)]
+        changed = [(name, value) for name, value in changed if value != getattr(EngineOptions, name, None)]
+        return tuple(text for name, value in changed for text in _typed(name.replace("_", "-"), value))
+
+
+def _typed(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (f"--{'' if value else 'no-'}{name}",)
+    return f"--{name}", str(value)
+
+
+STARTED = EngineOptions(cache_mib=512)  # of services that a command starts for itself
+DEMO = EngineOptions(device="cpu", cache_mib=256, threads=1)  # a thread for each model: alike on every machine
 
 
 class Startable(Protocol):
@@ -46,14 +91,16 @@ class Wanted:
 
     role: str  # target or drafter
     model: str
-    threads: int
+    threads: int  # unless `engine` names a number
     more: tuple[str, ...] = ()  # options
     prefix: tuple[str, ...] = ()  # a command that runs it: on another host, on some cores
+    engine: EngineOptions = STARTED
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input, also if this process is killed."""
         options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
-        return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options, *self.more]
+        options += [*self.engine.arguments, *self.more]
+        return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options]
 
 
 @dataclass(frozen=True, eq=False)

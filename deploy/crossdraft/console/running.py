@@ -22,6 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Names only, for help texts and defaults: `verification.methods` imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
+EXTRA = "needs the extra `serve`: in the checkout, run pip install -c constraints.txt -e '.[serve]'"
 COLUMNS = 120  # min width of tables in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
 PROMPTS = (

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from crossdraft.client import Pipeline, RequestError
+from crossdraft.client import Pipeline, RequestError, Statistics
 from crossdraft.loadtest.requests import Request
 from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
@@ -25,6 +25,10 @@ def _failures() -> Iterator[None]:
         raise RequestFailedError(name_of(error).replace("_", " "), str(error)) from error
 
 
+def _end(at: float, figures: Statistics) -> End:
+    return End(at, figures.tokens, figures, figures.prompt_tokens)
+
+
 @dataclass(frozen=True, eq=False)
 class GrpcClient:
     """A server of Generation."""
@@ -42,7 +46,7 @@ class GrpcClient:
                             for _ in reply.tokens:
                                 yield Chunk(at, reply.milliseconds / SECOND)
                         case GenerationEnded():
-                            yield End(at, reply.statistics.tokens, reply.statistics)
+                            yield _end(at, reply.statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,4 +64,4 @@ class PipelineClient:
                 async for _ in generation:
                     yield Chunk(time.monotonic())
                 assert generation.statistics is not None
-                yield End(time.monotonic(), generation.statistics.tokens, generation.statistics)
+                yield _end(time.monotonic(), generation.statistics)

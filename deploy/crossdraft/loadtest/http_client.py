@@ -7,6 +7,7 @@ sent, HTTPX after 4 ms (medians on loopback).
 import json
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,14 +20,18 @@ from crossdraft.loadtest.timeline import Chunk, End, Figures, RequestFailedError
 
 DONE = "[DONE]"
 BAD_EVENT = "bad event"  # kind of error
+REFUSALS = ("HTTP 400", "HTTP 404", "HTTP 422")  # for a field that is not known, or a model that is not named
+TEXTS = ("content", "reasoning_content", "reasoning")  # of a chat's delta
 LONGEST_LINE = 2**21  # bytes of a line of a stream
 LONGEST_ERROR = 1000  # bytes of a refusal's body that are reported
 
 
 class HttpClient:
-    """A server of OpenAI's API: crossdraft's, or another one (`RequestOptions.trace` false). Use it with `async with`.
+    """A server of OpenAI's API, crossdraft's or another one. Use it with `async with`.
 
-    Connections are kept, and each carries one request at a time.
+    One that refuses a request for what others need not know, or for want of a model's name, is asked again without the
+    former and with its first model, and so are all requests after that. Connections are kept, and each carries one
+    request at a time.
 
     Args:
         base: URL of the server, without `/v1`.
@@ -35,6 +40,7 @@ class HttpClient:
 
     def __init__(self, base: str, key: str = "") -> None:
         self._base = base
+        self._model: str | None = None  # the first of a server that is not crossdraft's and has refused a request
         # Compressed streams would come in blocks and not token by token.
         self._headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
         self._headers["User-Agent"] = "crossdraft-loadtest"
@@ -56,9 +62,39 @@ class HttpClient:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         """As `Client.stream`."""
-        reply, at = Reply(), 0.0
+        refused = False
+        async with aclosing(self._replies(request)) as replies:
+            try:
+                async for one in replies:
+                    yield one
+            except RequestFailedError as error:
+                refused = error.kind in REFUSALS and await self._adapts(request)
+                if not refused:
+                    raise
+        if refused:
+            async with aclosing(self._replies(request)) as replies:
+                async for one in replies:
+                    yield one
+
+    async def _adapts(self, request: Request) -> bool:
+        """Whether requests are to be other ones from now on: the server is not crossdraft's."""
+        if self._model is not None or request.names_speculation:
+            return False
         try:
-            sent = self._session.post(self._base + request.path, json=request.body, allow_redirects=False)
+            async with self._session.get(f"{self._base}/v1/models") as response:
+                cards = (await response.json())["data"]
+                if "drafters" not in cards[0]:
+                    self._model = str(cards[0]["id"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError):
+            return False
+        return self._model is not None
+
+    async def _replies(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
+        reply, at, body = Reply(), 0.0, request.body
+        if self._model is not None:
+            body = {"model": self._model} | {name: value for name, value in body.items() if name != "speculative"}
+        try:
+            sent = self._session.post(self._base + request.path, json=body, allow_redirects=False)
             async with sent as response:
                 if response.status != 200:
                     text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")
@@ -74,7 +110,7 @@ class HttpClient:
             raise RequestFailedError(BROKEN_OFF, text) from error
         if not reply.done:
             raise RequestFailedError(BROKEN_OFF, "the stream ended without its last event")
-        yield End(at, reply.tokens, reply.figures)
+        yield End(at, reply.tokens, reply.figures, reply.prompt_tokens)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[str, None]:
@@ -97,6 +133,7 @@ class Reply:
     """What the events of one reply have said so far."""
 
     tokens: int | None = None  # of the output; None: not said
+    prompt_tokens: int = 0  # 0: not said
     figures: Figures | None = None  # None: not said
     done: bool = False  # the last event came
 
@@ -109,7 +146,7 @@ class Reply:
         if "error" in said:
             raise RequestFailedError("error in the stream", str(said["error"]))
         if usage := said.get("usage"):
-            self.tokens = int(usage["completion_tokens"])
+            self.tokens, self.prompt_tokens = int(usage["completion_tokens"]), int(usage.get("prompt_tokens", 0))
         trace = said.get("crossdraft") or {}
         if statistics := trace.get("statistics"):
             self.figures = _figures(statistics)
@@ -139,4 +176,5 @@ def _has_token(said: dict[str, Any], trace: dict[str, Any]) -> bool:
     if trace:
         return trace.get("kind") is not None
     choices = said.get("choices") or [{}]
-    return bool(choices[0].get("text") or (choices[0].get("delta") or {}).get("content"))
+    delta = choices[0].get("delta") or {}
+    return bool(choices[0].get("text") or any(delta.get(name) for name in TEXTS))

@@ -1,6 +1,7 @@
 """A picture of a load test. matplotlib is imported when one is drawn, and needs no display."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import Report, Run
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
 
 MILLISECONDS = 1000.0
 DOTS_PER_INCH = 88  # for a small file
+COLUMNS = 3
 Values = Callable[[Timeline], list[float]]  # seconds
+LATENCIES: tuple[tuple[str, Values], ...] = (
+    ("time to first token (TTFT)", lambda one: [one.first_token]),
+    ("between chunks (ITL)", lambda one: list(one.between_chunks)),
+    ("per token after the first (TPOT)", lambda one: [one.per_token] if one.per_token else []),
+    ("end to end (E2EL)", lambda one: [one.end_to_end]),
+)
 JUDGED = 10  # draft tokens, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
@@ -23,27 +31,36 @@ def figure_of(report: Report) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13.0, 10.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: list[Axes] = [figure.add_subplot(3, 3, place + 1) for place in range(9)]
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(alpha=0.25)
-        one.set_axisbelow(True)
     runs = report.runs
-    _shares(axes[0], runs, "time to first token", lambda one: [one.first_token])
-    _shares(axes[1], runs, "between chunks", lambda one: list(one.between_chunks))
-    _shares(axes[2], runs, "per token after the first (TPOT)", lambda one: [one.per_token] if one.per_token else [])
-    _shares(axes[3], runs, "end to end", lambda one: [one.end_to_end])
-    _speeds(axes[4], runs)
-    _outcomes(axes[5], runs)
-    _acceptance(axes[6], runs)
-    _round_trips(axes[7], runs)
-    _occupation(axes[8], runs)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(runs)), frameon=False)
+    panels = list(_panels(runs))
+    rows = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(13.0, 3.0 * rows + 1.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, draw in enumerate(panels):
+        axes: Axes = figure.add_subplot(rows, COLUMNS, place + 1)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        draw(axes, runs)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(6, len(runs))), frameon=False)
     figure.suptitle(title_of(report), fontsize=11)
     return figure
+
+
+def _panels(runs: Sequence[Run]) -> Iterator[Callable[["Axes", Sequence[Run]], None]]:
+    """Those for which there are figures: other servers, for instance, do not say what was accepted."""
+    for title, values_of in LATENCIES:
+        if any(values_of(one) for run in runs for one in run.timelines if one.ok):
+            yield partial(_shares, title=title, values_of=values_of)
+    yield _speeds
+    yield _outcomes
+    summaries = [run.summary for run in runs]
+    if any(place.judged >= JUDGED for one in summaries if one.acceptance for place in one.acceptance.places):
+        yield _acceptance
+    if any(one.hops for one in summaries):
+        yield _round_trips
+        yield _occupation
 
 
 def title_of(report: Report) -> str:

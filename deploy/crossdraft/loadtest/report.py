@@ -156,21 +156,42 @@ QUANTILES = "mean / p50 / p90 / p99"
 NOTHING = "–"
 Row = tuple[str, Callable[[Summary], str]]
 HopRow = tuple[str, Callable[[Hop], str]]
-ROWS: tuple[Row, ...] = (
-    ("requests", lambda one: str(one.requests)),
-    ("errors", lambda one: str(sum(one.errors.values()))),
-    ("tokens/s", lambda one: f"{one.tokens_per_second:.1f}"),
-    ("requests/s", lambda one: f"{one.requests_per_second:.2f}"),
-    ("first token, ms", lambda one: spread(one.first_token_ms)),
-    ("between chunks, ms", lambda one: spread(one.between_chunks_ms)),
-    ("per token, ms", lambda one: spread(one.per_token_ms)),
-    ("end to end, ms", lambda one: spread(one.end_to_end_ms)),
-    ("client to front and back, ms", lambda one: spread(one.front_ms)),
-    ("goodput", lambda one: goodput(one)),
+STATISTICS = (("Mean", "mean"), ("Median", "p50"), ("P99", "p99"))
+LATENCIES = (
+    ("TTFT", "first_token_ms"),
+    ("TPOT", "per_token_ms"),
+    ("ITL", "between_chunks_ms"),
+    ("E2EL", "end_to_end_ms"),
+)
+
+
+def _latency(of: str, statistic: str) -> Callable[[Summary], str]:
+    def shown(one: Summary) -> str:
+        found: Spread | None = getattr(one, of)
+        return NOTHING if found is None else f"{getattr(found, statistic):.2f}"
+
+    return shown
+
+
+ROWS: tuple[Row, ...] = (  # in the words of `vllm bench serve`, then those that it does not have
+    ("Successful requests", lambda one: str(one.requests - sum(one.errors.values()))),
+    ("Failed requests", lambda one: str(sum(one.errors.values()))),
+    ("Peak concurrent requests", lambda one: str(one.schedule.most)),
+    ("Benchmark duration (s)", lambda one: f"{one.seconds:.2f}"),
+    ("Total input tokens", lambda one: str(one.input_tokens or NOTHING)),
+    ("Total generated tokens", lambda one: str(one.tokens)),
+    ("Request throughput (req/s)", lambda one: f"{one.requests_per_second:.2f}"),
+    ("Request goodput (req/s)", lambda one: goodput(one)),
+    ("Output token throughput (tok/s)", lambda one: f"{one.tokens_per_second:.2f}"),
+    (
+        "Total Token throughput (tok/s)",
+        lambda one: f"{one.total_tokens_per_second:.2f}" if one.input_tokens else NOTHING,
+    ),
+    *((f"{name} {what} (ms)", _latency(of, it)) for what, of in LATENCIES for name, it in STATISTICS),
+    (f"client to server and back, ms ({QUANTILES})", lambda one: spread(one.front_ms)),
     ("tokens per pass", lambda one: f"{one.acceptance.tokens_per_pass:.2f}" if one.acceptance else NOTHING),
     ("acceptance", lambda one: f"{one.acceptance.share:.1%}" if one.acceptance else NOTHING),
-    ("acceptance by place", lambda one: places(one)),
-    ("under way at once", lambda one: str(one.schedule.most)),
+    ("acceptance by position", lambda one: places(one)),
 )
 HOP_ROWS: tuple[HopRow, ...] = (
     ("round trip, ms", lambda hop: spread(hop.round_trip_ms)),
@@ -189,7 +210,7 @@ HOP_ROWS: tuple[HopRow, ...] = (
 def tables_of(report: Report) -> Iterator[Table]:
     """The clients' figures, those of each hop, and the comparisons."""
     runs = report.runs
-    table = _table(f"what clients see ({QUANTILES})", [run.name for run in runs])
+    table = _table("what clients see", [run.name for run in runs])
     for name, shown in ROWS:
         table.add_row(name, *(shown(run.summary) for run in runs))
     yield table
@@ -246,9 +267,9 @@ def spread(found: Spread | None) -> str:
 
 
 def goodput(summary: Summary) -> str:
-    """Share of good requests and their rate."""
+    """Rate of good requests and their share."""
     good = summary.goodput
-    return NOTHING if good is None else f"{good.share:.0%}, {good.requests_per_second:.2f}/s"
+    return NOTHING if good is None else f"{good.requests_per_second:.2f} ({good.share:.0%})"
 
 
 def places(summary: Summary) -> str:

@@ -175,6 +175,11 @@ class Request:
         return body
 
     @property
+    def names_speculation(self) -> bool:
+        """Whether it asks for a method or a drafter, which only crossdraft has."""
+        return self.options.method is not None or self.options.drafter is not None
+
+    @property
     def _speculative(self) -> dict[str, Any]:
         drafter = "none" if self.options.drafter == "" else self.options.drafter
         given = {"method": self.options.method, "drafter": drafter, "trace": self.options.trace or None}

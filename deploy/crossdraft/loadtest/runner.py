@@ -126,6 +126,7 @@ class Runner:
             chunks=tuple(one.at for one in chunks),
             ended=self.now() if end is None else end.at,
             tokens=len(chunks) if end is None or end.tokens is None else end.tokens,
+            prompt_tokens=0 if end is None else end.prompt_tokens,
             made=made if len(made) == len(chunks) else (),
             error=error,
             figures=None if end is None else end.figures,

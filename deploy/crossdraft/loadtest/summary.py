@@ -179,8 +179,10 @@ class Summary:
     requests: int
     errors: Mapping[str, int]  # by kind
     seconds: float  # from when the first request was due to the last end; summed over repetitions
+    input_tokens: int  # of prompts; 0: the server does not say
     tokens: int
     tokens_per_second: float
+    total_tokens_per_second: float  # those of prompts included
     requests_per_second: float  # answered
     first_token_ms: Spread | None
     between_chunks_ms: Spread | None  # tokens of one pass come together, so the median may be near 0
@@ -201,15 +203,17 @@ def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
     timelines = list(chain.from_iterable(repetitions))
     answered = [one for one in timelines if one.ok]
     seconds = sum(max(one.ended for one in each) - min(one.due for one in each) for each in repetitions)
-    tokens = sum(one.tokens for one in answered)
+    inputs, tokens = sum(one.prompt_tokens for one in answered), sum(one.tokens for one in answered)
     figures = [one.figures for one in answered if one.figures is not None]
     good = sum(map(goal.met, timelines))
     return Summary(
         requests=len(timelines),
         errors=dict(sorted(Counter(one.error or "no token" for one in timelines if not one.ok).items())),
         seconds=seconds,
+        input_tokens=inputs,
         tokens=tokens,
         tokens_per_second=_ratio(tokens, seconds),
+        total_tokens_per_second=_ratio(inputs + tokens, seconds),
         requests_per_second=_ratio(len(answered), seconds),
         first_token_ms=Spread.of((one.first_token for one in answered), MILLISECONDS),
         between_chunks_ms=Spread.of(chain.from_iterable(one.between_chunks for one in answered), MILLISECONDS),

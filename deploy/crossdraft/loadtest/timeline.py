@@ -63,6 +63,7 @@ class Timeline:
     chunks: tuple[float, ...]  # arrival of each piece of the output that has a token
     ended: float  # arrival of its end, or of its error
     tokens: int  # of the output
+    prompt_tokens: int = 0  # 0: the server does not say
     made: tuple[float, ...] = ()  # for each chunk: seconds the server took until it was made; empty: not said
     error: str = ""  # kind of the error that ended it; empty: none
     figures: Costs | None = None  # None: the server does not say
@@ -123,6 +124,7 @@ class End:
     at: float  # arrival, seconds of the monotonic clock
     tokens: int | None = None  # of the output; None: one for each chunk
     figures: Costs | None = None  # None: the server does not say
+    prompt_tokens: int = 0  # 0: the server does not say
 
 
 class RequestFailedError(Exception):

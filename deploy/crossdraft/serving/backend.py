@@ -79,6 +79,11 @@ OutputItem = Committed | TraceSpans | Ended
 class Backend(Protocol):
     """Makes outputs for fronts."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its models, also of those that cannot be served now."""
+        ...
+
     async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
         ...
@@ -273,6 +278,11 @@ class LocalBackend:
     async def __aexit__(self, *_: object) -> None:
         for connection in self._connections.values():
             await connection.close()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As `Backend.names`."""
+        return tuple(self._models)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose pipeline is open; begins, without waiting, to open the others."""

@@ -5,11 +5,11 @@ async with Client("127.0.0.1:7000") as client:
         print(token.text, end="")
 """
 
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
+from crossdraft.client.api import TokenStream
 from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, Reply
 from crossdraft.rpc.security import ClientCredentials
@@ -73,7 +73,7 @@ class Client:
         return self._connected
 
 
-class RemoteGeneration:
+class RemoteGeneration(TokenStream):
     """An async iterator of tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
 
     Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises RequestError
@@ -85,37 +85,21 @@ class RemoteGeneration:
     estimates: Sequence[str] = ()
 
     def __init__(self, client: GenerationClient, asked: Generate) -> None:
+        super().__init__()
         self.id = asked.id  # of the request; the server's own once the output has ended
         self.text = ""
         self.ids: list[int] = []
         self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
-        self._ready: deque[Token] = deque()  # came with the latest one that was returned
         self._replies: AsyncGenerator[Reply, None] = client.generate(asked)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Cancels what is still running."""
         await self._replies.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Token:
-        if not self._ready:
-            self._ready.extend(await self.together())
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.popleft()
-
     async def together(self) -> Sequence[Token]:
-        """The next tokens, as many as were decided together, for instance by one pass; none at the end."""
+        """As `TokenStream.together`."""
         try:
             reply = await anext(self._replies, None)
         except BadRequest as error:

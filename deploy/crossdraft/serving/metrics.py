@@ -106,6 +106,12 @@ class Metrics:
         self.exported = self.registry if shared is None else registry_of_all(shared)
         self.running = self._gauge("num_requests_running", "Outputs that have had their first token.")
         self.waiting = self._gauge("num_requests_waiting", "Outputs that wait for their first token.")
+        self._make_live()
+        self._make_ended()
+        self._make_services()
+
+    def _make_live(self) -> None:
+        """What is counted while an output is being made."""
         self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
@@ -116,6 +122,9 @@ class Metrics:
             BETWEEN_TOKENS,
             LIVE,
         )
+
+    def _make_ended(self) -> None:
+        """What is counted when an output has ended."""
         self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
         self._success = self._counter(
             "request_success",
@@ -143,6 +152,9 @@ class Metrics:
         )
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", LENGTHS, LABELS)
         self._lengths = self._histogram("request_generation_tokens", "Tokens of an output.", LENGTHS, LABELS)
+
+    def _make_services(self) -> None:
+        """What is counted of its sessions with services."""
         self._wire = self._counter(
             "wire_bytes", "Serialized messages of sessions with services.", ("role", "peer", "direction")
         )
@@ -233,7 +245,7 @@ def position_of(index: int) -> str:
 
 UNKNOWN = "unknown"  # label of a model or drafter that does not exist: clients must not be able to add labels
 NONE = "none"  # label of outputs without a drafter
-DEFAULT = "default"  # label of the method of an output that ended before its method was known
+DEFAULT = "default"  # label of a method or drafter that was not named, of an output that ended before it was known
 CANCELLED = (GeneratorExit, asyncio.CancelledError)  # what ends a stream that nobody reads any more
 CAUSES: tuple[tuple[type[Exception], str], ...] = (
     (RequestError, "bad_request"),
@@ -257,6 +269,11 @@ class MeasuredBackend:
         self._clock = clock
         self._known: dict[str, ServedModel] = {}
 
+    @property
+    def names(self) -> Sequence[str]:
+        """As `Backend.names`."""
+        return self._backend.names
+
     async def models(self) -> tuple[ServedModel, ...]:
         """As `Backend.models`."""
         models = await self._backend.models()
@@ -269,7 +286,10 @@ class MeasuredBackend:
         if request.model not in self._known:
             await self.models()
         model = self._known.get(request.model)
-        with _Measurement(self._metrics, request, model, self._clock, began) as measurement:
+        # One that is configured, but cannot be reached yet, is known by its name alone.
+        name = request.model if request.model in self._backend.names or model is not None else UNKNOWN
+        labels = name, drafter_of(request, model)
+        with _Measurement(self._metrics, request, labels, self._clock, began) as measurement:
             async with aclosing(self._backend.stream(request)) as items:
                 async for item in items:
                     measurement.saw(item)
@@ -283,7 +303,7 @@ class _Measurement:
         self,
         metrics: Metrics,
         request: OutputRequest,
-        model: ServedModel | None,
+        labels: tuple[str, str],
         clock: Callable[[], float],
         began: float,
     ) -> None:
@@ -291,8 +311,7 @@ class _Measurement:
         self._request = request
         self._clock = clock
         self._began = began
-        self._model = UNKNOWN if model is None else model.name
-        self._drafter = drafter_of(request, model)
+        self._model, self._drafter = labels
         self._live = metrics.live(self._model, self._drafter)
         self._tokens = 0
         self._first: float | None = None  # seconds from the request to the first token
@@ -375,7 +394,7 @@ def _losses(figures: Statistics) -> str:
 def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
     """The label for a request's drafter."""
     if model is None:
-        return UNKNOWN
+        return {None: DEFAULT, "": NONE}.get(request.drafter, UNKNOWN)
     if request.drafter is None:
         return model.drafters[0] if model.drafters else NONE
     if not request.drafter:

@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,7 +44,38 @@ log = logging.getLogger(__name__)
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
 
 
-class Generation:
+class TokenStream(ABC):
+    """An asynchronous iterator over tokens that come in groups; as a context manager it is closed with the block."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Token] = deque()  # came with the latest one that was returned
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        if not self._ready:
+            self._ready.extend(await self.together())
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Cancel what is still running."""
+
+    @abstractmethod
+    async def together(self) -> Sequence[Token]:
+        """The next tokens, as many as were decided together, for instance by one pass; none at the end."""
+
+
+class Generation(TokenStream):
     """One output: an asynchronous iterator over its tokens. `text`, `ids`, `reason` and `statistics` describe the end.
 
     If the request continues an output after `committed` ids, all of these cover only what came after them.
@@ -67,6 +99,7 @@ class Generation:
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
     ) -> None:
+        super().__init__()
         self.text = ""
         self.ids: list[int] = []
         self.reason: Reason | None = None
@@ -81,18 +114,9 @@ class Generation:
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
         self._queue: asyncio.Queue[Sequence[Emitted] | None] = asyncio.Queue()  # what one event has decided
-        self._ready: deque[Token] = deque()  # decided with the latest one that was returned
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
         self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Cancel what is still running and close its sessions."""
@@ -113,18 +137,8 @@ class Generation:
         given, controller = self._assignment, self._assignment.controller
         return controller.explain() if given.explain and isinstance(controller, OutputController) else ()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Token:
-        if not self._ready:
-            self._ready.extend(await self.together())
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.popleft()
-
     async def together(self) -> list[Token]:
-        """The next tokens, as many as were decided together, for instance by one pass; none at the end.
+        """As `TokenStream.together`.
 
         Raises:
             ServiceError: as the iteration does.
@@ -251,12 +265,12 @@ class Pipeline:
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
-        targets = len(services.targets)
-        assignment = resolve(request, models, drawn, targets, self._controller)
+        targets, patience = len(services.targets), self._patience.target_seconds
+        assignment = resolve(request, models, drawn, targets, self._controller, patience)
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
-            header = Header(_software(), time.time(), asked, models.target, models.drafter, drawn, targets)
+            header = Header(_software(), time.time(), asked, models.target, models.drafter, drawn, targets, patience)
             recorder = partial(_recorder, header, request.record)
         in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
         generation = Generation(assignment, services, in_round, recorder, watch)

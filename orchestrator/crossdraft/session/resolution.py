@@ -87,6 +87,7 @@ def resolve(
     drawn: Secrets | None = None,
     targets: int = 1,
     shared: TargetController | None = None,
+    target_seconds: float = Assignment.target_seconds,
 ) -> Assignment:
     """The assignment of a session.
 
@@ -96,6 +97,7 @@ def resolve(
         drawn: the random seeds; None: drawn now.
         targets: number of the target's addresses.
         shared: decides for all outputs on these services; None: this one is alone.
+        target_seconds: without any target, after which the output fails.
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
@@ -122,6 +124,7 @@ def resolve(
         context=models.context,
         ignore_end=request.ignore_eos,
         stop=tuple(from_bytes(text.encode()) for text in request.stop),
+        target_seconds=target_seconds,
         targets=targets,
         paths=request.paths,
         tree_budget=request.paths * most_draft_tokens(request) + NODES_BESIDE_THE_DRAFT,

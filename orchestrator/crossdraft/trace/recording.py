@@ -47,6 +47,7 @@ class Header:
     drafter: Description | None  # None: plain decoding
     secrets: Secrets
     targets: int = 1  # addresses of targets
+    target_seconds: float = 30.0  # as of the assignment
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,7 +109,8 @@ def session_of(header: Header) -> Session:
 def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:
-        return resolve(header.request, _models(header), header.secrets, header.targets)
+        given = header.request, _models(header), header.secrets, header.targets
+        return resolve(*given, target_seconds=header.target_seconds)
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
 

@@ -33,10 +33,10 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
     config = model.config.get_text_config()
     for name in WINDOWS:
         window = getattr(config, name, None)
-        if isinstance(window, int) and window <= max_length:
+        if isinstance(window, int) and 0 < window <= max_length:
             raise UnsupportedModelError(
                 f"{name} of this model is {window} tokens, and trees need full attention: "
-                f"set max_length below {window} (it is {max_length})"
+                f"set --max-model-len below {window} (it is {max_length})"
             )
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):  # once, or by type of layer
@@ -45,7 +45,7 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
             # The longest text of a forward decides for all, and cached keys would have the other frequencies.
             raise UnsupportedModelError(
                 f"the rotary positions of this model are others once a text is longer than {original} tokens: "
-                f"set max_length to {original} or less (it is {max_length})"
+                f"set --max-model-len to {original} or less (it is {max_length})"
             )
 
 
@@ -136,7 +136,7 @@ def length_of(model: PreTrainedModel, max_length: int | None) -> int:
     """
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None and max_length is None:
-        raise ModelLoadError("the model's config does not say how long its context is: set max_length")
+        raise ModelLoadError("the model's config does not say how long its context is: set --max-model-len")
     length = max_length if max_length is not None else context or 0
     least = len(PROBE.context) + len(PROBE.tree)
     if not least <= length <= (context or length):

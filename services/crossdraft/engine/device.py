@@ -10,16 +10,24 @@ from torch import Tensor
 
 from crossdraft.engine.names import ModelLoadError
 
+CONTAINER = Path("/sys/fs/cgroup")
+CONTAINER_MEMORY = (  # of the two versions of control groups: the limit, what is taken, and of what it consists
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+
 
 def device_of(name: str) -> torch.device:
-    """The device as torch names it; raises ModelLoadError where it cannot be used."""
+    """The device as torch names it, or `auto`: CUDA if there is one; raises ModelLoadError where it cannot be used."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     # An unknown name, a build without that device, one that cannot hold a tensor, one that needs a package.
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         raise ModelLoadError(
-            f"device {name!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
+            f"device {name!r} cannot be used here, use auto, cpu or one that torch sees: {error}".splitlines()[0]
         ) from error
     return device
 
@@ -36,12 +44,31 @@ def leave_out_cudnn(device: torch.device) -> None:
 
 def available_memory() -> float:
     """MiB of main memory that can be allocated now; infinite where the system does not say."""
+    found = _numbers(Path("/proc/meminfo")).get("MemAvailable:", math.inf) / 1024
+    for limit, used, cached in CONTAINER_MEMORY:  # a container that takes more than its limit is killed
+        most, taken = (_numbers(CONTAINER / name).get("", math.inf) for name in (limit, used))
+        if math.isfinite(most) and math.isfinite(taken):
+            reclaimable = _numbers(CONTAINER / cached).get("inactive_file", 0.0)
+            found = min(found, max(0.0, most - taken + reclaimable) / (1 << 20))
+    return found
+
+
+def _numbers(file: Path) -> dict[str, float]:
+    """The number after each name of a file of the kernel's; a file that is a number has it without a name."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = [line.split() for line in file.read_text(encoding="ascii").splitlines()]
     except OSError:
-        return math.inf
-    found = [int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else math.inf
+        return {}
+    named = [(words[0], words[1]) if len(words) > 1 else ("", words[0]) for words in lines if words]
+    return {name: float(number) for name, number in named if number.isdecimal()}
+
+
+def unused_memory(device: torch.device, utilization: float) -> float:
+    """MiB that may still be taken: on CUDA up to this share of all that the device has, else half of what is free."""
+    if device.type != "cuda":
+        return available_memory() / 2
+    free, total = torch.cuda.mem_get_info(device)
+    return (free - (1 - utilization) * total) / (1 << 20)
 
 
 def staged(numbers: Tensor, device: torch.device) -> Tensor:

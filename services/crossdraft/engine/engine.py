@@ -1,6 +1,7 @@
 """The engine: logits for many sessions' token trees in one forward, over a KV cache that keeps what was committed."""
 
 import logging
+import math
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -19,15 +20,14 @@ from crossdraft.engine.compatibility import (
     length_of,
     plain_logits,
 )
-from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
-from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.device import unused_memory
+from crossdraft.engine.kv_cache import BUDGET, MIB, CachePlan, KVCache, MemoryShare
+from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, ScheduledRequest, plan_inputs
 from crossdraft.engine.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
-BUDGET = 512  # MiB
 
 
 class Engine:
@@ -43,13 +43,13 @@ class Engine:
     def __init__(
         self,
         model: PreTrainedModel,
-        max_length: int | None = None,  # tokens of a session, its tree included; None: the model's context
-        budget: int = BUDGET,  # MiB for keys and values
+        max_length: int | None = None,  # tokens of a session, its tree included; None: the model's context, if it fits
+        budget: int | MemoryShare = BUDGET,  # MiB for keys and values
         chunk: int = CHUNK,  # tokens of one step of `forward`, unless a tree alone has more
         reuse: bool = True,  # a session may begin with a prefix that another one computed
         graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
     ) -> None:
-        self.max_length = length_of(model, max_length)
+        context = length_of(model, max_length)
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {chunk}")
         self.model = model.eval()
@@ -57,8 +57,14 @@ class Engine:
         self.computed = 0  # tokens computed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
-        check_configuration(model, self.max_length)
-        self._cache = self._allocated(budget)
+        shapes = layer_shapes(model)
+        size = KVCache.slot_bytes(shapes, model.dtype)
+        unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else math.inf
+        plan = CachePlan.of(size, budget, unused, context, asked=max_length is not None)
+        self.max_length = plan.length
+        check_configuration(model, plan.length)
+        self._cache = KVCache(shapes, plan.slots, model.dtype, self.device)
+        self._log_size(-(-plan.slots * size // MIB), context)
         self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
         self.runner = ModelRunner(model, self._cache)
         expected = plain_logits(model)
@@ -162,17 +168,18 @@ class Engine:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
         self._manager.close(session)
 
-    def _allocated(self, budget: int) -> KVCache:
-        shapes = layer_shapes(self.model)
-        size = KVCache.slot_bytes(shapes, self.model.dtype)
-        slots = budget * MIB // size
-        least = size_for(self.max_length)
-        if slots < least:
-            raise NumberOutOfRangeError(
-                f"a session of up to {least} tokens needs {-(-size * least // MIB)} MiB of keys and values, and the "
-                f"budget is {budget} MiB: raise it (--cache-mib), or let sessions have {least // 2} tokens at most"
+    def _log_size(self, mib: int, context: int) -> None:
+        held = f"KV cache of {mib} MiB on {self.device} for {self._cache.slots} tokens"
+        if self.max_length < context:
+            log.warning(
+                "%s: sessions have at most %d tokens, not the model's %d (--max-model-len sets this, --cache-mib the "
+                "size)",
+                held,
+                self.max_length,
+                context,
             )
-        return KVCache(shapes, slots, self.model.dtype, self.device)
+        else:
+            log.info("%s, of which a session has at most %d", held, self.max_length)
 
     def _check_agreement(self, expected: Sequence[Tensor]) -> None:
         check_agreement(self.model, self.forward, expected)

@@ -12,10 +12,67 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from crossdraft.engine.device import available_memory, sent
+from crossdraft.engine.kv_cache_manager import UNIT, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 
 MIB = 1 << 20
+BUDGET = 512  # MiB
 SPARE = 2  # slots beyond those that are handed out: the null slot and the padding slot
+
+
+@dataclass(frozen=True)
+class MemoryShare:
+    """A size of the KV cache that is not named: it takes what is there once the model is loaded."""
+
+    utilization: float = 0.9  # of a GPU's memory, with all that is in it; of main memory it is half of what is free
+    sessions: int = 256  # at most what so many sessions of full length can use
+
+    def __post_init__(self) -> None:
+        if not 0 < self.utilization <= 1:
+            raise NumberOutOfRangeError(f"--gpu-memory-utilization must be above 0, up to 1, got {self.utilization:g}")
+
+
+WHAT_IS_THERE = MemoryShare()
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """How many tokens the KV cache holds."""
+
+    slots: int  # tokens of all sessions
+    length: int  # tokens of a session, at most
+
+    @staticmethod
+    def of(slot_bytes: int, budget: int | MemoryShare, unused: float, context: int, asked: bool) -> "CachePlan":
+        """What fits.
+
+        Args:
+            slot_bytes: of a token, in all layers.
+            budget: MiB, or all that is there.
+            unused: MiB that are there; infinite where the system does not say.
+            context: tokens that a session is to have.
+            asked: whether the user named these tokens: then they are not cut to what fits.
+
+        Raises:
+            NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
+        """
+        mib: float = unused if math.isfinite(unused) else BUDGET
+        most: float = math.inf  # slots
+        if isinstance(budget, MemoryShare):
+            most = budget.sessions * size_for(context)
+        else:
+            mib = budget
+        slots = int(max(0, min(mib * MIB // slot_bytes, most)))
+        fits = UNIT << (slots // UNIT).bit_length() - 1 if slots >= UNIT else 0
+        least = size_for(context if asked else 1)
+        if fits < least:
+            needed = -(-least * slot_bytes // MIB)
+            shorter = f"set --max-model-len to {fits} or less, or " if fits else ""
+            raise NumberOutOfRangeError(
+                f"a session of up to {least} tokens needs {needed} MiB of keys and values, and the KV cache has "
+                f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
+            )
+        return CachePlan(slots, min(context, fits))
 
 
 @dataclass(frozen=True)
@@ -65,10 +122,11 @@ class KVCache(Cache):
             NumberOutOfRangeError: the machine has less memory.
         """
         wanted = sum(block.nbytes for block in self._blocks.values()) // MIB
-        if self.keys[0].device.type == "cpu" and wanted > available_memory():
+        left = available_memory()
+        if self.keys[0].device.type == "cpu" and wanted > left:
             raise NumberOutOfRangeError(
-                f"{wanted} MiB of keys and values are wanted, and {available_memory():.0f} MiB of memory are left: "
-                "lower the budget (--cache-mib)"
+                f"{wanted} MiB of keys and values are wanted, and {left:.0f} MiB of memory are left: "
+                f"set --cache-mib to {left / 2:.0f} or less"
             )
         for block in self._blocks.values():
             block.zero_()
@@ -138,5 +196,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise NumberOutOfRangeError(
-            f"{size // MIB} MiB of keys or values cannot be had on {device}: lower the budget (--cache-mib)"
+            f"{size // MIB} MiB of keys or values cannot be had on {device}: set a smaller --cache-mib"
         ) from error

@@ -30,6 +30,7 @@ class LoadedModel:
     model: PreTrainedModel  # in evaluation mode, on its device
     description: Description  # of the whole vocabulary, also where the head is cut
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
+    max_length: int | None = None  # tokens of a session that were asked for; None: the model's context, if it fits
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def load_model(
     kept = None if pruning is None else pruning.ids_of(description)
     if kept is not None:
         cut_head(model, kept)
-    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept)
+    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept, max_length)
 
 
 def fingerprint(description: Description) -> str:

@@ -1,14 +1,15 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
-from crossdraft.engine.engine import BUDGET, Engine
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
 from crossdraft.engine.loader import LoadedModel, Pruning, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
@@ -29,9 +30,9 @@ class ModelOptions:
 
     name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
     dtype: str = "auto"
-    device: str = "cpu"
-    budget: int = BUDGET  # MiB for keys and values of all sessions
-    max_length: int | None = None  # tokens of a session; None: the model's own context
+    device: str = "auto"  # as torch names it; auto: CUDA if there is one
+    budget: int | MemoryShare = WHAT_IS_THERE  # MiB for keys and values of all sessions
+    max_length: int | None = None  # tokens of a session; None: the model's own context, if it fits
     trust_remote_code: bool = False
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
@@ -54,7 +55,7 @@ class RunningModel:
     def of(
         loaded: LoadedModel,
         side: Side,
-        budget: int = BUDGET,
+        budget: int | MemoryShare = WHAT_IS_THERE,
         emulation: Emulation = NOTHING_EMULATED,
         reuse: bool = True,
         eager: bool = False,
@@ -75,7 +76,8 @@ class RunningModel:
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
         pack(loaded.model)
-        engine = Engine(loaded.model, about.context, budget, reuse=reuse, graphs=False if eager else None)
+        engine = Engine(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
+        about = replace(about, context=engine.max_length)
         return RunningModel(
             ModelThread(engine, _step_of(engine, loaded, emulation)),
             Tokenization(about.tokenizer_json, vocabulary),

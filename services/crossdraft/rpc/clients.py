@@ -178,10 +178,12 @@ class Patience:
 
     describe_seconds: float = 5.0
     reply_seconds: float = 30.0  # one pass or draft, the queue before it and the prompt's forward included
+    target_seconds: float = 30.0  # of an output without any target, before it fails
 
     def __post_init__(self) -> None:
-        if not (self.describe_seconds > 0 and self.reply_seconds > 0):
-            raise ValueError("describe_seconds and reply_seconds must be above 0")
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value:g}")
 
 
 @dataclass(eq=False)
