@@ -25,6 +25,8 @@ def resident():
 begin = resident()
 cache = KVCache(shapes, 32 * MIB // KVCache.slot_bytes(shapes, torch.float32), torch.float32, torch.device("cpu"))
 print(resident() - begin)
+cache.populate(16)
+print(resident() - begin)
 cache.populate()
 print(resident() - begin)
 print(any(tensor.any() for tensor in (*cache.keys, *cache.values)))
@@ -41,8 +43,9 @@ def test_memory_is_taken_before_it_is_needed_where_that_is_asked_for() -> None:
     command = [sys.executable, "-c", TAKEN]
     printed = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.split()
     assert float(printed[0]) < 8
-    assert float(printed[1]) > 28
-    assert printed[2] == "False"
+    assert 12 < float(printed[1]) < 24
+    assert float(printed[2]) > 28
+    assert printed[3] == "False"
 
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:

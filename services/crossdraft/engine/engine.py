@@ -63,6 +63,7 @@ class Engine:
         plan = CachePlan.of(size, budget, unused, context, asked=max_length is not None)
         self.max_length = plan.length
         check_configuration(model, plan.length)
+        self._shares_memory = isinstance(budget, MemoryShare) and self.device.type == "cpu"
         self._cache = KVCache(shapes, plan.slots, model.dtype, self.device)
         self._log_size(-(-plan.slots * size // MIB), context)
         self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
@@ -95,8 +96,12 @@ class Engine:
         return 0 if self.runner.graphs is None else self.runner.graphs.captured
 
     def populate(self) -> None:
-        """Takes all the memory of the KV cache now, so that no pass waits for it later. Before the first session."""
-        self._cache.populate()
+        """Takes the memory of the KV cache now, so that no pass waits for it later. Before the first session.
+
+        Of main memory whose size was not named only a part: where several services share a machine, each would take
+        half of what the ones before have left, and most of that for nothing.
+        """
+        self._cache.populate(BUDGET if self._shares_memory else None)
 
     def check(self, request: ForwardRequest, more: int = 0) -> None:
         """Raises what `forward` would raise for this request, also after so many `more` nodes; changes nothing.

@@ -16,7 +16,7 @@ from crossdraft.engine.kv_cache_manager import UNIT, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 
 MIB = 1 << 20
-BUDGET = 512  # MiB
+BUDGET = 512  # MiB, where nothing says how much is there; and what is taken at start of main memory of a size not named
 SPARE = 2  # slots beyond those that are handed out: the null slot and the padding slot
 
 
@@ -112,24 +112,28 @@ class KVCache(Cache):
         """Bytes of one slot, in all layers."""
         return sum(shape.heads * (shape.key + shape.value) for shape in shapes) * dtype.itemsize
 
-    def populate(self) -> None:
-        """Touches all its memory now, while it is still empty; otherwise the first passes to write there wait for it.
+    def populate(self, most: int | None = None) -> None:
+        """Touches its memory now, while it is still empty; otherwise the first passes to write there wait for it.
 
         A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
         first token of a session took up to three seconds.
 
+        Args:
+            most: MiB, of the slots that are handed out first; None: all.
+
         Raises:
             NumberOutOfRangeError: the machine has less memory.
         """
-        wanted = sum(block.nbytes for block in self._blocks.values()) // MIB
-        left = available_memory()
+        size = sum(block.nbytes for block in self._blocks.values()) // MIB
+        share = 1.0 if most is None or size <= most else most / size
+        wanted, left = int(share * size), available_memory()
         if self.keys[0].device.type == "cpu" and wanted > left:
             raise NumberOutOfRangeError(
                 f"{wanted} MiB of keys and values are wanted, and {left:.0f} MiB of memory are left: "
                 f"set --cache-mib to {left / 2:.0f} or less"
             )
         for block in self._blocks.values():
-            block.zero_()
+            block[:, :, : int(share * block.shape[2])].zero_()
 
     def map_slots(self, mapping: slice | Tensor) -> None:
         """Sets where the next forward's keys and values go: slots in the order of its tokens, int64 if a tensor."""
