@@ -54,9 +54,9 @@ async def test_a_resumed_output_goes_on_as_it_would_have(pipeline: Pipeline, set
 async def test_a_resumed_session_can_be_replayed(pipeline: Pipeline, tmp_path: Path) -> None:
     for committed in ((5, 6, 7), (5,) * 9):  # the second has ended
         path = tmp_path / f"{len(committed)}.flight"
-        await tokens_of(pipeline.generate(CHAT, max_tokens=9, committed=committed, record=path))
+        await tokens_of(pipeline.generate(PROMPT, max_tokens=9, committed=committed, record=path))
         recording = read(path)
-        assert (recording.header.request.prompt, recording.header.request.committed) == (CHAT, committed)
+        assert (recording.header.request.prompt, recording.header.request.committed) == (PROMPT, committed)
         assert replay(recording).difference is None
 
 
@@ -145,7 +145,8 @@ async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(
         Server(DRAFTER, service, AT_ONCE) as server,
         connect(target.address, server.address, trusted=trusted) as pipeline,
     ):
-        opening = resolve(GenerationRequest(CHAT), pipeline.models).open_drafter
+        chats = replace(pipeline.models.target, chat_template=ChatTemplate(TEMPLATE))
+        opening = resolve(GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
         assert opening is not None
         wanted = CHAT.messages[0].content if trusted else plain(CHAT)
         assert (opening.prompt, opening.templated) == (from_bytes(wanted.encode()), trusted)

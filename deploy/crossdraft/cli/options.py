@@ -121,6 +121,9 @@ class ModelChoice:
     max_model_len: int | None = option(None, "Max tokens of a session; by default the model's context length.")
     threads: int | None = option(None, "Threads of torch; by default torch decides.")
     trust_remote_code: bool = option(False, "Run Python code that comes with the model.", "--trust-remote-code")
+    chat_template: Path | None = option(
+        None, "Jinja template of chats; by default the model's own. Without one chats are refused.", metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +176,18 @@ class ApiOptions:
         None, "Use this drafter only with methods whose output no drafter can change; repeatable.", metavar="NAME"
     )
     host: Host = "127.0.0.1"
+    served_model_name: list[str] | None = option(
+        None, "A further name of the model in the API; repeatable.", metavar="NAME"
+    )
     api_keys: Path | None = option(
         None, "File with a name and an API key on each line; by default no key is needed.", metavar="FILE"
+    )
+    api_key: list[str] | None = option(
+        None,
+        "An API key that clients must send; repeatable. Others on this machine can read the command line.",
+        metavar="KEY",
+        envvar="CROSSDRAFT_API_KEY",
+        show_envvar=True,
     )
     max_outputs: int = option(
         64, "Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED)."
@@ -193,6 +206,16 @@ class ApiOptions:
     tls: TlsOptions
     log: LogOptions
     until_stdin_ends: UntilStdinEnds = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorsOptions:
+    """Which pages of other servers may use the HTTP API; named as vLLM's options, whose JSON lists are taken, too."""
+
+    allowed_origins: str = option("", "Origins of pages that may use the API, with commas, or *; by default none.")
+    allowed_methods: str = option("*", "HTTP methods for --allowed-origins.")
+    allowed_headers: str = option("*", "Headers for --allowed-origins.")
+    allow_credentials: bool = option(False, "Let --allowed-origins send cookies.", "--allow-credentials")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.rpc.errors import ServiceError, name_of
+from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import (
@@ -31,7 +32,8 @@ from crossdraft.serving.backend import (
     OverloadedError,
     UnknownModelError,
 )
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import ServedModel, Written
+from crossdraft.types.request import Prompt
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Metrics:
         self.registry = Registry()
         shared = os.environ.get(SHARED_FOLDER)
         self.exported = self.registry if shared is None else registry_of_all(shared)
+        self.lag = LoopLag(self.registry, "front")  # to be started in the event loop
         self.running = self._gauge("num_requests_running", "Outputs that have had their first token.")
         self.waiting = self._gauge("num_requests_waiting", "Outputs that wait for their first token.")
         self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)
@@ -263,6 +266,10 @@ class MeasuredBackend:
         self._known = {model.name: model for model in models}
         return models
 
+    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+        """As `Backend.written`."""
+        return await self._backend.written(model, prompt, special)
+
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """As `Backend.stream`."""
         began = self._clock()
@@ -291,7 +298,7 @@ class _Measurement:
         self._request = request
         self._clock = clock
         self._began = began
-        self._model = UNKNOWN if model is None else model.name
+        self._model = UNKNOWN if model is None else model.root or model.name
         self._drafter = drafter_of(request, model)
         self._live = metrics.live(self._model, self._drafter)
         self._tokens = 0
