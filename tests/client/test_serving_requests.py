@@ -1,15 +1,28 @@
 """What fronts ask of the pipeline, over real gRPC with tiny random models: ids, chats, logprobs, resuming."""
 
 import json
+from asyncio import gather
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.client import Chat, GenerationRequest, Message, Pipeline, RequestError, SamplingOptions, Token, connect
+from crossdraft.client import (
+    Chat,
+    GenerationRequest,
+    Message,
+    Pipeline,
+    RequestError,
+    SamplingOptions,
+    Token,
+    api,
+    connect,
+)
 from crossdraft.client.api import Generation
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import load_model
@@ -17,14 +30,14 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
-from crossdraft.session.resolution import resolve
+from crossdraft.session.resolution import Prompts, prompts_of, resolve
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.messages import Draft, OpenDrafter
-from crossdraft.types.request import plain
+from crossdraft.types.request import PromptTooLongError, plain
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 
@@ -168,3 +181,24 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
         async with drafter.session(given) as session:
             drafted = await session.draft(Draft(1, 0, NOTHING, 1))
             assert (drafted.draft_tokens[0].token == wanted) == same
+
+
+async def test_a_long_prompt_is_tokenized_beside_the_event_loop(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def watched(*given: Any) -> Prompts:
+        threads.append(current_thread().name)
+        return prompts_of(*given)
+
+    monkeypatch.setattr(api, "prompts_of", watched)
+    with pytest.raises(PromptTooLongError, match="maximum context length"):
+        await pipeline.prompts("word " * 10_000)
+    prompts = await pipeline.prompts(PROMPT)
+    assert [name.startswith("tokenizing") for name in threads] == [True, False]
+    generations = [
+        pipeline.run(GenerationRequest(PROMPT, seed=7, max_tokens=4), None, made) for made in (None, prompts)
+    ]
+    await gather(*map(tokens_of, generations))
+    assert generations[0].ids == generations[1].ids

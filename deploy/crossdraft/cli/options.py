@@ -1,5 +1,6 @@
 """The options of commands, in groups: dataclasses whose fields `console.options.command` shows as options."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -216,6 +217,18 @@ class CorsOptions:
     allowed_methods: str = option("*", "HTTP methods for --allowed-origins.")
     allowed_headers: str = option("*", "Headers for --allowed-origins.")
     allow_credentials: bool = option(False, "Let --allowed-origins send cookies.", "--allow-credentials")
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Arguments of Starlette's middleware; none without an origin. Raises ValueError."""
+        names = ("origins", "methods", "headers")
+        lists: dict[str, object] = {f"allow_{name}": _listed(getattr(self, f"allowed_{name}")) for name in names}
+        return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
+
+
+def _listed(text: str) -> list[str]:
+    """Values with commas, or a JSON list, as vLLM has it."""
+    return list(map(str, json.loads(text))) if text.startswith("[") else [one.strip() for one in text.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ def serve_http(
 ) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
     try:
-        from crossdraft.serving.http import Cors, HttpOptions, make_app
+        from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
     except ModuleNotFoundError as error:
         raise CommandFailed(MISSING) from error
@@ -100,7 +100,7 @@ def serve_http(
             int(max_body_mib * MIB),
             min(max_choices, local.max_outputs),
             limited.stalled_seconds,
-            cors=Cors.of(**vars(allowed)),
+            cors=allowed.settings,
         )
 
     if api.workers != 1 and not api.worker_of:

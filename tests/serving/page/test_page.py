@@ -117,7 +117,7 @@ async def test_the_whole_run_is_visible_until_somebody_zooms(visit: Visit) -> No
 
 
 async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
-    await visit.page.get_by_label("Chat", exact=True).check()
+    await visit.page.get_by_role("radio", name="Chat", exact=True).check()
     for message in ("Hello", "And?"):
         await visit.page.get_by_label("Message", exact=True).fill(message)
         await visit.press("Generate")
@@ -129,7 +129,7 @@ async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
         f"user: Hello\n\nassistant: {TEXT}\n\nuser: And?\n\nassistant: {TEXT}"
     )
     await visit.press("new chat")
-    await visit.page.get_by_label("Text", exact=True).check()
+    await visit.page.get_by_role("radio", name="Text", exact=True).check()
     await visit.generate("x")
     assert visit.outputs.requests[-1].generation.prompt == "x"
 
@@ -137,7 +137,7 @@ async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
 async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> None:
     async with visiting(browser, TracedBackend(TOKENS, served=(replace(TOY, chats=False),))) as visit:
         await visit.page.get_by_role("option", name="small").wait_for(state="attached")
-        assert await visit.page.get_by_label("Chat", exact=True).is_hidden()
+        assert await visit.page.get_by_role("radio", name="Chat", exact=True).is_hidden()
 
 
 async def test_ctrl_enter_generates_and_examples_fill_the_prompt(visit: Visit) -> None:
@@ -192,6 +192,7 @@ async def test_an_error_in_the_middle_leaves_what_arrived(visit: Visit) -> None:
 
 
 async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
+    await visit.page.get_by_label("Overlap").select_option("on")
     await visit.page.locator("#num-speculative-tokens").evaluate("one => { one.max = 1000; one.value = 999; }")
     await visit.fill(Prompt="x")
     await visit.press("Generate")
@@ -274,6 +275,7 @@ async def test_every_field_has_a_name_and_the_keyboard_reaches_all(visit: Visit)
         "() => [...document.querySelectorAll('input, select, textarea')].filter(one => !one.labels.length).length"
     )
     assert nameless == 0
+    await visit.page.get_by_label("Overlap").select_option("on")
     await visit.page.locator("#prompt").focus()
     reached = set()
     for _ in range(16):

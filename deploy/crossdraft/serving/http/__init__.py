@@ -1,7 +1,7 @@
 """OpenAI's HTTP API in front of a `Backend`."""
 
 from crossdraft.serving.http.app import make_app
-from crossdraft.serving.http.middleware import Cors, HttpOptions
+from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.limits import RateLimit
 
-__all__ = ["Cors", "HttpOptions", "RateLimit", "make_app"]
+__all__ = ["HttpOptions", "RateLimit", "make_app"]

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from crossdraft.client.api import software
@@ -25,7 +26,7 @@ from crossdraft.serving.http.errors import (
     refusal_of,
     refusal_of_status,
 )
-from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
+from crossdraft.serving.http.middleware import GUARDED, ID_HEADER, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import (
     ChatBody,
     CompletionBody,
@@ -40,12 +41,10 @@ from crossdraft.serving.http.responses import (
     Completion,
     CompletionFormat,
     Detokenized,
-    Load,
     ModelCard,
     ModelList,
     Ready,
     Tokenized,
-    Version,
 )
 from crossdraft.serving.http.streaming import (
     AnyFormat,
@@ -77,8 +76,8 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
-    if options.cors is not None:
-        options.cors.added_to(app)
+    if options.cors:  # before all others: a browser's first question has no key
+        app.add_middleware(CORSMiddleware, expose_headers=[ID_HEADER], **options.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
     app.include_router(models_router(backend))
@@ -104,14 +103,14 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
     app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
 
     @app.get("/version", responses={**FAULTS})
-    async def version() -> Version:
+    async def version() -> dict[str, str]:
         """Of this server."""
-        return Version(version=software())
+        return {"version": software()}
 
     @app.get("/load", responses={**FAULTS})
-    async def load(request: Request) -> Load:
+    async def load(request: Request) -> dict[str, int]:
         """How many requests for outputs are under way."""
-        return Load(server_load=request.scope[LOAD_KEY])
+        return {"server_load": request.scope[LOAD_KEY]}
 
     @app.get("/ready", responses={**FAULTS})
     async def ready() -> Ready:

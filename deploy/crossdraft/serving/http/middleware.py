@@ -1,17 +1,15 @@
 """ASGI middleware before the API: request ids, keys, rate limits, and the size of bodies."""
 
-import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,43 +23,6 @@ LOAD_KEY = "crossdraft.load"  # in the scope: requests for outputs that were und
 ID_HEADER = "x-request-id"
 ID_KEY = "crossdraft.request"  # in the scope
 GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
-
-
-@dataclass(frozen=True)
-class Cors:
-    """Which pages of other servers may use the API; `*` is any."""
-
-    origins: Sequence[str]
-    methods: Sequence[str] = ("*",)
-    headers: Sequence[str] = ("*",)
-    credentials: bool = False  # such as cookies
-
-    @staticmethod
-    def of(allowed_origins: str, allowed_methods: str, allowed_headers: str, allow_credentials: bool) -> "Cors | None":
-        """From the texts of the options; None if there is no origin. Raises ValueError."""
-        origins, methods, headers = map(_listed, (allowed_origins, allowed_methods, allowed_headers))
-        return Cors(origins, methods, headers, allow_credentials) if origins else None
-
-    def added_to(self, app: FastAPI) -> None:
-        """Before all other middleware: a browser's first question has no key."""
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=self.origins,
-            allow_methods=self.methods,
-            allow_headers=self.headers,
-            allow_credentials=self.credentials,
-            expose_headers=[ID_HEADER],
-        )
-
-
-def _listed(text: str) -> list[str]:
-    """A JSON list, as vLLM has it, or values with commas."""
-    if not text.startswith("["):
-        return [one.strip() for one in text.split(",") if one.strip()]
-    try:
-        return [str(one) for one in json.loads(text)]
-    except ValueError as error:
-        raise ValueError(f"{text} is not a JSON list: {error}; or write values with commas") from error
 
 
 @dataclass(frozen=True)
@@ -81,7 +42,9 @@ class HttpOptions:
         None  # for /metrics: from the header `Accept` to the text and its type
     )
     page: bool = True  # serve the web page at /
-    cors: "Cors | None" = None  # pages of other servers that may use the API; None: none
+    cors: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # arguments of CORSMiddleware; none: no page of another server
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_choices", "stalled_seconds"):

@@ -246,18 +246,6 @@ class Alive(BaseModel):
     status: Literal["ok"]
 
 
-class Version(BaseModel):
-    """The answer of /version."""
-
-    version: str
-
-
-class Load(BaseModel):
-    """The answer of /load."""
-
-    server_load: int  # requests for outputs that are under way
-
-
 class Tokenized(BaseModel):
     """The answer of /tokenize."""
 
