@@ -165,9 +165,7 @@ class ApiOptions:
         list[str],
         typer.Option(metavar="HOST:PORT,...", help="Targets, all of the same model; comma-separated or repeated."),
     ]
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the model in the API, like vLLM's --served-model-name.")
-    ]
+    model: Annotated[str, typer.Option(metavar="NAME", help="Name of the model in the API.")]
     drafter: list[str] | None = option(
         None,
         "A name for drafters of one model, and their addresses; repeatable. The first is the default.",
