@@ -63,7 +63,7 @@ def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, d
     refused = cli("generate", *GREEDY, *where, *tls, "--method", "coupled")
     assert refused.code == 2
     assert "this drafter is not trusted; use 'slem' or 'seeded'" in refused.err
-    cli("generate", *where, *tls, 200 * "The quick ").failed("the target's context holds 100")
+    cli("generate", *where, *tls, 200 * "The quick ").failed("maximum context length is 100 tokens")
     outside = cli("generate", *GREEDY, "--target", safe)
     outside.failed("if it speaks TLS, it takes only clients with a valid certificate of its CA", 1)
     mistaken = cli("generate", *GREEDY, "--target", target, *tls)

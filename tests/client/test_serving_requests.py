@@ -1,15 +1,28 @@
 """What fronts ask of the pipeline, over real gRPC with tiny random models: ids, chats, logprobs, resuming."""
 
 import json
+from asyncio import gather
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.client import Chat, GenerationRequest, Message, Pipeline, RequestError, SamplingOptions, Token, connect
+from crossdraft.client import (
+    Chat,
+    GenerationRequest,
+    Message,
+    Pipeline,
+    RequestError,
+    SamplingOptions,
+    Token,
+    api,
+    connect,
+)
 from crossdraft.client.api import Generation
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import load_model
@@ -17,14 +30,14 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
-from crossdraft.session.resolution import resolve
+from crossdraft.session.resolution import Prompts, prompts_of, resolve
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.messages import Draft, OpenDrafter
-from crossdraft.types.request import plain
+from crossdraft.types.request import PromptTooLongError, plain
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 
@@ -54,9 +67,9 @@ async def test_a_resumed_output_goes_on_as_it_would_have(pipeline: Pipeline, set
 async def test_a_resumed_session_can_be_replayed(pipeline: Pipeline, tmp_path: Path) -> None:
     for committed in ((5, 6, 7), (5,) * 9):  # the second has ended
         path = tmp_path / f"{len(committed)}.flight"
-        await tokens_of(pipeline.generate(CHAT, max_tokens=9, committed=committed, record=path))
+        await tokens_of(pipeline.generate(PROMPT, max_tokens=9, committed=committed, record=path))
         recording = read(path)
-        assert (recording.header.request.prompt, recording.header.request.committed) == (CHAT, committed)
+        assert (recording.header.request.prompt, recording.header.request.committed) == (PROMPT, committed)
         assert replay(recording).difference is None
 
 
@@ -145,7 +158,8 @@ async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(
         Server(DRAFTER, service, AT_ONCE) as server,
         connect(target.address, server.address, trusted=trusted) as pipeline,
     ):
-        opening = resolve(GenerationRequest(CHAT), pipeline.models).open_drafter
+        chats = replace(pipeline.models.target, chat_template=ChatTemplate(TEMPLATE))
+        opening = resolve(GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
         assert opening is not None
         wanted = CHAT.messages[0].content if trusted else plain(CHAT)
         assert (opening.prompt, opening.templated) == (from_bytes(wanted.encode()), trusted)
@@ -167,3 +181,24 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
         async with drafter.session(given) as session:
             drafted = await session.draft(Draft(1, 0, NOTHING, 1))
             assert (drafted.draft_tokens[0].token == wanted) == same
+
+
+async def test_a_long_prompt_is_tokenized_beside_the_event_loop(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def watched(*given: Any) -> Prompts:
+        threads.append(current_thread().name)
+        return prompts_of(*given)
+
+    monkeypatch.setattr(api, "prompts_of", watched)
+    with pytest.raises(PromptTooLongError, match="maximum context length"):
+        await pipeline.prompts("word " * 10_000)
+    prompts = await pipeline.prompts(PROMPT)
+    assert [name.startswith("tokenizing") for name in threads] == [True, False]
+    generations = [
+        pipeline.run(GenerationRequest(PROMPT, seed=7, max_tokens=4), None, made) for made in (None, prompts)
+    ]
+    await gather(*map(tokens_of, generations))
+    assert generations[0].ids == generations[1].ids

@@ -10,7 +10,8 @@ from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import Committed, Ended, OutputRequest, UnknownModelError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import ServedModel, Written
+from crossdraft.types.request import Prompt
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (
@@ -45,6 +46,17 @@ class FakeBackend:
 
     async def models(self) -> tuple[ServedModel, ...]:
         return self.served
+
+    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+        """A token for each byte, and one before all; a chat is its last message."""
+        if model not in {model.name for model in self.served}:
+            raise UnknownModelError(f"there is no model {model!r}")
+        if isinstance(prompt, tuple):
+            text = "".join(chr(token % 128) for token in prompt)
+            return Written(prompt, tuple(text), text)
+        text = prompt if isinstance(prompt, str) else prompt.messages[-1].content
+        ids = (*([1] if special else []), *text.encode())
+        return Written(ids, tuple(map(chr, ids)), text)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | Ended, None]:
         self.requests.append(request)

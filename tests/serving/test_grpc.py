@@ -107,6 +107,7 @@ EVERYTHING = GenerationRequest(
         EVERYTHING,
         GenerationRequest("Zwölf\x00"),
         GenerationRequest(Chat((Message("system", ""), Message("user", "Hi")))),
+        GenerationRequest(Chat((Message("user", "Hi"),), False, True, '{"a": 1}')),
         GenerationRequest("x", seed=0, overlap=Overlap.OFF),
     ],
     ids=lambda request: type(request.prompt).__name__,

@@ -38,34 +38,46 @@ async def drained(measured: MeasuredBackend, order: OutputRequest = REQUEST) -> 
             pass
 
 
-async def test_times_are_counted_from_the_order() -> None:
+async def exposed(outputs: FakeBackend, *times: float) -> str:
+    """The metrics of one output, whose order, items, end, and what is after it have these times between them."""
     metrics = Metrics()
-    outputs = FakeBackend(tokens=TOKENS[:3])
-    # The order, three tokens, the end, and after it.
-    await drained(MeasuredBackend(outputs, metrics, ticking(0.0, 0.5, 0.25, 0.125, 1.0, 9.0)))
-    text = metrics.text()[0].decode()
-    assert value(text, "time_to_first_token_seconds_sum", WHO) == 0.5
-    assert value(text, "time_to_first_token_seconds_count", WHO) == 1
-    assert value(text, "inter_token_latency_seconds_sum", WHO) == 0.375
-    assert value(text, "inter_token_latency_seconds_count", WHO) == 2
-    assert value(text, "e2e_request_latency_seconds_sum", ALL) == 1.875
-    assert value(text, "request_time_per_output_token_seconds_sum", ALL) == 0.1875
-    assert value(text, "request_queue_time_seconds_sum", ALL) == 0.375  # the session's own first token took 0.125
-    assert value(text, "generation_tokens_total", WHO) == 3
-    assert value(text, "request_generation_tokens_sum", ALL) == 3
+    await drained(MeasuredBackend(outputs, metrics, ticking(*times)))
+    return metrics.text()[0].decode()
+
+
+def check(text: str, live: dict[str, float], ended: dict[str, float]) -> None:
+    """Compares metrics of an output under way, and of one that has ended."""
+    for values, labels in ((live, WHO), (ended, ALL)):
+        assert {name: value(text, name, labels) for name in values} == values
+
+
+async def test_times_are_counted_from_the_order() -> None:
+    text = await exposed(FakeBackend(tokens=TOKENS[:3]), 0.0, 0.5, 0.25, 0.125, 1.0, 9.0)
+    live = {
+        "time_to_first_token_seconds_sum": 0.5,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_sum": 0.375,
+        "inter_token_latency_seconds_count": 2,
+        "generation_tokens_total": 3,
+    }
+    ended = {
+        "e2e_request_latency_seconds_sum": 1.875,
+        "request_time_per_output_token_seconds_sum": 0.1875,
+        "request_queue_time_seconds_sum": 0.375,  # the session's own first token took 0.125
+        "request_generation_tokens_sum": 3,
+    }
+    check(text, live, ended)
     assert value(text, "request_success_total", ALL | {"finished_reason": "stop"}) == 1
 
 
 async def test_tokens_of_one_pass_have_no_time_between_them() -> None:
-    metrics = Metrics()
-    outputs = FakeBackend(together=2)  # four tokens
-    await drained(MeasuredBackend(outputs, metrics, ticking(0.0, 0.5, 0.25, 1.0)))
-    text = metrics.text()[0].decode()
-    assert value(text, "time_to_first_token_seconds_sum", WHO) == 0.5
-    assert value(text, "inter_token_latency_seconds_sum", WHO) == 0.25
-    assert value(text, "inter_token_latency_seconds_count", WHO) == 3
-    assert value(text, "generation_tokens_total", WHO) == 4
-    assert value(text, "request_generation_tokens_sum", ALL) == 4
+    text = await exposed(FakeBackend(together=2), 0.0, 0.5, 0.25, 1.0)  # four tokens
+    first, between = "time_to_first_token_seconds_sum", "inter_token_latency_seconds"
+    check(
+        text,
+        {first: 0.5, f"{between}_sum": 0.25, f"{between}_count": 3, "generation_tokens_total": 4},
+        {"request_generation_tokens_sum": 4},
+    )
 
 
 async def test_statistics_are_added_up() -> None:

@@ -67,12 +67,15 @@ class Stack:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack() -> AsyncIterator[Stack]:
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     options = {name: ModelOptions(f"bundled:{name}", budget=256, threads=1) for name in ("target", "drafter-b")}
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n\n{% endfor %}Assistant:")
+    options["target"] = replace(options["target"], chat_template=template)
     async with AsyncExitStack() as exits:
         target = await exits.enter_async_context(await target_server(ServeTarget(options["target"], AT_ONCE)))
         drafter = await exits.enter_async_context(await drafter_server(ServeDrafter(options["drafter-b"], AT_ONCE)))
-        model = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),))
+        model = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),), ("other",))
         backend = await exits.enter_async_context(LocalBackend((model,), LocalOptions(MAX)))
         http = await exits.enter_async_context(front(backend))
         grpc = await exits.enter_async_context(serve_generation(backend, AT_ONCE))
@@ -228,7 +231,7 @@ async def test_a_full_process_refuses_more(stack: Stack) -> None:
 async def test_what_is_served(stack: Stack) -> None:
     (card,) = (await stack.front.openai.models.list()).data
     found = card.to_dict()
-    assert (found["id"], found["drafters"], found["chats"]) == ("demo", ["b"], False)
+    assert (found["id"], found["drafters"], found["chats"]) == ("demo", ["b"], True)
     methods = found["methods"]
     assert isinstance(methods, list)
     assert {"slem", "seeded", "coupled", "tli"} <= set(methods)
@@ -245,3 +248,33 @@ async def test_log_probabilities_are_the_models(stack: Stack) -> None:
         assert len(likely) == 3
         assert value == pytest.approx(max(likely.values())) == pytest.approx(likely[token])
         assert value <= 0
+
+
+async def test_a_further_name_is_the_same_model(stack: Stack) -> None:
+    cards = (await stack.front.openai.models.list()).data
+    assert [(card.id, (card.model_extra or {})["root"]) for card in cards] == [("demo", "demo"), ("other", "demo")]
+    done = await stack.complete(model="other", max_tokens=4)
+    assert (done.model, done.choices[0].text) == ("other", await stack.text(max_tokens=4))
+    unnamed = await stack.front.post("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=4)
+    assert unnamed.json()["model"] == "demo"
+
+
+async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
+    found = (await stack.front.post("/tokenize", prompt=PROMPT, return_token_strs=True)).json()
+    ids = tuple(found["tokens"])
+    assert ids == stack.direct.models.tokenization.encode_prompt(PROMPT)
+    assert (found["max_model_len"], len(found["token_strs"])) == (1024, len(ids))
+    assert (await stack.front.post("/detokenize", tokens=ids)).json() == {"prompt": PROMPT}
+    chat = (await stack.front.post("/tokenize", messages=MESSAGES)).json()["tokens"]
+    text = (await stack.front.post("/detokenize", tokens=chat)).json()["prompt"]
+    assert text == "User: Say\n\nAssistant:"
+    done = await stack.complete(max_tokens=6, extra_body={"return_token_ids": True})
+    extra = done.choices[0].model_extra or {}
+    assert (tuple(extra["prompt_token_ids"]), len(extra["token_ids"])) == (ids, 6)
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_in_vllms_words(stack: Stack) -> None:
+    wanted = r"This model's maximum context length is 1024 tokens. However, your request has 3000000 bytes"
+    with pytest.raises(openai.BadRequestError, match=wanted) as refused:
+        await stack.complete(prompt="x" * 3_000_000)
+    assert refused.value.code == "context_length_exceeded"

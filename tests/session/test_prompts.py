@@ -5,12 +5,22 @@ from typing import Any
 
 import pytest
 
-from crossdraft.session.resolution import prompts_of, tokenization_of
-from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.session.resolution import Models, Prompts, prompts_of, tokenization_of
+from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description
-from crossdraft.types.request import KINDS, Chat, GenerationRequest, Message, RequestError, plain
+from crossdraft.types.request import (
+    KINDS,
+    Chat,
+    GenerationRequest,
+    Message,
+    Prompt,
+    PromptTooLongError,
+    RequestError,
+    plain,
+    rendered,
+)
 from tests.text.kinds import kind
 
 CHAT = Chat((Message("system", "Be brief."), Message("user", "How  are you? 🦄")))
@@ -19,6 +29,7 @@ CHATML = ChatTemplate(
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
     (("bos_token", "<s>"), ("eos_token", "</s>")),
 )
+WHOLE = ChatTemplate("{{ messages[0].content }}")
 REFUSING = ChatTemplate("{{ raise_exception('no system message') }}")
 
 
@@ -34,52 +45,108 @@ def of(about: Description) -> Tokenization:
     return tokenization_of(about, Side.TARGET)
 
 
+def prompts(prompt: Prompt, target: Description, drafter: Description | None = None) -> Prompts:
+    return prompts_of(prompt, Models(target, of(target), drafter))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3"])
 @pytest.mark.parametrize("text", ["Hello there", " two  spaces", "naïve 🦄"])
 def test_the_drafter_gets_the_letters_of_the_ids_without_what_begins_every_prompt(name: str, text: str) -> None:
     about = described(name)
     ids = of(about).encode_prompt(text)
-    prompts = prompts_of(ids, about, of(about), None)
-    assert prompts.target == ids
-    assert prompts.drafter == from_bytes(text.encode())
+    made = prompts(ids, about)
+    assert made.target == ids
+    assert made.drafter == from_bytes(text.encode())
 
 
 def test_ids_that_are_no_text_are_letters_all_the_same() -> None:
     about = described()
     end = kind("llama2").id_of("</s>")
-    assert prompts_of((end,), about, of(about), None).drafter == Role.END_OF_SEQUENCE.letter
+    assert prompts((end,), about).drafter == Role.END_OF_SEQUENCE.letter
 
 
 def test_an_id_that_the_target_has_not() -> None:
     about = described()
     with pytest.raises(RequestError, match=rf"has the id {about.vocabulary_size}; the target's ids are 0 to"):
-        prompts_of((1, about.vocabulary_size), about, of(about), None)
+        prompts((1, about.vocabulary_size), about)
 
 
 def test_each_model_renders_with_its_own_template() -> None:
     target, drafter = described("llama2", CHATML), described("gpt2", ChatTemplate("D:{{ messages[0].content }}"))
-    prompts = prompts_of(CHAT, target, of(target), drafter)
+    made = prompts(CHAT, target, drafter)
     begin, end = (kind("llama2").id_of(name) for name in ("<s>", "</s>"))
-    assert [token for token in prompts.target if token in (begin, end)] == [begin, end, end]
-    assert prompts.target[0] == begin
-    assert (prompts.drafter, prompts.templated) == (Letters("D:Be brief."), True)
+    assert [token for token in made.target if token in (begin, end)] == [begin, end, end]
+    assert made.target[0] == begin
+    assert (made.drafter, made.templated) == (Letters("D:Be brief."), True)
 
 
-def test_without_a_template_a_chat_is_plain_text() -> None:
-    target, text = described(), plain(CHAT)
-    assert text == "System: Be brief.\n\nUser: How  are you? 🦄\n\nAssistant:"
-    prompts = prompts_of(CHAT, target, of(target), described("gpt2"))
-    assert prompts.target == of(target).encode_prompt(text)
-    assert (prompts.drafter, prompts.templated) == (from_bytes(text.encode()), False)
+def test_without_a_template_a_chat_is_refused_but_a_drafter_reads_plain_text() -> None:
+    with pytest.raises(RequestError, match=r"'llama2' has no chat template: .* \(--chat-template FILE\)"):
+        prompts(CHAT, described())
+    made = prompts(CHAT, described("llama2", CHATML), described("gpt2"))
+    text = "System: Be brief.\n\nUser: How  are you? 🦄"
+    assert (made.drafter, made.templated) == (from_bytes(f"{text}\n\nAssistant:".encode()), False)
+    assert plain(replace(CHAT, add_generation_prompt=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("chat", "end"),
+    [
+        (replace(CHAT, add_generation_prompt=False), "<|user|>\nHow  are you? 🦄</s>\n"),
+        (replace(CHAT, add_generation_prompt=False, continue_final_message=True), "<|user|>\nHow  are you? 🦄"),
+        (replace(CHAT, template_kwargs='{"eos_token": "<end>"}'), "🦄<end>\n<|assistant|>\n"),
+    ],
+)
+def test_how_a_chat_ends_is_the_requests_to_say(chat: Chat, end: str) -> None:
+    assert rendered(chat, CHATML).endswith(end)
+
+
+def test_a_message_that_a_template_changes_cannot_be_continued() -> None:
+    chat = replace(CHAT, add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="does not show the last message as it is"):
+        rendered(chat, ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}"))
+    stripped = ChatTemplate("{% for m in messages %}{{ m.content | trim }}.{% endfor %}")
+    assert rendered(replace(chat, messages=(Message("user", " so "),)), stripped) == "so"
 
 
 def test_a_template_that_refuses_costs_the_request_if_it_is_the_targets() -> None:
     target = described("llama2", REFUSING)
     with pytest.raises(RequestError, match="the chat template of 'llama2' cannot write this chat: no system message"):
-        prompts_of(CHAT, target, of(target), None)
+        prompts(CHAT, target)
     drafter = replace(described("gpt2"), chat_template=REFUSING)
     target = described("llama2", CHATML)
-    assert not prompts_of(CHAT, target, of(target), drafter).templated
+    assert not prompts(CHAT, target, drafter).templated
+
+
+class Refusing(Tokenization):
+    """Must not be asked to tokenize."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size"),
+    [
+        ("x" * 1281, "1281 bytes of text, and a token has at most 10"),
+        (Chat((Message("user", "é" * 700),)), "1400 bytes of text"),
+        ((1,) * 128, "128 input tokens"),
+    ],
+    ids=["text", "chat", "ids"],
+)
+def test_what_cannot_fit_is_refused_before_it_is_tokenized(prompt: Prompt, size: str) -> None:
+    beginning = r"This model's maximum context length is 128 tokens. However, your request has "
+    with pytest.raises(PromptTooLongError, match=beginning + size):
+        prompts_of(prompt, Models(described("llama2", WHOLE), Refusing(10)))
+
+
+def test_a_text_of_the_longest_tokens_is_not_refused_before_it_is_tokenized() -> None:
+    about = described("llama2")
+    longest = max((letters for letters in of(about).vocabulary.letters), key=len)
+    assert of(about).longest >= len(longest)
+    with pytest.raises(PromptTooLongError, match=r"your request has \d+ input tokens"):
+        prompts("<s>" * 128, about)
+    assert len(prompts("<s>" * 100, about).target) == 101
 
 
 @pytest.mark.parametrize(
@@ -87,6 +154,7 @@ def test_a_template_that_refuses_costs_the_request_if_it_is_the_targets() -> Non
     [
         ((), "the prompt is empty"),
         ("", "the prompt is empty"),
+        (Chat(CHAT.messages, template_kwargs="[]"), "template_kwargs must be a JSON object"),
         ((1, -1), "prompt must be token ids, whole numbers from 0 on, and has -1"),
         ((1, True), "has True"),
         (("a",), "has 'a'"),

@@ -19,6 +19,7 @@ from crossdraft.cli.options import (
     AffinityOptions,
     ApiOptions,
     CertsOptions,
+    CorsOptions,
     DrafterOptions,
     ExistingServers,
     LoadFiles,
@@ -332,11 +333,12 @@ def serve_http(
     ),
     max_choices: int = option(32, "Max outputs of one request."),
     max_body_mib: float = option(4.0, "Max size of a request, in MiB."),
+    allowed: CorsOptions,
 ) -> None:
     """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""
     from crossdraft.cli import serve as module
 
-    module.serve_http(api, port, grpc_port, max_choices, max_body_mib)
+    module.serve_http(api, port, grpc_port, max_choices, max_body_mib, allowed)
 
 
 @command(serve, "grpc")

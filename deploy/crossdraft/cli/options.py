@@ -1,5 +1,6 @@
 """The options of commands, in groups: dataclasses whose fields `console.options.command` shows as options."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -121,6 +122,9 @@ class ModelChoice:
 
     model: Annotated[list[str], typer.Option(help="A folder, a hub id, or bundled:NAME.", metavar="MODEL")]
     engine: EngineOptions
+    chat_template: Path | None = option(
+        None, "Jinja template of chats; by default the model's own. Without one chats are refused.", metavar="FILE"
+    )
 
     @property
     def name(self) -> str:
@@ -166,9 +170,7 @@ class ApiOptions:
         list[str],
         typer.Option(metavar="HOST:PORT,...", help="Targets, all of the same model; comma-separated or repeated."),
     ]
-    model: Annotated[
-        list[str], typer.Option(metavar="NAME", help="Name of the model in the API, like vLLM's --served-model-name.")
-    ]
+    model: Annotated[list[str], typer.Option(metavar="NAME", help="Name of the model in the API.")]
     drafter: list[str] | None = option(
         None,
         "A name for drafters of one model, and their addresses; repeatable. The first is the default.",
@@ -178,8 +180,18 @@ class ApiOptions:
         None, "Use this drafter only with methods whose output no drafter can change; repeatable.", metavar="NAME"
     )
     host: Host = "127.0.0.1"
+    served_model_name: list[str] | None = option(
+        None, "A further name of the model in the API; repeatable.", metavar="NAME"
+    )
     api_keys: Path | None = option(
         None, "File with a name and an API key on each line; by default no key is needed.", metavar="FILE"
+    )
+    api_key: list[str] | None = option(
+        None,
+        "An API key that clients must send; repeatable. Others on this machine can read the command line.",
+        metavar="KEY",
+        envvar="CROSSDRAFT_API_KEY",
+        show_envvar=True,
     )
     max_outputs: int = option(
         64, "Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED)."
@@ -204,6 +216,28 @@ class ApiOptions:
     def name(self) -> str:
         """Of the model; raises UsageError if there are several."""
         return only_model(self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorsOptions:
+    """Which pages of other servers may use the HTTP API; named as vLLM's options, whose JSON lists are taken, too."""
+
+    allowed_origins: str = option("", "Origins of pages that may use the API, with commas, or *; by default none.")
+    allowed_methods: str = option("*", "HTTP methods for --allowed-origins.")
+    allowed_headers: str = option("*", "Headers for --allowed-origins.")
+    allow_credentials: bool = option(False, "Let --allowed-origins send cookies.", "--allow-credentials")
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Arguments of Starlette's middleware; none without an origin. Raises ValueError."""
+        names = ("origins", "methods", "headers")
+        lists: dict[str, object] = {f"allow_{name}": _listed(getattr(self, f"allowed_{name}")) for name in names}
+        return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
+
+
+def _listed(text: str) -> list[str]:
+    """Values with commas, or a JSON list, as vLLM has it."""
+    return list(map(str, json.loads(text))) if text.startswith("[") else [one.strip() for one in text.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.options import (
     ApiOptions,
+    CorsOptions,
     DrafterOptions,
     LogOptions,
     ModelChoice,
@@ -80,7 +81,9 @@ def serve_ngram(longest: int, shortest: int, service: ServiceOptions) -> None:
     _run(serve_ngram(options), service.log, service.until_stdin_ends)
 
 
-def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: int, max_body_mib: float) -> None:
+def serve_http(
+    api: ApiOptions, port: int, grpc_port: int | None, max_choices: int, max_body_mib: float, allowed: CorsOptions
+) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
     try:
         from crossdraft.serving.http import HttpOptions, make_app
@@ -99,6 +102,7 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
             int(max_body_mib * MIB),
             min(max_choices, local.max_outputs),
             limited.stalled_seconds,
+            cors=allowed.settings,
         )
 
     if api.workers != 1 and not api.worker_of:
@@ -143,6 +147,7 @@ def _serve_api(
 
     async def outputs() -> None:
         metrics = Metrics()
+        metrics.lag.start()
         async with LocalBackend((model,), local) as made:
             await serve(MeasuredBackend(made, metrics), metrics)
 
@@ -221,6 +226,7 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
         emulation=emulation,
         reuse=engine.enable_prefix_caching,
         eager=engine.enforce_eager,
+        chat_template=model.chat_template,
     )
 
 
@@ -249,7 +255,7 @@ def _limits(api: ApiOptions) -> GenerationOptions:
     """What --api-keys, --rate, --burst and --stalled-seconds say, for one process; raises ValueError."""
     workers = max(1, api.worker_of)
     return GenerationOptions(
-        Keys() if api.api_keys is None else Keys.read(api.api_keys),
+        Keys.given(api.api_keys, api.api_key or ()),
         None if api.rate is None else RateLimit(api.rate / workers, ceil(api.burst / workers)),
         api.stalled_seconds,
     )
@@ -270,7 +276,7 @@ def _local_model(api: ApiOptions) -> LocalModel:
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
-        return LocalModel(api.name, targets, drafters)
+        return LocalModel(api.name, targets, drafters, tuple(api.served_model_name or ()))
 
 
 def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:

@@ -31,7 +31,8 @@ from crossdraft.serving.backend import (
     TraceSpans,
     UnknownModelError,
 )
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import ServedModel, Written
+from crossdraft.types.request import Prompt
 from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,10 @@ class Orchestrators(Protocol):
 
     async def models(self) -> tuple[ServedModel, ...]:
         """What one of them can serve; raises Lost."""
+        ...
+
+    async def written(self, prompt: Prompt, special: bool) -> Written | Refusal:
+        """As `Backend.written`, of one of them; raises Lost."""
         ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
@@ -195,11 +200,24 @@ class ClusterBackend:
             return self._served.get(name, ()) if self._detectors[name].lively else ()
         return self._served[name]
 
+    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+        """As `Backend.written`."""
+        try:
+            found = await self._orchestrators(model).written(prompt, special)
+        except Lost as error:
+            raise Unreachable(f"no orchestrator of {model!r} answers: {error}") from error
+        if isinstance(found, Refusal):
+            raise found.error
+        return found
+
+    def _orchestrators(self, model: str) -> Orchestrators:
+        if model not in self._models:
+            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(self._models)}")
+        return self._models[model]
+
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """As `Backend.stream`."""
-        orchestrators = self._models.get(request.model)
-        if orchestrators is None:
-            raise UnknownModelError(f"there is no model {request.model!r}; there is {', '.join(self._models)}")
+        orchestrators = self._orchestrators(request.model)
         journal, heard = Journal(resumable(request)), self._clock()
         detector, losses = self._detectors[request.model], 0  # in a row, since the latest reply
         while True:

@@ -39,7 +39,7 @@ from crossdraft.cluster.directory import (
     entry_of,
     node_address,
 )
-from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Replies
+from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
@@ -52,7 +52,8 @@ from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import ServedModel, Written
+from crossdraft.types.request import Prompt
 
 MIB = 2**20
 RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
@@ -86,6 +87,12 @@ class ServeOrchestrators:
         with _foreign_errors():
             models: tuple[ServedModel, ...] = await self._handle.models.remote()
         return models
+
+    async def written(self, prompt: Prompt, special: bool) -> Written | Refusal:
+        """As `Orchestrators.written`."""
+        with _foreign_errors():
+            found: Written | Refusal = await self._handle.written.remote(prompt, special)
+        return found
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """As `Orchestrators.stream`; closing it early cancels the replica's work."""
@@ -130,6 +137,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
         config, http, front, node = self._config, self._http, FrontBackend(self._config), node_address()
+        front.metrics.lag.start()
         metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
         entry = entry_of(Role.HTTP, "", "", "", metrics, node)
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry))
@@ -218,6 +226,7 @@ class GrpcFrontConfig(ServerConfig):
             tls = FrontFiles(grpc.certificate, grpc.key)
         listening = Listening(grpc.host, grpc.port, MessageLimit(grpc.max_request_mib), self.grace_seconds, tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
+        front.metrics.lag.start()
         options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
         exporter = front.exporter if self.config.metrics else None
         return GrpcFrontServer(serve_generation(front.backend, listening, options), exporter, host)

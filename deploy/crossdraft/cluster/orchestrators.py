@@ -22,12 +22,14 @@ from crossdraft.cluster.directory import (
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Exporter, Registry
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import ServedModel, Written
+from crossdraft.types.request import Prompt
 
 log = logging.getLogger(__name__)
 LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
@@ -52,6 +54,7 @@ class Orchestrator:
         self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
         self._model: LocalModel | None = None  # the services in use
         self._metrics = OrchestratorMetrics(config.model)
+        LoopLag(self._metrics.registry, "orchestrator").start()
         self._exporter = Exporter(self._metrics.registry)
         node = node_address()
         metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
@@ -66,6 +69,13 @@ class Orchestrator:
             return await (await self._opened()).models()
         except Unreachable:
             return ()
+
+    async def written(self, prompt: Prompt, special: bool) -> Written | Refusal:
+        """How the target's tokenizer writes a prompt, or an error that fronts expect."""
+        try:
+            return await (await self._opened()).written(self._config.model, prompt, special)
+        except EXPECTED as error:
+            return Refusal(error)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """The replies of one output, at least one every PULSE. Errors that fronts expect are replies, too."""

@@ -21,8 +21,8 @@ from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.trace.live_spans import Span, Watch
-from crossdraft.types.output import ServedModel, Token
-from crossdraft.types.request import GenerationRequest, RequestError
+from crossdraft.types.output import ServedModel, Token, Written
+from crossdraft.types.request import GenerationRequest, Prompt, RequestError
 from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
 
@@ -88,6 +88,10 @@ class Backend(Protocol):
         """What is served now."""
         ...
 
+    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+        """How a model's tokenizer writes a prompt, and a text with `special` tokens before it; raises as `stream`."""
+        ...
+
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything.
 
@@ -146,12 +150,18 @@ class LocalModel:
     name: str
     targets: Addresses  # all of the same model
     drafters: tuple[NamedDrafter, ...] = ()  # the default one first
+    aliases: tuple[str, ...] = ()  # further names of it
 
     def __post_init__(self) -> None:
         if not self.name or not self.targets:
             raise ValueError(f"a model needs a name and at least one target, got {self.name!r} {self.targets}")
         if len(set(self.drafter_names)) < len(self.drafters):
             raise ValueError(f"drafters of {self.name!r} have the same name: {', '.join(self.drafter_names)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of its own, each once."""
+        return tuple(dict.fromkeys((self.name, *self.aliases)))
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
@@ -258,8 +268,8 @@ class LocalBackend:
 
     def __init__(self, models: Sequence[LocalModel], options: LocalOptions | None = None) -> None:
         self._options = options or LocalOptions()
-        self._models = {model.name: model for model in models}
-        if not models or len(self._models) < len(models):
+        self._models = {name: model for model in models for name in model.names}
+        if not models or len(self._models) < sum(len(model.names) for model in models):
             raise ValueError("give at least one model, and each a name of its own")
         self._created = int(time.time())
         self._connections = {
@@ -288,8 +298,12 @@ class LocalBackend:
         """Models whose pipeline is open; begins, without waiting, to open the others."""
         for model in self._models.values():
             self._default(model).begin()
-        found = ((model, self._default(model).pipeline) for model in self._models.values())
-        return tuple(_served(model, pipeline, self._created) for model, pipeline in found if pipeline is not None)
+        found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
+        return tuple(_served(name, model, made, self._created) for name, model, made in found if made is not None)
+
+    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+        """As `Backend.written`."""
+        return await (await self._default(self._model(model)).open()).written(prompt, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """As `Backend.stream`."""
@@ -297,8 +311,9 @@ class LocalBackend:
         with self._admitted():
             pipeline = await connection.open()
             watch = Watch() if request.trace else None
+            prompts = await pipeline.prompts(request.generation.prompt)
             with about(request=request.id):
-                running = pipeline.run(request.generation, watch)
+                running = pipeline.run(request.generation, watch, prompts)
             async with running as generation:
                 if watch is None:
                     while tokens := await generation.together():
@@ -322,7 +337,7 @@ class LocalBackend:
         known = {name for served, name in self._connections if served == model.name}
         if known != set(drafters):
             raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")
-        self._models[model.name] = model
+        self._models |= dict.fromkeys(model.names, model)
         for name, addresses in drafters.items():
             await self._connections[model.name, name].follow(model.targets, addresses)
 
@@ -332,15 +347,18 @@ class LocalBackend:
         return Connection(make, model.targets, addresses)
 
     def _connection(self, request: OutputRequest) -> Connection:
-        model = self._models.get(request.model)
-        if model is None:
-            raise UnknownModelError(f"there is no model {request.model!r}; there is {', '.join(self._models)}")
+        model = self._model(request.model)
         name = model.default_drafter if request.drafter is None else request.drafter
         connection = self._connections.get((model.name, name))
         if connection is None:
             there = ", ".join(model.drafter_names) or "none"
             raise UnknownDrafterError(f"{model.name!r} has no drafter {name!r}; there is {there}")
         return connection
+
+    def _model(self, name: str) -> LocalModel:
+        if name not in self._models:
+            raise UnknownModelError(f"there is no model {name!r}; there is {', '.join(self._models)}")
+        return self._models[name]
 
     def _default(self, model: LocalModel) -> Connection:
         return self._connections[model.name, model.default_drafter]
@@ -369,14 +387,15 @@ class LocalBackend:
             self._mean_seconds = SMOOTHING * self._mean_seconds + (1 - SMOOTHING) * took
 
 
-def _served(model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:
+def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:
     models = pipeline.models
     return ServedModel(
-        model.name,
+        name,
         created,
         models.context,
         model.drafter_names,
         methods=tuple(method.name for method in METHODS.values() if not fault_of_pair(method, models)),
         chats=models.target.chat_template is not None,
+        root="" if name == model.name else model.name,
         there=pipeline.target_there,
     )

@@ -102,7 +102,7 @@ class GenerationService:
     async def _model(self, request: Generate) -> str:
         if request.model:
             return request.model
-        names = [model.name for model in await self._backend.models()]
+        names = [model.name for model in await self._backend.models() if not model.root]
         if not names:
             raise errors.Unreachable("no model can be served now; ask again later")
         if len(names) > 1:

@@ -5,7 +5,7 @@ package has windows only, and aiolimiter cannot say how long to wait.
 """
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -73,6 +73,14 @@ class Keys:
         if not keys:
             raise KeysError(f"{path} has no key; write a line with a name, a space and a key, or leave the file out")
         return cls.of(keys)
+
+    @classmethod
+    def given(cls, path: Path | None, keys: Sequence[str]) -> Self:
+        """Those of a file and others, whose holders get numbers for names; raises KeysError."""
+        read = {} if path is None else cls.read(path).holders
+        return cls(
+            {**cls.of({f"key {number}": key for number, key in enumerate(filter(None, keys), 1)}).holders, **read}
+        )
 
     @property
     def needed(self) -> bool:

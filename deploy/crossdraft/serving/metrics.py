@@ -20,6 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.rpc.errors import ServiceError, name_of
+from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import (
@@ -31,7 +32,8 @@ from crossdraft.serving.backend import (
     OverloadedError,
     UnknownModelError,
 )
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import ServedModel, Written
+from crossdraft.types.request import Prompt
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Metrics:
         self.registry = Registry()
         shared = os.environ.get(SHARED_FOLDER)
         self.exported = self.registry if shared is None else registry_of_all(shared)
+        self.lag = LoopLag(self.registry, "front")  # to be started in the event loop
         self.running = self._gauge("num_requests_running", "Outputs that have had their first token.")
         self.waiting = self._gauge("num_requests_waiting", "Outputs that wait for their first token.")
         self._make_live()
@@ -280,6 +283,10 @@ class MeasuredBackend:
         self._known = {model.name: model for model in models}
         return models
 
+    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+        """As `Backend.written`."""
+        return await self._backend.written(model, prompt, special)
+
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """As `Backend.stream`."""
         began = self._clock()
@@ -287,8 +294,8 @@ class MeasuredBackend:
             await self.models()
         model = self._known.get(request.model)
         # One that is configured, but cannot be reached yet, is known by its name alone.
-        name = request.model if request.model in self._backend.names or model is not None else UNKNOWN
-        labels = name, drafter_of(request, model)
+        name = request.model if request.model in self._backend.names else UNKNOWN
+        labels = name if model is None else model.root or model.name, drafter_of(request, model)
         with _Measurement(self._metrics, request, labels, self._clock, began) as measurement:
             async with aclosing(self._backend.stream(request)) as items:
                 async for item in items:

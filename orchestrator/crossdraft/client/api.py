@@ -25,22 +25,24 @@ from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import Models, resolve, without_trust
+from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, without_trust, written
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import Estimates, OutputController, TargetController
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
-from crossdraft.types.output import Token
-from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
+from crossdraft.types.output import Token, Written
+from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError, size_of
 from crossdraft.types.statistics import Statistics, statistics_of
 
 log = logging.getLogger(__name__)
 
+TOKENIZING = 2  # prompts at once: tokenizers leave the interpreter to others
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
 
 
@@ -221,6 +223,7 @@ class Pipeline:
         self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
         self._controller = TargetController(estimates)
+        self._tokenizing = Beside("tokenizing", TOKENIZING)
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
@@ -256,8 +259,27 @@ class Pipeline:
         """
         return self.run(GenerationRequest.of(prompt, **settings))
 
-    def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
-        """One output for a request; `watch`, such as `trace.timeline.Watch`, is told the session's steps.
+    async def prompts(self, prompt: Prompt) -> Prompts:
+        """A prompt for `run`. A long one is tokenized in a thread, so that nothing else in the event loop waits for it.
+
+        Raises:
+            RequestError: the prompt cannot be served by this pair.
+        """
+        return await self._tokenizing.run(size_of(prompt), prompts_of, prompt, self.models)
+
+    async def written(self, prompt: Prompt, special: bool = True) -> Written:
+        """How the target's tokenizer writes a prompt, and a text `special` tokens before it; raises RequestError."""
+        return await self._tokenizing.run(size_of(prompt), written, prompt, self.models, special)
+
+    def run(
+        self, request: GenerationRequest, watch: Recorder | None = None, prompts: Prompts | None = None
+    ) -> Generation:
+        """One output for a request.
+
+        Args:
+            request: what to generate.
+            watch: such as `trace.timeline.Watch`: is told the session's steps.
+            prompts: what `prompts` has made of the request's; None: it is tokenized here.
 
         Raises:
             RequestError: the request cannot be served by this pair.
@@ -266,11 +288,11 @@ class Pipeline:
         if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
         targets, patience = len(services.targets), self._patience.target_seconds
-        assignment = resolve(request, models, drawn, targets, self._controller, patience)
+        assignment = resolve(request, models, drawn, targets, self._controller, patience, prompts)
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
-            header = Header(_software(), time.time(), asked, models.target, models.drafter, drawn, targets, patience)
+            header = Header(software(), time.time(), asked, models.target, models.drafter, drawn, targets, patience)
             recorder = partial(_recorder, header, request.record)
         in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
         generation = Generation(assignment, services, in_round, recorder, watch)
@@ -343,7 +365,8 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
 
 
-def _software() -> str:
+def software() -> str:
+    """The version that is installed."""
     try:
         return version("crossdraft")
     except PackageNotFoundError:

@@ -15,6 +15,7 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.types.output import Written
 from crossdraft.types.request import (
     Chat,
     GenerationRequest,
@@ -88,6 +89,7 @@ def resolve(
     targets: int = 1,
     shared: TargetController | None = None,
     target_seconds: float = Assignment.target_seconds,
+    prompts: "Prompts | None" = None,
 ) -> Assignment:
     """The assignment of a session.
 
@@ -98,13 +100,15 @@ def resolve(
         targets: number of the target's addresses.
         shared: decides for all outputs on these services; None: this one is alone.
         target_seconds: without any target, after which the output fails.
+        prompts: of the request, if they are there already (`prompts_of`).
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
     drawn = drawn or Secrets.drawn()
     method = choose_method(request, models)
-    prompts = _prompts(request, models)
+    prompts = prompts or prompts_of(request.prompt, models)
+    _check_ids(request, models)
     noise = NoiseKey(drawn.noise if request.seed is None else request.seed, request.choice)
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
     audit = _audit(models, method, noise, drawn) if request.audit else None
@@ -298,15 +302,7 @@ class Prompts:
     templated: bool = False  # the drafter's is rendered with its own chat template
 
 
-def _prompts(request: GenerationRequest, models: Models) -> Prompts:
-    prompts = prompts_of(request.prompt, models.target, models.tokenization, models.drafter)
-    if not prompts.target:
-        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
-    if len(prompts.target) >= models.context:
-        raise PromptTooLongError(
-            f"the prompt has {len(prompts.target)} tokens, and the target's context holds {models.context} "
-            "with at least one of them generated; shorten the prompt"
-        )
+def _check_ids(request: GenerationRequest, models: Models) -> None:
     size = models.tokenization.vocabulary.size
     for name, ids in (
         ("logit_bias", [token for token, _ in request.options.logit_bias]),
@@ -315,7 +311,6 @@ def _prompts(request: GenerationRequest, models: Models) -> Prompts:
         wrong = [token for token in ids if not 0 <= token < size]
         if wrong:
             raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}", name)
-    return prompts
 
 
 def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
@@ -365,37 +360,87 @@ def _open_drafter(
     )
 
 
-def prompts_of(prompt: Prompt, target: Description, tokenization: Tokenization, drafter: Description | None) -> Prompts:
-    """Encode the prompt for both models.
+def prompts_of(prompt: Prompt, models: Models) -> Prompts:
+    """Encode the prompt for both models. Takes as long as it is large, unless it cannot fit: call it in a thread.
 
     Args:
         prompt: text, ids of the target, or a chat.
-        target: the target's description.
-        tokenization: the target's.
-        drafter: the drafter's description; None: there is none.
+        models: of target and drafter.
 
     Raises:
-        RequestError: an id that the target does not have, or a chat that its template refuses.
+        RequestError: it has no token, an id that the target does not have, or a chat that its template refuses.
+        PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized.
     """
+    if isinstance(prompt, tuple):
+        _check_room(len(prompt), models)
+    ids = _target_ids(prompt, models)
+    if not ids:
+        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
+    _check_room(len(ids), models)
     match prompt:
         case str():
-            return Prompts(tokenization.encode_prompt(prompt), from_bytes(prompt.encode()))
+            return Prompts(ids, from_bytes(prompt.encode()))
         case Chat():
-            ids = _chat_ids(prompt, target, tokenization)
-            return Prompts(ids, *_chat_letters(prompt, drafter))
-        case _:
-            wrong = [token for token in prompt if token >= tokenization.vocabulary.size]
-            if wrong:
-                last = tokenization.vocabulary.size - 1
-                raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
-            return Prompts(prompt, tokenization.prompt_letters(prompt))
+            return Prompts(ids, *_chat_letters(prompt, models.drafter))
+    return Prompts(ids, models.tokenization.prompt_letters(ids))
 
 
-def _chat_ids(chat: Chat, target: Description, tokenization: Tokenization) -> tuple[int, ...]:
+def written(prompt: Prompt, models: Models, special: bool = True) -> Written:
+    """How the target's tokenizer writes a prompt. Takes as long as it is large: call it in a thread.
+
+    Args:
+        prompt: text, ids of the target, or a chat.
+        models: of target and drafter.
+        special: whether a text gets the special tokens that a prompt begins with.
+
+    Raises:
+        RequestError: as `prompts_of`.
+    """
+    ids = _target_ids(prompt, models, special)
+    return Written(ids, models.tokenization.pieces(ids), models.tokenization.shown(ids))
+
+
+def _target_ids(prompt: Prompt, models: Models, special: bool = True) -> tuple[int, ...]:
+    tokenization = models.tokenization
+    if isinstance(prompt, tuple):
+        last = tokenization.vocabulary.size - 1
+        wrong = [token for token in prompt if token > last]
+        if wrong:
+            raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
+        return prompt
+    text = _rendered(prompt, models.target) if isinstance(prompt, Chat) else prompt
+    _check_length(len(text.encode()), models)
+    whole = isinstance(prompt, Chat) or not special
+    return tokenization.encode_rendered(text) if whole else tokenization.encode_prompt(text)
+
+
+def _check_room(tokens: int, models: Models) -> None:
+    """In vLLM's words; one token of the context is for the output."""
+    if tokens >= models.context:
+        raise PromptTooLongError(
+            f"This model's maximum context length is {models.context} tokens. However, your request has {tokens} "
+            "input tokens. Please reduce the length of the prompt."
+        )
+
+
+def _check_length(size: int, models: Models) -> None:
+    """Refuses a text of so many bytes if not even the longest tokens could write it."""
+    longest = models.tokenization.longest
+    if size > longest * models.context:
+        raise PromptTooLongError(
+            f"This model's maximum context length is {models.context} tokens. However, your request has {size} bytes "
+            f"of text, and a token has at most {longest}. Please reduce the length of the prompt."
+        )
+
+
+def _rendered(chat: Chat, target: Description) -> str:
     if target.chat_template is None:
-        return tokenization.encode_prompt(plain(chat))
+        raise RequestError(
+            f"{target.model!r} has no chat template: start its target with one (--chat-template FILE), or send a text "
+            "as the prompt of /v1/completions"
+        )
     try:
-        return tokenization.encode_rendered(rendered(chat, target.chat_template))
+        return rendered(chat, target.chat_template)
     except ChatTemplateError as error:
         raise RequestError(f"the chat template of {target.model!r} cannot write this chat: {error}") from error
 

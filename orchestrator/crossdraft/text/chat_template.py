@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -14,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 # What a template's own expressions can raise besides Jinja's errors; memory and the stack are the caller's concern.
 MISTAKES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
@@ -29,23 +31,19 @@ class ChatTemplate:
     source: str  # Jinja; not empty
     tokens: tuple[tuple[str, str], ...] = ()  # (bos_token, eos_token, …; content) that it may refer to
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any] = NO_SETTINGS) -> str:
         """The chat as the model's text, up to where its answer begins; special tokens are in it by name.
 
         Args:
             messages: each with a role and a content, and what else the template understands.
+            settings: further variables of the template.
 
         Raises:
             ChatTemplateError: the template is damaged, or cannot write these messages.
         """
         try:
-            return _compiled(self.source).render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **dict(self.tokens),
-            )
+            usual = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(self.tokens)}
+            return _compiled(self.source).render(usual | {**settings, "messages": [dict(one) for one in messages]})
         except MISTAKES as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
 

@@ -15,6 +15,7 @@ from crossdraft.text.vocabulary import NESTED, SPACE_MARK, Part, Vocabulary, ana
 
 SHORT = 32  # characters of a text whose ids are kept: drafts begin with the same few words again and again
 KEPT = 1 << 14  # texts
+SHRUNK = 4  # bytes of a text that a tokenizer which changes text may make one of
 
 
 class NotExpressible(ValueError):  # noqa: N818
@@ -62,6 +63,9 @@ class Tokenization:
         # a `▁` in text would be decoded as a space
         self._unwritable = SPACE_MARK if anatomy.space_mark else ""
         self._known = lru_cache(KEPT)(self._text)
+        named = max((len(token.content.encode()) for token in anatomy.added), default=0)
+        # Bytes of a text that one token may stand for: a special token stands for its name.
+        self.longest = max(vocabulary.longest, named) * (SHRUNK if self.lossy else 1)
         self._begin, self._prefix = self._opening()
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
@@ -79,6 +83,10 @@ class Tokenization:
     def shown(self, ids: Sequence[int]) -> str:
         """The text of ids by the tokenizer's own decoder, with special tokens and clean-up."""
         return str(self._prompt.decode(list(ids), skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The tokens of ids as tokenizer.json spells them; empty where it has none."""
+        return tuple(self._prompt.id_to_token(token) or "" for token in ids)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt: special tokens are added, and their names in the text are understood.

@@ -35,11 +35,12 @@ class LoadedTokenizer:
     chat_template: ChatTemplate | None = None
 
 
-def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
+def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> LoadedTokenizer:
     """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json.
 
     The end symbols are those of generation_config.json, else of config.json, else of tokenizer_config.json. A
-    single one is END_OF_SEQUENCE; of several, those with a usual end-of-turn name are END_OF_TURN.
+    single one is END_OF_SEQUENCE; of several, those with a usual end-of-turn name are END_OF_TURN. The chat template is
+    `template`, if it is given.
 
     Raises:
         TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
@@ -60,7 +61,7 @@ def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
     roles = dict.fromkeys([] if begin is None else [begin], Role.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
-    chat_template = _chat_template(find("chat_template.jinja"), settings)
+    chat_template = _chat_template(template or find("chat_template.jinja"), settings)
     return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), _size(config, tokenizer), chat_template)
 
 

@@ -19,6 +19,15 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Written:
+    """A prompt as a tokenizer writes it."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]  # of the ids, in the tokenizer's own spelling
+    text: str  # of the ids, with the names of special tokens
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """A model that is served."""
 
@@ -28,4 +37,5 @@ class ServedModel:
     drafters: tuple[str, ...]  # names that a request may choose, the default first; none: plain decoding
     methods: tuple[str, ...]  # of `verification.methods.METHODS`, that its pairs allow
     chats: bool  # it has a chat template of its own
+    root: str = ""  # the name of the same model that stands before this one; empty: it is the first
     there: bool = True  # one of its targets can be reached now; over gRPC the health service says so

@@ -1,12 +1,13 @@
 """A generation request as a user writes it, validated as far as possible before the models are known."""
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self
 
-from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
 
 
@@ -23,6 +24,17 @@ class Chat:
     """A conversation to continue, as a prompt."""
 
     messages: tuple[Message, ...]
+    add_generation_prompt: bool = True  # the text ends with what begins an answer
+    continue_final_message: bool = False  # the text ends within the last message, which the output goes on with
+    template_kwargs: str = ""  # a JSON object: further variables of the template; empty: none
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the template; raises ValueError."""
+        settings = json.loads(self.template_kwargs or "{}")
+        if not isinstance(settings, dict):
+            raise ValueError("it is not an object")
+        return {"add_generation_prompt": self.add_generation_prompt, **settings}
 
     @property
     def fault(self) -> str:
@@ -31,6 +43,12 @@ class Chat:
             return f"the messages of a chat must be a tuple of Message, got {self.messages!r}"
         if not self.messages:
             return "the chat has no messages; give at least one"
+        if self.continue_final_message and self.add_generation_prompt:
+            return "continue_final_message and add_generation_prompt cannot both be true; set the latter to false"
+        try:
+            _ = self.settings
+        except (ValueError, TypeError, RecursionError) as error:
+            return f"template_kwargs must be a JSON object: {error}"
         for place, message in enumerate(self.messages):
             if not (isinstance(message.role, str) and message.role and isinstance(message.content, str)):
                 return f"message {place} of the chat needs a role and a content, both texts"
@@ -222,9 +240,18 @@ def check_text(name: str, text: object) -> None:
 
 def check_ids(name: str, ids: tuple[int, ...]) -> None:
     """Raises RequestError unless all are whole numbers from 0 on."""
+    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:
+        return  # a million of them take long one by one
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             raise RequestError(f"{name} must be token ids, whole numbers from 0 on, and has {token!r}")
+
+
+def size_of(prompt: Prompt) -> int:
+    """About how many bytes it has as text."""
+    if isinstance(prompt, Chat):
+        return sum(len(one.role) + len(one.content) for one in prompt.messages)
+    return len(prompt)
 
 
 def writable(text: str) -> bool:
@@ -237,15 +264,25 @@ def writable(text: str) -> bool:
 
 
 def rendered(chat: Chat, template: ChatTemplate) -> str:
-    """The chat as a model's own template writes it, up to where the answer begins.
+    """The chat as a model's own template writes it.
 
     Raises:
         ChatTemplateError: the template is damaged, or refuses the chat.
     """
-    return template.render([{"role": one.role, "content": one.content} for one in chat.messages])
+    text = template.render([{"role": one.role, "content": one.content} for one in chat.messages], chat.settings)
+    return _open_ended(text, chat.messages[-1].content) if chat.continue_final_message else text
+
+
+def _open_ended(text: str, last: str) -> str:
+    """A rendered chat up to the end of its last message; as transformers does it, a template may strip blanks."""
+    at = text.rfind(last.strip())
+    if at < 0:
+        raise ChatTemplateError("it does not show the last message as it is, so that the output cannot continue it")
+    kept = last.lstrip()
+    return text[: at + len(kept if text.startswith(kept, at) else last.strip())]
 
 
 def plain(chat: Chat) -> str:
-    """The chat for a model without a template: paragraphs "User: …" and "Assistant: …", and an open "Assistant:"."""
+    """The chat for a drafter without a template: paragraphs "User: …" and "Assistant: …", and an open "Assistant:"."""
     paragraphs = [f"{one.role.capitalize()}: {one.content}" for one in chat.messages]
-    return "\n\n".join([*paragraphs, "Assistant:"])
+    return "\n\n".join([*paragraphs, "Assistant:"] if chat.add_generation_prompt else paragraphs)

@@ -32,7 +32,8 @@ class Context:
             self._prompt_ids = tokenization.encode_rendered(to_bytes(prompt).decode("utf-8", "replace"))
             prompt = tokenization.letters_of(self._prompt_ids)
         else:
-            self._prompt_ids = tokenization.encode_prompt_letters(prompt)
+            # What cannot fit need not be tokenized to be cut away.
+            self._prompt_ids = tokenization.encode_prompt_letters(Letters(prompt[-capacity * tokenization.longest :]))
         self._text = prompt
         self._origin = len(prompt)  # position of offset 0
         self._head, self._base = self._prompt_ids, self._origin

@@ -20,6 +20,7 @@ from crossdraft.engine.model_thread import Job
 from crossdraft.engine.sampler import Draws, KeyedDraws, RandomDraws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
@@ -31,6 +32,7 @@ from crossdraft.verification.noise import KeyedNoise
 
 MAKE_AFFINITY = "make one with `crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE`"
 SERVE_AFFINITY = "make one with `crossdraft affinity` and serve it with --affinity"
+PROMPTS = 2  # that are tokenized at once
 DrafterServer = Server[OpenDrafter, Request, Reply]
 
 
@@ -49,6 +51,7 @@ class DrafterService:
 
     running: RunningModel
     affinity: Affinity | None = None  # for `rdk`: to the tokens of one target
+    _beside: Beside = field(default_factory=partial(Beside, "prompts", PROMPTS))
 
     @cached_property
     def description(self) -> Description:
@@ -74,7 +77,7 @@ class DrafterService:
         return TargetTokens(self.running, opening, self.affinity, self._target_noise)
 
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
-        """A new session. Its prompt is tokenized in a thread: it may be long, and other sessions must not wait for it.
+        """A new session. A long prompt is tokenized in a thread, as other sessions must not wait for it.
 
         Raises:
             ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
@@ -86,7 +89,7 @@ class DrafterService:
             raise ProtocolBroken(
                 f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
-        return Conversation(await asyncio.to_thread(DrafterSession, self, request), replies)
+        return Conversation(await self._beside.run(len(request.prompt), DrafterSession, self, request), replies)
 
     async def close(self) -> None:
         """Ends the model's thread."""

@@ -59,6 +59,7 @@ def load_model(
     max_length: int | None = None,
     trust_remote_code: bool = False,
     pruning: Pruning | None = None,
+    template: Path | None = None,
 ) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer.
 
@@ -70,6 +71,7 @@ def load_model(
         max_length: tokens of a session; None: the model's own context, which it may not exceed.
         trust_remote_code: whether code that comes with the model may run.
         pruning: the ids that its head keeps; None: all.
+        template: of chats, a file with Jinja; None: the model's own, if it has one.
 
     Raises:
         ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit, or the head cannot be cut.
@@ -80,8 +82,8 @@ def load_model(
     runs_on = device_of(device)
     source = _source(name)
     try:
-        tokenizer = load_tokenizer_json(source)
-    except (TokenizerMissing, ValueError) as error:
+        tokenizer = load_tokenizer_json(source, template)
+    except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
     model = _model(name, source, dtype, runs_on, trust_remote_code)
     description = Description(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ class ModelOptions:
     emulation: Emulation = NOTHING_EMULATED
     reuse: bool = True  # a session may begin with a prefix that another one computed
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
+    chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +145,13 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
             raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     loaded = load_model(
-        options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
+        options.name,
+        options.dtype,
+        options.device,
+        options.max_length,
+        options.trust_remote_code,
+        options.pruning,
+        options.chat_template,
     )
     running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
     try:

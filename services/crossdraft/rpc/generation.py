@@ -24,6 +24,7 @@ from crossdraft.rpc.errors import (
     to_status,
     to_trailer,
 )
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
 from crossdraft.session.events import Reason
@@ -109,6 +110,10 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
             message.text = prompt
         case Chat():
             message.chat.messages.extend(pb.ChatMessage(role=one.role, content=one.content) for one in prompt.messages)
+            if not prompt.add_generation_prompt:
+                message.chat.add_generation_prompt = False
+            message.chat.continue_final_message = prompt.continue_final_message
+            message.chat.template_kwargs = prompt.template_kwargs
         case _:
             message.ids.ids.extend(prompt)
 
@@ -145,7 +150,13 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
         case "ids" if message.ids.ids:
             return tuple(message.ids.ids)
         case "chat" if message.chat.messages:
-            return Chat(tuple(Message(one.role, one.content) for one in message.chat.messages))
+            chat = message.chat
+            return Chat(
+                tuple(Message(one.role, one.content) for one in chat.messages),
+                chat.add_generation_prompt or not chat.HasField("add_generation_prompt"),
+                chat.continue_final_message,
+                chat.template_kwargs,
+            )
         case _:
             raise BadMessage("there is no prompt; give text, ids or a chat, and at least one character, id or message")
 
@@ -379,6 +390,7 @@ class GenerationHandlers:
     def __init__(self, service: Generator, stalled_seconds: float) -> None:
         self._service = service
         self._stalled_seconds = stalled_seconds
+        self._beside = Beside("requests")
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """For `add_generic_rpc_handlers`."""
@@ -402,10 +414,11 @@ class GenerationHandlers:
         """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
         try:
             self._admit(context)
-            message = _parsed(request, context)
+            message = await self._beside.run(len(request), _parsed, request, _metadata(context, REQUEST_ID))
             with log_context.about(request=message.id, peer=context.peer()):
                 await context.send_initial_metadata(((REQUEST_ID, message.id),))
-                async with aclosing(self._service.generate(decode_request(message))) as replies:
+                asked = await self._beside.run(len(request), decode_request, message)
+                async with aclosing(self._service.generate(asked)) as replies:
                     async for reply in replies:
                         await self._write(reply, context)
         except ServiceError as error:
@@ -426,11 +439,11 @@ class GenerationHandlers:
             raise Cancelled(f"nothing was read for {self._stalled_seconds:g} s") from error
 
 
-def _parsed(raw: bytes, context: Context) -> pb.GenerateRequest:
-    """The message, with an id in any case; raises BadMessage."""
+def _parsed(raw: bytes, name: str | None) -> pb.GenerateRequest:
+    """The message, with an id in any case, if need be this one; raises BadMessage."""
     try:
         message = pb.GenerateRequest.FromString(raw)
-        message.id = log_context.request_id(message.id or _metadata(context, REQUEST_ID))
+        message.id = log_context.request_id(message.id or name)
     except DecodeError as error:
         raise BadMessage(f"not a GenerateRequest: {error}") from error
     except RequestIdError as error:

@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.handlers import Activity, Answer, Ask, Handlers, Open, Role, Service, SessionLimits
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
@@ -172,6 +173,7 @@ class Server(Generic[Open, Ask, Answer]):
         self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
         self.registry = Registry()
         self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, statistics))
+        self._lag = LoopLag(self.registry, role.name)
         self._exporter = Exporter(self.registry)
         self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
 
@@ -192,6 +194,7 @@ class Server(Generic[Open, Ask, Answer]):
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
         """
         listening = self._listening
+        self._lag.start()
         if listening.metrics_port is not None:
             self.metrics = self._exporter.start(listening.host, listening.metrics_port)
             self._marks["metrics"] = self.metrics
@@ -207,6 +210,7 @@ class Server(Generic[Open, Ask, Answer]):
         await self._endpoint.drain()
         await self._exporter.stop()
         await self._service.close()
+        self._lag.stop()
 
     def ready_line(self) -> str:
         """One line of JSON: what is served, and where."""

@@ -65,3 +65,23 @@ async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_i
     await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
     await served.openai.completions.create(model="toy", prompt="Say")
     assert [order.generation.max_tokens for order in outputs.requests] == [MAX_TOKENS, 16]
+
+
+async def test_a_message_of_the_assistant_may_have_no_content(served: Front, outputs: FakeBackend) -> None:
+    said = [*MESSAGES, {"role": "assistant", "content": None}, {"role": "user", "content": "More"}]
+    await served.openai.chat.completions.create(model="toy", messages=said)
+    prompt = outputs.requests[0].generation.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1] == Message("assistant", "")
+
+
+async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, outputs: FakeBackend) -> None:
+    how = {
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=how)
+    assert outputs.requests[0].generation.prompt == Chat(
+        (Message("user", "Say"),), False, True, '{"enable_thinking": false}'
+    )

@@ -163,6 +163,7 @@ async def test_the_models(served: Front) -> None:
         "object": "model",
         "created": 1_700_000_000,
         "owned_by": "crossdraft",
+        "root": "toy",
         "max_model_len": 64,
         "drafters": ["ngram", "small"],
         "methods": ["slem", "seeded"],

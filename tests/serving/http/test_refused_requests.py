@@ -18,8 +18,8 @@ HOW = "speculative"
 @pytest.mark.parametrize(
     ("path", "body", "param", "text"),
     [
-        (COMPLETIONS, {}, "prompt", "Field required"),
-        (COMPLETIONS, {"prompt": ""}, "prompt", "String should have at least 1 character"),
+        (COMPLETIONS, {}, "prompt", "prompt: it is required"),
+        (COMPLETIONS, {"prompt": ""}, "prompt", "it must have at least 1 character"),
         (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
         (COMPLETIONS, {"prompt": [True]}, "prompt.0", "valid"),
         (COMPLETIONS, SAY | {"temperature": -1}, "temperature", "greater than or equal to 0"),
@@ -33,7 +33,12 @@ HOW = "speculative"
         (COMPLETIONS, SAY | {"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         (COMPLETIONS, SAY | {"stop": ["a"] * 17}, "stop", "at most 16 items"),
         (COMPLETIONS, SAY | {"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
-        (COMPLETIONS, SAY | {"frequency_penalty": 1}, "frequency_penalty", "Input should be 0"),
+        (
+            COMPLETIONS,
+            SAY | {"frequency_penalty": 1},
+            "frequency_penalty",
+            "frequency_penalty 1 is not served: it may be 0",
+        ),
         (COMPLETIONS, SAY | {"temprature": 1}, "temprature", "Unrecognized request argument supplied"),
         (COMPLETIONS, SAY | {"n": 33}, "n", "at most 32"),
         (COMPLETIONS, SAY | {"best_of": 2}, None, "best_of is not served"),
@@ -56,10 +61,24 @@ HOW = "speculative"
         (COMPLETIONS, SAY | {"seed": 1, HOW: {"method": "coupled"}}, f"{HOW}.method", "use --method seeded"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, CHATTING | {"max_tokens": True}, "max_tokens", "must be a number"),
-        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content", "it is required"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),
-        (CHAT, CHATTING | {"tools": [{}]}, "tools", "at most 0"),
+        (CHAT, CHATTING | {"tools": [{}]}, "tools", "tools is not served: leave it out"),
         (CHAT, CHATTING | {"top_logprobs": 2}, None, "needs logprobs"),
+        (COMPLETIONS, SAY | {"suffix": "b"}, "suffix", "suffix is not served: leave it out"),
+        (COMPLETIONS, SAY | {"guided_json": {}}, "guided_json", "guided_json is not served: leave it out"),
+        (COMPLETIONS, SAY | {f"a{number}": 1 for number in range(2000)}, "a0", "Unrecognized request argument"),
+        (COMPLETIONS, SAY | {"logit_bias": {f"a{number}": 1 for number in range(2000)}}, "logit_bias", "at most 1024"),
+        (COMPLETIONS, {"prompt": [{}] * 60_000}, "prompt.0", "valid"),
+        (CHAT, CHATTING | {"response_format": {"type": "json_object"}}, "response_format.type", "is not served"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages.0.content", "it is required"),
+        (CHAT, CHATTING | {"continue_final_message": True}, None, "cannot both be true"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0.type",
+            "messages.0.content.0.type \"image_url\" is not served: it may be 'text'",
+        ),
     ],
 )
 async def test_a_wrong_field_is_named(
@@ -105,6 +124,7 @@ async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
     assert (response.status_code, fault(response)["code"]) == (404, "not_found")
     response = await served.http.get(COMPLETIONS)
     assert (response.status_code, fault(response)["code"]) == (405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -40,7 +40,12 @@ def test_the_document_has_every_route() -> None:
         "/v1/chat/completions",
         "/v1/models",
         "/v1/models/{model}",
+        "/tokenize",
+        "/detokenize",
         "/health",
+        "/ping",
+        "/version",
+        "/load",
         "/ready",
         "/metrics",
     }

@@ -74,7 +74,7 @@ class Visit:
 
     async def generate(self, prompt: str = "def f(n):") -> None:
         """A whole output."""
-        await self.fill(Prompt=prompt)
+        await self.page.locator("#prompt").fill(prompt)
         await self.press("Generate")
         await self.page.get_by_text("a second.").wait_for()
 

@@ -1,6 +1,7 @@
 """What people see and do at `/`, in a real browser."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from playwright.async_api import Browser, Page
@@ -9,6 +10,7 @@ from crossdraft.client import Kind, Overlap, RequestError
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
+from crossdraft.types.request import Chat, Message
 from tests.serving.fakes import TOY
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedBackend, Visit, visiting
 
@@ -94,6 +96,50 @@ async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
     assert (asked.options.temperature, asked.seed, asked.max_tokens) == (0.5, 11, 20)
 
 
+async def test_k_can_be_set_where_it_has_an_effect(visit: Visit) -> None:
+    field = visit.page.get_by_label("K", exact=True)
+    assert await field.is_disabled()
+    await visit.generate()
+    await visit.page.get_by_label("Overlap").select_option("on")
+    assert await field.is_enabled()
+    await visit.fill(K="9")
+    await visit.generate()
+    assert [order.generation.num_speculative_tokens for order in visit.outputs.requests] == [5, 9]
+
+
+async def test_the_whole_run_is_visible_until_somebody_zooms(visit: Visit) -> None:
+    visit.outputs.tokens = TOKENS * 40
+    await visit.generate()
+    hidden = "one => one.scrollWidth - one.clientWidth"
+    assert await visit.page.locator("#lanes-view").evaluate(hidden) <= 0
+    await visit.press("zoom in")
+    assert await visit.page.locator("#lanes-view").evaluate(hidden) > 0
+
+
+async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
+    await visit.page.get_by_role("radio", name="Chat", exact=True).check()
+    for message in ("Hello", "And?"):
+        await visit.page.get_by_label("Message", exact=True).fill(message)
+        await visit.press("Generate")
+        await visit.page.wait_for_function("document.getElementById('prompt').value === ''")
+    first, second = (order.generation.prompt for order in visit.outputs.requests)
+    assert first == Chat((Message("user", "Hello"),))
+    assert second == Chat((Message("user", "Hello"), Message("assistant", TEXT), Message("user", "And?")))
+    assert await visit.page.locator("#output").text_content() == (
+        f"user: Hello\n\nassistant: {TEXT}\n\nuser: And?\n\nassistant: {TEXT}"
+    )
+    await visit.press("new chat")
+    await visit.page.get_by_role("radio", name="Text", exact=True).check()
+    await visit.generate("x")
+    assert visit.outputs.requests[-1].generation.prompt == "x"
+
+
+async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> None:
+    async with visiting(browser, TracedBackend(TOKENS, served=(replace(TOY, chats=False),))) as visit:
+        await visit.page.get_by_role("option", name="small").wait_for(state="attached")
+        assert await visit.page.get_by_role("radio", name="Chat", exact=True).is_hidden()
+
+
 async def test_ctrl_enter_generates_and_examples_fill_the_prompt(visit: Visit) -> None:
     await visit.press("fibonacci")
     await visit.page.keyboard.press("Control+Enter")
@@ -146,6 +192,7 @@ async def test_an_error_in_the_middle_leaves_what_arrived(visit: Visit) -> None:
 
 
 async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
+    await visit.page.get_by_label("Overlap").select_option("on")
     await visit.page.locator("#num-speculative-tokens").evaluate("one => { one.max = 1000; one.value = 999; }")
     await visit.fill(Prompt="x")
     await visit.press("Generate")
@@ -228,6 +275,7 @@ async def test_every_field_has_a_name_and_the_keyboard_reaches_all(visit: Visit)
         "() => [...document.querySelectorAll('input, select, textarea')].filter(one => !one.labels.length).length"
     )
     assert nameless == 0
+    await visit.page.get_by_label("Overlap").select_option("on")
     await visit.page.locator("#prompt").focus()
     reached = set()
     for _ in range(16):

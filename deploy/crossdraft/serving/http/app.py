@@ -7,10 +7,15 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from crossdraft.client.api import software
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.serving.backend import Backend, UnknownModelError
+from crossdraft.serving.http.bodies import refusal_of_faults, route_class
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
@@ -19,20 +24,27 @@ from crossdraft.serving.http.errors import (
     FaultReply,
     RefusedError,
     refusal_of,
-    refusal_of_body,
     refusal_of_status,
 )
-from crossdraft.serving.http.middleware import GUARDED, ID_KEY, Gate, HttpOptions, reply_of
-from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
+from crossdraft.serving.http.middleware import GUARDED, ID_HEADER, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
+from crossdraft.serving.http.requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
 from crossdraft.serving.http.responses import (
     Alive,
     ChatCompletion,
     ChatFormat,
     Completion,
     CompletionFormat,
+    Detokenized,
     ModelCard,
     ModelList,
     Ready,
+    Tokenized,
 )
 from crossdraft.serving.http.streaming import (
     AnyFormat,
@@ -64,7 +76,12 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
-    app.include_router(router_of(backend, options))
+    if options.cors:  # before all others: a browser's first question has no key
+        app.add_middleware(CORSMiddleware, expose_headers=[ID_HEADER], **options.cors)
+    beside = Beside("bodies")
+    app.include_router(router_of(backend, options, beside))
+    app.include_router(models_router(backend))
+    app.include_router(tokenizer_router(backend, beside))
     _watch(app, backend, options)
     for kind, refusal in _refusals().items():
         app.add_exception_handler(kind, _handler(refusal))
@@ -81,6 +98,19 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
     async def health() -> Alive:
         """The process is alive."""
         return Alive(status="ok")
+
+    app.add_api_route("/ping", health, responses={**FAULTS})
+    app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
+
+    @app.get("/version", responses={**FAULTS})
+    async def version() -> dict[str, str]:
+        """Of this server."""
+        return {"version": software()}
+
+    @app.get("/load", responses={**FAULTS})
+    async def load(request: Request) -> dict[str, int]:
+        """How many requests for outputs are under way."""
+        return {"server_load": request.scope[LOAD_KEY]}
 
     @app.get("/ready", responses={**FAULTS})
     async def ready() -> Ready:
@@ -116,7 +146,7 @@ def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedE
 
     def body(_: Request, error: Exception) -> RefusedError:
         assert isinstance(error, RequestValidationError)
-        return refusal_of_body(error)
+        return refusal_of_faults([{**one, "loc": one["loc"][1:]} for one in error.errors()], error.body)
 
     def status(request: Request, error: Exception) -> RefusedError:
         assert isinstance(error, HTTPException)
@@ -140,21 +170,20 @@ async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
 
-def router_of(backend: Backend, options: HttpOptions) -> APIRouter:
+def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
     """The routes under /v1."""
-    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
+    responses: dict[int | str, dict[str, Any]] = {**FAULTS}
+    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
 
     @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Outputs that go on from prompts."""
-        model = await _checked(body)
-        return await reply(request, model, CompletionFormat(body, model, request.scope[ID_KEY]))
+        return await reply(request, body, CompletionFormat)
 
     @router.post("/chat/completions", responses={200: {"model": ChatCompletion, **EVENTS}})
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Outputs that go on with a chat."""
-        model = await _checked(body)
-        return await reply(request, model, ChatFormat(body, model, request.scope[ID_KEY]))
+        return await reply(request, body, ChatFormat)
 
     async def _checked(body: GenerationBody) -> str:
         """The model that a body names, or the only one."""
@@ -165,16 +194,26 @@ def router_of(backend: Backend, options: HttpOptions) -> APIRouter:
             raise RefusedError(400, text, INVALID, "too_many_choices", "n")
         return model
 
-    async def reply(request: Request, model: str, format: AnyFormat) -> Response:
-        request_id = request.scope[ID_KEY]
-        coming = items(backend, format.body.output_requests(model, request_id))
+    async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
+        model, request_id = await _checked(body), request.scope[ID_KEY]
+        prompts = [await backend.written(model, one) for one in body.prompts] if body.asks_of_prompts else []
+        format = kind(body, model, request_id, [one.ids for one in prompts])
+        size = len(await request.body())
+        coming = items(backend, await beside.run(size, format.body.output_requests, model, request_id))
         if not format.body.stream:
-            answer = await unless_gone(request.receive, whole(coming, format))
-            return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+            answer = await unless_gone(request.receive, whole(coming, format, beside))
+            return Response(answer, media_type="application/json")
         chunks = Chunks(format, request_id)
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
         return EventStream(chunks.stream(first, coming), options.stalled_seconds)
+
+    return router
+
+
+def models_router(backend: Backend) -> APIRouter:
+    """The routes that say what is served."""
+    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
 
     @router.get("/models")
     async def models() -> ModelList:
@@ -193,11 +232,37 @@ def router_of(backend: Backend, options: HttpOptions) -> APIRouter:
     return router
 
 
+def tokenizer_router(backend: Backend, beside: Beside) -> APIRouter:
+    """The routes that show how a model's tokenizer writes text; vLLM has them outside of /v1, too."""
+    router = APIRouter(dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
+
+    @router.post("/tokenize", responses={200: {"model": Tokenized}})
+    async def tokenize(body: TokenizeBody) -> Response:
+        """The tokens of a text or a chat."""
+        model = await _named(backend, body.model)
+        written = await backend.written(model, body.asked, body.add_special_tokens)
+        context = next((one.context for one in await backend.models() if one.name == model), 0)
+        ids, pieces = list(written.ids), list(written.pieces) if body.return_token_strs else None
+        answer = Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=pieces)
+        return await reply(answer, len(written.text))
+
+    @router.post("/detokenize", responses={200: {"model": Detokenized}})
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """The text of tokens."""
+        written = await backend.written(await _named(backend, body.model), tuple(body.tokens))
+        return await reply(Detokenized(prompt=written.text), len(written.text))
+
+    async def reply(answer: BaseModel, size: int) -> Response:
+        return Response(await beside.run(size, answer.model_dump_json), media_type="application/json")
+
+    return router
+
+
 async def _named(backend: Backend, name: str | None) -> str:
     """The model that a body names, or the only one."""
     if name is not None:
         return name
-    found = await backend.models()
+    found = tuple(model for model in await backend.models() if not model.root)
     if not found:
         raise ABSENT.refusal()
     if len(found) > 1:
@@ -215,6 +280,7 @@ def _card(model: ServedModel) -> ModelCard:
         object="model",
         created=model.created,
         owned_by=OWNER,
+        root=model.root or model.name,
         max_model_len=model.context,
         drafters=list(model.drafters),
         methods=list(model.methods),

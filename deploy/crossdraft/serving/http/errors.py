@@ -1,12 +1,11 @@
 """Errors in OpenAI's shape, and the one map from all other errors to them."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -45,6 +44,7 @@ class RefusedError(Exception):
     code: str | None = None
     param: str | None = None
     after: float | None = None  # seconds until it may be tried again
+    allow: str = ""  # methods, where another one was used
 
     @property
     def body(self) -> FaultReply:
@@ -55,6 +55,7 @@ class RefusedError(Exception):
     def headers(self) -> dict[str, str]:
         """Of the reply, besides those that describe its body."""
         found = {} if self.after is None else {"Retry-After": str(max(1, ceil(self.after)))}
+        found |= {"Allow": self.allow} if self.allow else {}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {})
 
 
@@ -109,7 +110,6 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
 FOREIGN = tuple(MEANINGS)
 # OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
 
 
 def refusal_of(error: Exception, request_id: str) -> RefusedError:
@@ -137,42 +137,13 @@ def param_of(error: Exception) -> str | None:
     return None
 
 
-def refusal_of_body(error: RequestValidationError) -> RefusedError:
-    """The reply to a body that pydantic refused: the first error.
-
-    Where a field has a union type, pydantic reports one error for each alternative; the one whose path into the body is
-    the longest counts.
-    """
-    faults = [(one, tuple(_in_body(one["loc"][1:], error.body))) for one in error.errors()]
-    named = faults[0][1][:1]
-    first, where = max(
-        faults, key=lambda fault: (fault[1][:1] == named, len(fault[1]), not fault[0]["type"].endswith("_type"))
-    )
-    param = ".".join(where) or None
-    if first["type"] == "extra_forbidden":
-        return RefusedError(400, f"Unrecognized request argument supplied: {param}", INVALID, param=param)
-    if first["type"] == "json_invalid":
-        text = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-        return RefusedError(400, text, INVALID, "invalid_json")
-    text = f"{param}: " if param else "the body: "
-    text += str(first["msg"]).removeprefix("Value error, ") if param or isinstance(error.body, dict) else NO_OBJECT
-    return RefusedError(400, text, INVALID, "invalid_value", param)
-
-
-def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
-    """The steps of a validator's path that exist in the body: the others name alternatives of a union."""
-    for part in where:
-        if isinstance(body, dict) and (part in body or part == where[-1]):
-            yield str(part)
-            body = body.get(part)
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
-            yield str(part)
-            body = body[part]
-
-
 def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
-    """The reply to an error of the framework: an unknown path, a wrong method, a body that is too large."""
+    """The reply to an error of the framework: an unknown path, a wrong method, a body that is refused or too large."""
+    if isinstance(error.__cause__, RefusedError):  # raised while the body was read
+        return error.__cause__
     text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
-    if error.status_code == 400:  # JSON that does not parse is a RequestValidationError
-        text = "the body is not JSON: it is not UTF-8, or nested too deeply"
-    return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code))
+    return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code), allow=_allowed(error))
+
+
+def _allowed(error: HTTPException) -> str:
+    return (error.headers or {}).get("Allow", "")

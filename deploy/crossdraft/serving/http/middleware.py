@@ -3,8 +3,10 @@
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -16,6 +18,8 @@ from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 
 GUARDED = "/v1"
+TOKENIZING = ("/tokenize", "/detokenize")  # vLLM has them outside, too; as they cost work, a key is needed
+LOAD_KEY = "crossdraft.load"  # in the scope: requests for outputs that were under way
 ID_HEADER = "x-request-id"
 ID_KEY = "crossdraft.request"  # in the scope
 GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
@@ -38,6 +42,9 @@ class HttpOptions:
         None  # for /metrics: from the header `Accept` to the text and its type
     )
     page: bool = True  # serve the web page at /
+    cors: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # arguments of CORSMiddleware; none: no page of another server
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_choices", "stalled_seconds"):
@@ -56,6 +63,7 @@ class Gate:
         self._options = options
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
+        self._load = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,12 +82,22 @@ class Gate:
         except (RefusedError, KeyRefusedError) as error:
             await reply_of(refusal_of(error, name))(scope, receive, send_named)
         else:
-            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))):
+            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))), self._under_way(scope):
                 await self._app(scope, self._counted(receive), send_named)
 
+    @contextmanager
+    def _under_way(self, scope: Scope) -> Iterator[None]:
+        counts = scope["method"] == "POST" and _path(scope).startswith(GUARDED)
+        self._load += counts
+        scope[LOAD_KEY] = self._load
+        try:
+            yield
+        finally:
+            self._load -= counts
+
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # where the application is mounted
-        if path == GUARDED or path.startswith(GUARDED + "/"):
+        path = _path(scope)
+        if path == GUARDED or path.startswith(GUARDED + "/") or path in TOKENIZING:
             holder = self._options.keys.holder(headers.get("authorization"))
             self._check_rate(holder or (scope.get("client") or ("",))[0])
         length = headers.get("content-length", "")
@@ -109,6 +127,11 @@ class Gate:
     def _too_large(self) -> RefusedError:
         text = f"a body may have {self._options.max_bytes} bytes; send less"
         return RefusedError(413, text, INVALID, "request_too_large")
+
+
+def _path(scope: Scope) -> str:
+    """Below where the application is mounted."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def request_id(given: str | None) -> str:

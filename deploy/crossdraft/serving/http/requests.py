@@ -3,10 +3,12 @@
 A body is checked by pydantic and then makes its `OutputRequest`s, one for each prompt and choice.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from itertools import islice
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +19,8 @@ from pydantic import (
     Field,
     StrictBool,
     StrictInt,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -29,6 +33,8 @@ MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 MAX_STOPS = 16
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
+MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
+MAX_FIELDS = 128  # of an object: more than any has
 PLAIN = "none"  # for `speculative.drafter`: decode without one
 
 
@@ -48,6 +54,13 @@ def _no_boolean(value: object) -> object:
     return value
 
 
+def _few(value: object) -> object:
+    """Refuses many entries before each of them is found wrong by itself."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"it must have at most {MAX_ENTRIES} entries, not {len(value)}")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_unicode)]
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 Number = Annotated[float, NO_BOOLEAN, Field(allow_inf_nan=False)]
@@ -60,7 +73,10 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
 DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
 MaybeDraftTokens = Annotated[StrictInt, Field(ge=0, le=MOST_DRAFT_TOKENS)]
-Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+# Of a long list only the first fault is wanted.
+Ids = Annotated[
+    list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)
+]
 Some = Annotated[str, Field(min_length=1), AfterValidator(_unicode)]  # in this order an empty one is still "a string"
 
 
@@ -72,7 +88,9 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: object) -> object:
-        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in islice(data.items(), MAX_FIELDS) if value is not None}
 
 
 class Speculative(Body):
@@ -108,6 +126,7 @@ class StreamOptions(Body):
     """What a stream contains besides its tokens."""
 
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = Field(False, description="With include_usage: in each chunk.")
     include_obfuscation: StrictBool = False  # accepted, and without effect
 
 
@@ -123,16 +142,17 @@ class GenerationBody(Body):
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Annotated[Literal[0], NO_BOOLEAN] = Field(0, description="Not served: must be 0.")
     repetition_penalty: Number = Field(1.0, ge=0.01, le=100)
-    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Bias] | None = None
+    logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS)] | None = None
+    stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: StrictBool = False
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -148,6 +168,16 @@ class GenerationBody(Body):
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def asks_of_prompts(self) -> bool:
+        """Whether the reply tells how the prompts were tokenized."""
+        return self.return_token_ids or self.continuous_usage
 
     @property
     @abstractmethod
@@ -230,7 +260,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     max_tokens: Tokens | None = 16
     logprobs: Likely | None = None
     echo: StrictBool = False
@@ -280,13 +310,23 @@ class MessageBody(Body):
     """A message of a chat."""
 
     role: Annotated[Text, Field(min_length=1, max_length=100)]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
+        None, validate_default=True, description="May be null in messages of the assistant."
+    )
     name: str | None = None  # accepted, and not shown to the model
+
+    @field_validator("content")
+    @classmethod
+    def _of_assistant(cls, content: object, info: ValidationInfo) -> object:
+        if content is None and info.data.get("role") != "assistant":
+            raise ValueError("it is required")
+        return content
 
     @property
     def message(self) -> Message:
         """Its parts joined; `developer` is OpenAI's newer name of `system`, which chat templates do not know."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         return Message("system" if self.role == "developer" else self.role, text)
 
 
@@ -296,16 +336,33 @@ class ResponseFormat(Body):
     type: Literal["text"]
 
 
-class ChatBody(GenerationBody):
+Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class TemplateFields(Body):
+    """How the chat template is used."""
+
+    add_generation_prompt: StrictBool = Field(True, description="Begin an answer after the last message.")
+    continue_final_message: StrictBool = Field(False, description="Go on with the last message.")
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
+
+    def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
+        """Messages as a prompt."""
+        settings = "" if self.chat_template_kwargs is None else json.dumps(self.chat_template_kwargs)
+        said = tuple(one.message for one in messages)
+        return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
+
+
+class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: Tokens | None = Field(None, description="By default what fits.")
     max_tokens: Tokens | None = Field(None, description="The older name of the same.")
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
     response_format: ResponseFormat | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     tools: Annotated[list[object], Field(max_length=0)] | None = Field(None, description="Not served.")
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None  # accepted, and without effect
@@ -319,7 +376,7 @@ class ChatBody(GenerationBody):
     @property
     def prompts(self) -> Sequence[Prompt]:
         """The chat."""
-        return [Chat(tuple(one.message for one in self.messages))]
+        return [self.chat_of(self.messages)]
 
     @property
     def max_output_tokens(self) -> int:
@@ -330,3 +387,31 @@ class ChatBody(GenerationBody):
     def num_logprobs(self) -> int | None:
         """As `GenerationBody.num_logprobs`."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeBody(TemplateFields):
+    """POST /tokenize: of a text, or of a chat."""
+
+    model: str | None = Field(None, max_length=500)
+    prompt: Some | None = None
+    messages: Messages | None = None
+    add_special_tokens: StrictBool = Field(True, description="For a prompt; a chat template writes them itself.")
+    return_token_strs: StrictBool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+    @property
+    def asked(self) -> Prompt:
+        """What is to be tokenized."""
+        return self.prompt if self.prompt is not None else self.chat_of(self.messages or ())
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = Field(None, max_length=500)
+    tokens: Ids

@@ -120,6 +120,8 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
     crossdraft: Trace | None = None
 
 
@@ -171,6 +173,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    token_ids: list[int] | None = None
     crossdraft: Trace | None = None
 
 
@@ -183,6 +186,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Delta(BaseModel):
@@ -199,6 +203,7 @@ class ChatChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(BaseModel):
@@ -210,6 +215,7 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
     crossdraft: Trace | None = None
 
 
@@ -220,6 +226,7 @@ class ModelCard(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str  # the model's first name
     max_model_len: int  # tokens, as vLLM has it
     drafters: list[str]  # that `speculative` may name, the default first
     methods: list[str]
@@ -237,6 +244,21 @@ class Alive(BaseModel):
     """The answer of /health."""
 
     status: Literal["ok"]
+
+
+class Tokenized(BaseModel):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(BaseModel):
+    """The answer of /detokenize."""
+
+    prompt: str
 
 
 class Ready(BaseModel):
@@ -272,12 +294,14 @@ class Format(ABC, Generic[BodyT]):
         body: the request.
         model: name of the served model.
         request_id: of the client's request.
+        prompts: the ids of each prompt, if the body `asks_of_prompts`.
     """
 
     PREFIX: ClassVar[str]  # of ids
 
-    def __init__(self, body: BodyT, model: str, request_id: str) -> None:
+    def __init__(self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = ()) -> None:
         self.body = body
+        self._prompts = prompts
         self._head: dict[str, Any] = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
 
     @abstractmethod
@@ -297,15 +321,26 @@ class Format(ABC, Generic[BodyT]):
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
         return Usage.of(sum(one.prompt_tokens for one in figures[:: self.body.n]), sum(one.tokens for one in figures))
 
-    def _chunk_fields(self, trace: Trace | None) -> dict[str, Any]:
-        """With `include_usage`, chunks before the last one have `usage: null`."""
+    def _chunk_fields(self, index: int, before: PartialOutput, tokens: int, trace: Trace | None) -> dict[str, Any]:
+        """With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far."""
+        if self.body.continuous_usage:
+            prompt = len(self._prompts[index // self.body.n])
+            return _traced(trace) | {"usage": Usage.of(prompt, len(before.tokens) + tokens)}
         return _traced(trace) | ({"usage": None} if self.body.include_usage else {})
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        wanted = self.body.return_token_ids
+        return {"prompt_token_ids": list(self._prompts[index // self.body.n])} if wanted else {}
+
+    def _token_ids(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {"token_ids": [token.id for token in tokens]} if self.body.return_token_ids else {}
 
     def _choice_fields(self, index: int, output: PartialOutput) -> dict[str, Any]:
         assert output.ended is not None
         figures = Figures.of(output.ended.statistics)
         trace = Trace(milliseconds=1000 * figures.seconds, statistics=figures) if self.body.speculative.trace else None
-        return {"index": index, "finish_reason": _finish(output.ended), **_traced(trace)}
+        ids = self._token_ids(output.tokens)
+        return {"index": index, "finish_reason": _finish(output.ended), **ids, **_traced(trace)}
 
 
 class CompletionFormat(Format[CompletionBody]):
@@ -319,6 +354,7 @@ class CompletionFormat(Format[CompletionBody]):
             CompletionChoice(
                 text=self.body.echo_of(index) + one.text,
                 logprobs=self._logprobs(one.tokens),
+                **self._prompt_ids(index),
                 **self._choice_fields(index, one),
             )
             for index, one in enumerate(outputs)
@@ -328,12 +364,16 @@ class CompletionFormat(Format[CompletionBody]):
     def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one begins with the echo."""
         echo = "" if before.begun else self.body.echo_of(index)
-        if isinstance(item, Committed):
-            text, logprobs = echo + text_of(item.tokens), self._logprobs(item.tokens, len(before.text))
-        else:
-            text, logprobs = echo, None
-        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=_finish(item))
-        return self._completion([choice], **self._chunk_fields(trace))
+        tokens = item.tokens if isinstance(item, Committed) else ()
+        choice = CompletionChoice(
+            index=index,
+            text=echo + text_of(tokens),
+            logprobs=self._logprobs(tokens, len(before.text)) if tokens else None,
+            finish_reason=_finish(item),
+            **self._token_ids(tokens),
+            **({} if before.begun else self._prompt_ids(index)),
+        )
+        return self._completion([choice], **self._chunk_fields(index, before, len(tokens), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         """As `Format.usage_chunk`."""
@@ -361,7 +401,7 @@ class ChatFormat(Format[ChatBody]):
             )
             for index, one in enumerate(outputs)
         ]
-        fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs)}
+        fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs), **self._prompt_ids(0)}
         return ChatCompletion.model_validate(self._head | fields)
 
     def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
@@ -370,8 +410,11 @@ class ChatFormat(Format[ChatBody]):
         text: dict[str, Any] = {"content": text_of(tokens)} if tokens or not before.begun else {}
         delta = Delta(**text) if before.begun else Delta(role="assistant", **text)
         logprobs = self._logprobs(tokens) if tokens else None
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item))
-        return self._chunk([choice], **self._chunk_fields(trace))
+        choice = ChatChunkChoice(
+            index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item), **self._token_ids(tokens)
+        )
+        prompt = {} if before.begun else self._prompt_ids(index)
+        return self._chunk([choice], **prompt, **self._chunk_fields(index, before, len(tokens), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         """As `Format.usage_chunk`."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.serving.backend import Backend, Committed, Ended, OutputItem, OutputRequest, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
@@ -18,6 +19,7 @@ from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Tr
 from crossdraft.trace.live_spans import Span
 
 log = logging.getLogger(__name__)
+BYTES = 8  # of a token in a reply, about
 DONE = b"data: [DONE]\n\n"
 IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its output
 AnyFormat = Format[Any]
@@ -29,8 +31,8 @@ def items(backend: Backend, requests: Sequence[OutputRequest]) -> AsyncGenerator
     return merged([backend.stream(request) for request in requests])
 
 
-async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat) -> BaseModel:
-    """The reply once everything has come.
+async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, beside: Beside) -> str:
+    """The reply, as JSON, once everything has come.
 
     Raises:
         Exception: one of errors.FOREIGN.
@@ -43,7 +45,8 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat) ->
                     outputs[index].add(item.tokens)
                 case Ended():
                     outputs[index].ended = item
-    return format.whole(outputs)
+    values = sum(len(one.tokens) for one in outputs) * (1 + (format.body.num_logprobs or 0))
+    return await beside.run(BYTES * values, lambda: format.whole(outputs).model_dump_json(exclude_unset=True))
 
 
 class Chunks:
@@ -97,7 +100,7 @@ class Chunks:
         """A token has no text while its characters are incomplete, or may be the beginning of a stop string."""
         if isinstance(item, Ended) or any(token.text for token in item.tokens):
             return True
-        return self._body.num_logprobs is not None or self._body.speculative.trace
+        return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
 
     def _trace(self, index: int, item: Committed | Ended) -> Trace | None:
         if not self._body.speculative.trace:

@@ -18,6 +18,7 @@ export class Lanes {
   #services = new Set();
   #bands = new Bands([]);
   #scale = FIRST_SCALE;
+  #fitting = true; // everything is to be seen, until the scale is changed by hand
   #end = 0; // seconds
   #ticks = 0; // drawn so far
   #stack = { at: -1, count: 0 }; // tokens of the latest moment
@@ -30,6 +31,7 @@ export class Lanes {
 
   begin() {
     [this.#spans, this.#waiting, this.#services, this.#end] = [[], [], new Set(), 0];
+    [this.#scale, this.#fitting] = [FIRST_SCALE, true];
     this.#svg.setAttribute("aria-label", "Lanes over time, being drawn");
     this.#redraw();
   }
@@ -42,6 +44,7 @@ export class Lanes {
   /** Nothing more will come. */
   finish() {
     this.#draw();
+    if (this.#fitting) this.fit();
     const passes = this.#spans.filter(({ what }) => what === "pass" || what === "miss").length;
     const refused = this.#spans.filter(({ what }) => what === "refused").length;
     const services = [...this.#services].sort().join(" and ");
@@ -51,6 +54,7 @@ export class Lanes {
 
   /** Shows `factor` times as much detail, and keeps the middle where it is. */
   zoom(factor) {
+    this.#fitting = false;
     const half = this.#view.clientWidth / 2;
     const middle = (this.#view.scrollLeft + half) / this.#scale;
     this.#scale = Math.min(MOST_SCALE, Math.max(LEAST_SCALE, this.#scale * factor));
@@ -61,6 +65,7 @@ export class Lanes {
   /** Shows everything. */
   fit() {
     this.zoom((this.#view.clientWidth - MARGIN) / Math.max(this.#end, 1e-3) / this.#scale);
+    this.#fitting = true;
   }
 
   #draw() {
@@ -75,7 +80,9 @@ export class Lanes {
     const crowded = this.#spans.length > MOST;
     if (crowded) this.#spans.splice(0, MOST / 4);
     const follows = this.#view.scrollLeft + this.#view.clientWidth > this.#view.scrollWidth - 2 * MARGIN;
-    if (crowded || this.#services.size > known) this.#redraw();
+    const full = this.#fitting && this.#end * this.#scale + MARGIN > this.#view.clientWidth;
+    while (full && this.#end * this.#scale + MARGIN > this.#view.clientWidth && this.#scale > LEAST_SCALE) this.#scale /= 2;
+    if (full || crowded || this.#services.size > known) this.#redraw();
     else this.#extend(spans);
     if (follows) this.#view.scrollLeft = this.#view.scrollWidth;
   }

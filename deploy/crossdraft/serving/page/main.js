@@ -4,7 +4,7 @@ import { FiguresView, summaryOf, timesOf } from "./figures.js";
 import { Key } from "./key.js";
 import { Lanes } from "./lanes.js";
 import { complete, models, ServerError } from "./server.js";
-import { plainly, Settings } from "./settings.js";
+import { plainly, Settings, shownOf } from "./settings.js";
 import { Tally } from "./tally.js";
 import { TextView } from "./text.js";
 
@@ -65,7 +65,7 @@ async function run(request, show) {
 /** Makes one output in a text's view, and says what came of it after `name`; returns its tally if it became whole. */
 async function make(request, view, name, show) {
   const tally = new Tally();
-  view.begin(request.prompt);
+  view.begin(shownOf(request));
   const end = await run(request, (event) => {
     if (event.token) {
       tally.token(event.token.kind);
@@ -97,6 +97,7 @@ async function generate() {
   });
   lanes.finish();
   latest = tally && { tally, request, repeatable };
+  if (tally) settings.answered(request, output.generated);
   allow();
 }
 

@@ -17,12 +17,12 @@ export class ServerError extends Error {
   }
 }
 
-/** What is served, at least one: [{ name, drafters, methods, context }]. */
+/** What is served, at least one: [{ name, drafters, methods, context, chats }]. */
 export async function models(key) {
   const response = await ask("v1/models", { headers: headersOf(key) });
   const { data } = await response.json();
   if (!data.length) throw new ServerError(NONE_YET);
-  return data.map(({ id, drafters, methods, max_model_len: context }) => ({ name: id, drafters, methods, context }));
+  return data.map(({ id, max_model_len: context, ...more }) => ({ ...more, name: id, context }));
 }
 
 /**
@@ -31,7 +31,7 @@ export async function models(key) {
  */
 export async function* complete(request, key, signal) {
   const headers = { "Content-Type": "application/json", ...headersOf(key) };
-  const response = await ask("v1/completions", { method: "POST", headers, body: JSON.stringify(request), signal });
+  const response = await ask(request.messages ? "v1/chat/completions" : "v1/completions", { method: "POST", headers, body: JSON.stringify(request), signal });
   let ended = false;
   for await (const data of read(response)) {
     if (data === END) break;
@@ -77,6 +77,6 @@ function* eventsOf({ error, choices = [], crossdraft }) {
   if (error) throw new ServerError(error.message, 0, error.param);
   const [choice] = choices;
   if (crossdraft?.spans?.length) yield { spans: crossdraft.spans };
-  if (crossdraft?.kind) yield { token: { text: choice.text, kind: crossdraft.kind } };
+  if (crossdraft?.kind) yield { token: { text: choice.text ?? choice.delta.content ?? "", kind: crossdraft.kind } };
   if (crossdraft?.statistics) yield { end: { reason: choice?.finish_reason, statistics: crossdraft.statistics } };
 }

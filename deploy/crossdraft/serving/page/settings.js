@@ -9,13 +9,22 @@ export function plainly(request) {
   return { ...request, speculative: { ...request.speculative, drafter: PLAIN } };
 }
 
+/** A request's prompt or chat as it is shown. */
+export function shownOf({ prompt, messages }) {
+  return prompt ?? messages.map(({ role, content }) => `${role}: ${content}\n\n`).join("") + "assistant: ";
+}
+
 export class Settings {
   #form;
   #models = [];
+  #said = []; // messages of the chat so far
 
   constructor(form) {
     this.#form = form;
     this.#field("model").addEventListener("change", () => this.#ofModel());
+    this.#field("overlap").addEventListener("change", () => this.#enable());
+    this.#field("kind").addEventListener("change", () => this.#enable());
+    this.#field("new-chat").addEventListener("click", () => this.#chat([]));
     for (const button of form.querySelectorAll("[data-prompt]")) {
       button.addEventListener("click", () => this.#example(button.dataset.prompt));
     }
@@ -35,11 +44,24 @@ export class Settings {
 
   /** Whether all fields have values that can be sent; says what is wrong if not. */
   check() {
+    this.#field("prompt").required = true;
     return this.#form.reportValidity();
   }
 
   get prompt() {
     return this.#field("prompt").value;
+  }
+
+  get #chatting() {
+    return !this.#field("kind").hidden && this.#form.elements.kind.value === "chat";
+  }
+
+  /** Keeps what was said, so that the chat can go on. */
+  answered({ messages }, content) {
+    if (!messages || !this.#chatting) return;
+    this.#chat([...messages, { role: "assistant", content }]);
+    this.#field("prompt").required = false; // until it is sent: an empty one is no mistake yet
+    this.#field("prompt").value = "";
   }
 
   /** Whether the same request must give the same text, whatever the drafter. */
@@ -53,7 +75,7 @@ export class Settings {
     const seed = value("seed");
     return {
       model: value("model"),
-      prompt: this.prompt,
+      ...(this.#chatting ? { messages: [...this.#said, { role: "user", content: this.prompt }] } : { prompt: this.prompt }),
       temperature: Number(value("temperature")),
       max_tokens: Number(value("max-tokens")),
       ...(seed !== "" && { seed: Number(seed) }),
@@ -63,7 +85,7 @@ export class Settings {
         ...(INEXACT.has(value("method")) && { allow_inexact: true }),
         drafter: value("drafter"),
         overlap: value("overlap"),
-        num_speculative_tokens: Number(value("num-speculative-tokens")),
+        ...(this.#counts && { num_speculative_tokens: Number(value("num-speculative-tokens")) }),
         trace: true,
       },
     };
@@ -90,6 +112,25 @@ export class Settings {
     const most = this.#field("max-tokens");
     most.max = model.context;
     most.value = Math.min(most.value, model.context);
+    this.#field("kind").hidden = !model.chats;
+    this.#enable();
+  }
+
+  /** Whether the number of draft tokens has an effect. */
+  get #counts() {
+    return this.#field("overlap").value !== "auto";
+  }
+
+  #enable() {
+    this.#field("num-speculative-tokens").disabled = !this.#counts;
+    this.#form.querySelector("[for=prompt]").textContent = this.#chatting ? "Message" : "Prompt";
+    this.#form.querySelector(".examples").hidden = this.#chatting;
+    this.#chat(this.#chatting ? this.#said : []);
+  }
+
+  #chat(messages) {
+    this.#said = messages;
+    this.#field("new-chat").hidden = !messages.length;
   }
 
   #options(id, choices) {

@@ -1,0 +1,132 @@
+"""A request's body, from bytes to a checked model, and what is said of one that is refused.
+
+Large bodies are read in a thread. The JSON decoder in C keeps the interpreter for as long as it takes, 0.4 s for 4 MB
+of small objects, and nothing else runs meanwhile; so those with very many are left to the decoder in Python.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from json import scanner
+from typing import Any, TypeVar
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from crossdraft.rpc.event_loop import Beside
+from crossdraft.serving.http.errors import INVALID, RefusedError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Fault = Any  # pydantic's ErrorDetails
+NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
+NO_TEXT = "the body is not JSON: it is not UTF-8, or nested too deeply"
+SHOWN = 60  # characters of a value
+MANY = 50_000  # lists, objects and names, which the decoder in C makes in much less than 0.1 s
+# Fields of OpenAI's and vLLM's requests; those that are neither here nor served are taken for mistakes.
+UNSERVED = frozenset(
+    (
+        "add_special_tokens", "audio", "cache_salt", "chat_template", "documents", "function_call", "functions",
+        "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+        "include_reasoning", "kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs",
+        "moderation", "prediction", "priority", "prompt_cache_retention", "prompt_embeds", "reasoning_effort",
+        "request_id", "response_format", "return_tokens_as_token_ids", "skip_special_tokens",
+        "spaces_between_special_tokens", "structured_outputs", "tool_call_id", "tool_calls", "use_beam_search",
+        "verbosity", "vllm_xargs", "web_search_options",
+    )
+)  # fmt: skip
+SLOW = json.JSONDecoder()
+SLOW.scan_once = scanner.py_make_scanner(SLOW)  # type: ignore[attr-defined]  # not in the stubs
+
+
+def route_class(beside: Beside) -> type[APIRoute]:
+    """The class of routes that read their bodies beside the event loop; FastAPI would do it in the loop."""
+
+    class BodyRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            handle, params = super().get_route_handler(), self.dependant.body_params
+            if not params:
+                return handle
+            kind: Any = params[0].field_info.annotation
+
+            class BodyRequest(Request):
+                async def json(self) -> Any:
+                    raw = await self.body()
+                    return await beside.run(len(raw), lambda: parsed(raw, kind))
+
+            async def read(request: Request) -> Response:
+                response: Response = await handle(BodyRequest(request.scope, request.receive))
+                return response
+
+            return read
+
+    return BodyRoute
+
+
+def parsed(raw: bytes, kind: type[ModelT]) -> ModelT:
+    """A body; raises RefusedError, about the first fault, if it is not one of this kind."""
+    try:
+        text = raw.decode(json.detect_encoding(raw), "surrogatepass")
+        many = text.count("[") + text.count("{") + text.count('":') > MANY  # or fewer: some are in strings
+        body = (SLOW.decode if many else json.loads)(text)
+    except json.JSONDecodeError as error:
+        text = f"the body is not JSON: {error.msg} at character {error.pos}"
+        raise RefusedError(400, text, INVALID, "invalid_json") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise RefusedError(400, NO_TEXT, INVALID, "invalid_json") from None
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise refusal_of_faults(error.errors(include_url=False), body) from None
+
+
+def refusal_of_faults(faults: Sequence[Fault], body: object) -> RefusedError:
+    """The reply to a body that pydantic refused: the first fault.
+
+    Where a field has a union type, pydantic reports one fault for each alternative; the one whose path into the body is
+    the longest counts.
+    """
+    placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
+    named = placed[0][1][:1]
+    first, where = max(
+        placed, key=lambda fault: (fault[1][:1] == named, len(fault[1]), not fault[0]["type"].endswith("_type"))
+    )
+    param = ".".join(where) or None
+    return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, _code(first), param)
+
+
+def _code(fault: Fault) -> str | None:
+    return None if fault["type"] == "extra_forbidden" else "invalid_value"
+
+
+def _complaint(fault: Fault, param: str | None, named: bool) -> str:
+    """What is wrong, in this server's words: those of the validator are about its own types."""
+    limits, value = fault.get("ctx", {}), fault["input"]
+    if param is None:
+        return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
+    if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
+        return f"Unrecognized request argument supplied: {param}"
+    if fault["type"] == "extra_forbidden" or limits.get("max_length") == 0 or limits.get("expected") == "''":
+        return f"{param} is not served: leave it out"
+    if fault["type"] == "literal_error":
+        return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {limits['expected']}"
+    return f"{param}: {_plain(fault['msg'])}"
+
+
+def _plain(text: str) -> str:
+    for theirs in ("Input should", "String should", "List should", "Dictionary should", "Data should"):
+        text = text.replace(theirs, "it must")
+    return (
+        text.replace(" after validation", "").replace("Field required", "it is required").removeprefix("Value error, ")
+    )
+
+
+def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
+    """The steps of a validator's path that exist in the body: the others name alternatives of a union."""
+    for part in where:
+        if isinstance(body, dict) and (part in body or (part == where[-1] and str(part).isidentifier())):
+            yield str(part)
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            yield str(part)
+            body = body[part]

@@ -1,0 +1,86 @@
+"""The event loop of a process: a thread beside it for what grows with a request, and a metric of how late it runs."""
+
+import asyncio
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from prometheus_client import CollectorRegistry, Histogram
+
+SMALL = 1024  # bytes of a request that are handled in the loop: a thread costs more
+LARGE = 2**20  # bytes of a request whose memory is given back to the system at once
+INTERVAL = 0.05  # seconds between two looks at the clock
+LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # bounds of the histogram, seconds
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Beside:
+    """Runs what grows with a request in a thread, so that the event loop goes on with other requests.
+
+    One thread by default: Python's own work takes turns with the loop, and each further thread would take one, too.
+    Work should release the interpreter lock, or be Python code, which passes it on every few ms; one long call into
+    C that keeps the lock (`json.loads`) stops the loop from any thread.
+    """
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns or raises; `size`, in bytes, says how much there is to do, and little is done here."""
+        if size <= SMALL:
+            return work(*args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, _trimmed, size, lambda: work(*args, **kwargs)
+        )
+
+
+def _trimmed(size: int, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    finally:
+        if size >= LARGE and sys.platform == "linux":
+            # Else glibc keeps what a tokenizer has used for each of a million tokens. musl has no such function.
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)
+
+
+class LoopLag:
+    """Measures how much later than asked for the running event loop calls back.
+
+    Args:
+        registry: of the metric.
+        role: its label: what the process is.
+    """
+
+    def __init__(self, registry: CollectorRegistry, role: str) -> None:
+        self._lag = Histogram(
+            "crossdraft_event_loop_lag_seconds",
+            "Seconds that the event loop was late, measured 20 times a second.",
+            ("role",),
+            buckets=LAGS,
+            registry=registry,
+        ).labels(role)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begins to measure the loop that runs now."""
+        if self._timer is None:
+            self._again()
+
+    def stop(self) -> None:
+        """Ends it; may be called again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._late, time.perf_counter() + INTERVAL)
+
+    def _late(self, due: float) -> None:
+        self._lag.observe(max(0.0, time.perf_counter() - due))
+        self._again()

@@ -1,0 +1,126 @@
+"""What vLLM adds to OpenAI's API: routes beside it, names of a model, ids, usage in each chunk, origins."""
+
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from crossdraft.cli.options import CorsOptions
+from crossdraft.client.api import software
+from crossdraft.serving.http import HttpOptions
+from crossdraft.serving.limits import Keys
+from tests.serving.fakes import FakeBackend
+from tests.serving.http.conftest import KEY, MESSAGES, Front, front
+from tests.serving.http.faults import CHAT, COMPLETIONS, fault
+
+IDS = [5, 9, 7, 0]  # of the output
+PROMPT = [1, *b"Say"]
+
+
+async def test_ping_and_version(served: Front) -> None:
+    assert (await served.http.get("/ping")).status_code == (await served.http.post("/ping")).status_code == 200
+    assert (await served.http.get("/version")).json() == {"version": software()}
+
+
+async def test_the_load_is_the_number_of_requests_under_way(served: Front, outputs: FakeBackend) -> None:
+    async def load() -> int:
+        found: int = (await served.http.get("/load")).json()["server_load"]
+        return found
+
+    outputs.waits_after = 1
+    assert await load() == 0
+    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    await anext(stream)
+    assert await load() == 1
+    outputs.go_on.set()
+    async for _ in stream:
+        pass
+    assert await load() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"prompt": "Say"}, PROMPT),
+        ({"prompt": "Say", "add_special_tokens": False}, PROMPT[1:]),
+        ({"model": "toy", "messages": MESSAGES, "add_generation_prompt": False}, PROMPT),
+    ],
+)
+async def test_tokens_of_a_text_and_back(served: Front, body: dict[str, Any], tokens: list[int]) -> None:
+    found = (await served.post("/tokenize", **body)).json()
+    assert found == {"count": len(tokens), "max_model_len": 64, "tokens": tokens, "token_strs": None}
+    named = (await served.post("/tokenize", **body, return_token_strs=True)).json()
+    assert named["token_strs"] == [chr(token) for token in tokens]
+    back = await served.post("/detokenize", tokens=tokens)
+    assert back.json()["prompt"].endswith("Say")
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": MESSAGES}])
+async def test_what_cannot_be_tokenized(direct: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    refused = await direct.post("/tokenize", json=body)
+    assert (refused.status_code, fault(refused)["message"]) == (400, "the body: give either prompt or messages")
+
+
+async def test_the_tokenizer_needs_a_key_where_there_are_keys(outputs: FakeBackend) -> None:
+    async with front(outputs, HttpOptions(Keys.given(None, [KEY]))) as guarded:
+        for path in ("/tokenize", "/detokenize"):
+            anonymous = await guarded.http.post(path, headers={"authorization": ""}, json={})
+            assert anonymous.status_code == 401
+        assert (await guarded.post("/tokenize", prompt="Say")).status_code == 200
+
+
+async def test_ids_of_prompt_and_output(served: Front) -> None:
+    body = {"extra_body": {"return_token_ids": True}}
+    done = await served.openai.completions.create(model="toy", prompt=["Say", "So"], **body)
+    for choice, text in zip(done.choices, (b"Say", b"So"), strict=True):
+        extra = choice.model_extra or {}
+        assert (extra["prompt_token_ids"], extra["token_ids"]) == ([1, *text], IDS)
+    answer = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, **body)
+    assert (answer.model_extra or {})["prompt_token_ids"] == PROMPT
+    assert (answer.choices[0].model_extra or {})["token_ids"] == IDS
+
+
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": "Say"}), (CHAT, {"messages": MESSAGES})])
+async def test_ids_and_usage_in_each_chunk(served: Front, path: str, asked: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    create: Any = served.openai.completions.create if path == COMPLETIONS else served.openai.chat.completions.create
+    extra = {"return_token_ids": True}
+    stream = await create(model="toy", **asked, stream=True, stream_options=options, extra_body=extra)
+    *chunks, last = [chunk async for chunk in stream]
+    assert [chunk.usage.completion_tokens for chunk in chunks] == [1, 2, 3, 4, 4]
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {len(PROMPT)}
+    assert [token for chunk in chunks for token in chunk.choices[0].model_extra["token_ids"]] == IDS
+    holder = chunks[0].choices[0] if path == COMPLETIONS else chunks[0]
+    assert holder.model_extra["prompt_token_ids"] == PROMPT
+    assert last.usage.completion_tokens == 4
+
+
+async def test_pages_of_other_servers_may_use_it_if_that_is_asked_for(outputs: FakeBackend) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    allowed = CorsOptions(allowed_origins='["https://a.example"]', allowed_methods="GET, POST").settings
+    async with front(outputs, HttpOptions(Keys.of({"me": KEY}), cors=allowed)) as shared:
+        first = await shared.http.options(COMPLETIONS, headers={**asked, "authorization": ""})
+        assert (first.status_code, first.headers["access-control-allow-origin"]) == (200, "https://a.example")
+        other = await shared.http.options(COMPLETIONS, headers={**asked, "origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+        models = await shared.http.get("/v1/models", headers=asked)
+        assert models.headers["access-control-expose-headers"] == "x-request-id"
+    async with front(outputs) as alone:
+        assert "access-control-allow-origin" not in (await alone.http.get("/v1/models", headers=asked)).headers
+    assert CorsOptions().settings == {}
+
+
+async def test_a_large_body_is_read_beside_the_event_loop(
+    served: Front, outputs: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what is read there is asked which thread it runs in, no clock decides."""
+    from threading import current_thread
+
+    from crossdraft.serving.http import bodies
+
+    threads: list[str] = []
+    read = bodies.parsed
+    monkeypatch.setattr(bodies, "parsed", lambda *given: (threads.append(current_thread().name), read(*given))[1])
+    for prompt in ("a", "a" * 100_000):
+        assert (await served.post(COMPLETIONS, prompt=prompt)).status_code == 200
+    assert [name.startswith("bodies") for name in threads] == [False, True]
