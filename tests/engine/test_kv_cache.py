@@ -19,7 +19,7 @@ SHAPES = [LayerShape(4, 16, 16)] * 4
 TAKEN = """
 import os, torch
 from crossdraft.engine.kv_cache import MIB, KVCache, LayerShape
-shapes = [LayerShape(4, 16, 16)] * 4
+shapes = [LayerShape(1, 64, 64)]
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
 begin = resident()

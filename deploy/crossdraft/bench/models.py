@@ -252,7 +252,7 @@ def random_model(shape: str, seed: int = 0) -> PreTrainedModel:
 def write_free(folder: Path) -> None:
     """Writes a model that costs next to nothing: one layer of width 64 with random weights, over bytes.
 
-    Its logits are far apart, so that it agrees with itself under a little noise. It samples printable ASCII only: so its
+    Its logits are far apart, so that it agrees with itself under a little noise. It samples printable ASCII only: its
     text is never cut inside of a character, with which a drafter could not go on.
 
     Raises:
