@@ -56,7 +56,12 @@ options = st.builds(
     min_p=st.floats(0, 1),
     repetition_penalty=st.floats(0.1, 10),
     presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
     logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+    allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
+    bad_word_ids=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    min_tokens=st.integers(0, 1000),
+    end_ids=st.lists(ids, max_size=3).map(tuple),
 )
 
 

@@ -37,7 +37,12 @@ class SamplingOptions:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # of ids in prompt or output, as in transformers
     presence_penalty: float = 0.0  # subtracted from the logits of ids in the output, as in vLLM
+    frequency_penalty: float = 0.0  # likewise, for each time that they are there
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
+    allowed_token_ids: tuple[int, ...] = ()  # the only ids that may be drawn; none: all
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # of each the last id is not drawn after the others, in the output
+    min_tokens: int = 0  # of the output, before which none of `end_ids` is drawn
+    end_ids: tuple[int, ...] = ()  # filled in by the session: all ids that may end an output, if there is a min_tokens
 
     def __post_init__(self) -> None:
         checks = (
@@ -49,10 +54,15 @@ class SamplingOptions:
                 0.01 <= self.repetition_penalty <= 100,
                 f"repetition_penalty must be between 0.01 and 100, got {self.repetition_penalty}",
             ),
-            (
-                -2 <= self.presence_penalty <= 2,
-                f"presence_penalty must be between -2 and 2, got {self.presence_penalty}",
+            *(
+                (-2 <= value <= 2, f"{name} must be between -2 and 2, got {value}")
+                for name, value in (
+                    ("presence_penalty", self.presence_penalty),
+                    ("frequency_penalty", self.frequency_penalty),
+                )
             ),
+            (0 <= self.min_tokens < 2**31, f"min_tokens must be 0 or more, below 2**31, got {self.min_tokens}"),
+            (all(self.bad_word_ids), "each of bad_word_ids must have at least one id"),
             (all(abs(bias) <= 100 for _, bias in self.logit_bias), "each logit_bias must be between -100 and 100"),
         )
         for holds, complaint in checks:
@@ -60,9 +70,15 @@ class SamplingOptions:
                 raise ValueError(complaint)
 
     @property
-    def penalises(self) -> bool:
+    def looks_back(self) -> bool:
         """Whether tokens before a row change it."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0
+        penalties = self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty
+        return any(penalties) or bool(self.bad_word_ids or self.min_tokens)
+
+    @property
+    def of_drafter(self) -> "SamplingOptions":
+        """Without what is for the target's logits only."""
+        return SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
         found = scores([one.nodes for one in requests], logits)
         if options.temperature == 0:
             best = found.max(-1, keepdim=True)
-            return best.indices, torch.ones_like(best.values)
+            return best.indices, (best.values > -torch.inf).to(best.values.dtype)
         distribution = tempered(found, options)
         at = [(one.key, offset) for one in requests for offset in one.offsets]
         drawn = self.clocks.arrivals(distribution, at).argmin(-1, keepdim=True)

@@ -30,7 +30,7 @@ from crossdraft.v1 import target_pb2 as target_pb
 MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
 MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
-MAX_BIASES = 1 << 16  # of a request's logit_bias
+MAX_BIASES = 1 << 16  # of a request's logit_bias, and of its bad_words
 MAX_BITS = 32  # of a number
 SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
@@ -95,13 +95,19 @@ def decode_seconds(microseconds: int) -> float:
 def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
     """Sampling options, in full: no field is left to its default."""
     bias = [pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias]
-    return pb.SamplingOptions(**{**vars(options), "logit_bias": bias})
+    words = [pb.Ids(ids=word) for word in options.bad_word_ids]
+    return pb.SamplingOptions(**vars(options) | {"logit_bias": bias, "bad_word_ids": words})
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
     """Sampling options; raises BadMessage when one is out of its range."""
     check_max(len(message.logit_bias), MAX_BIASES, "options.logit_bias")
-    decode_id_tuple([bias.id for bias in message.logit_bias], "options.logit_bias", vocabulary_size)
+    check_max(len(message.bad_word_ids), MAX_BIASES, "options.bad_word_ids")
+
+    def ids_of(field: Sequence[int], name: str) -> tuple[int, ...]:
+        return decode_id_tuple(field, f"options.{name}", vocabulary_size)
+
+    biased = ids_of([bias.id for bias in message.logit_bias], "logit_bias")
     try:
         return SamplingOptions(
             temperature=message.temperature if message.HasField("temperature") else 1.0,
@@ -110,7 +116,12 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
             min_p=message.min_p,
             repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
             presence_penalty=message.presence_penalty,
-            logit_bias=tuple((bias.id, bias.bias) for bias in message.logit_bias),
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True)),
+            allowed_token_ids=ids_of(message.allowed_token_ids, "allowed_token_ids"),
+            bad_word_ids=tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids),
+            min_tokens=message.min_tokens,
+            end_ids=ids_of(message.end_ids, "end_ids"),
         )
     except ValueError as error:
         raise BadMessage(f"options: {error}") from error

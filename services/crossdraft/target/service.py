@@ -236,7 +236,7 @@ class TargetSession:
 
     def _nodes(self, logits: Logits, request: Pass) -> Nodes:
         history = None
-        if self._opening.options.penalises:
+        if self._opening.options.looks_back:
             paths = tuple(request.tree.paths())
             history = History(self._opening.prompt, self._output, [paths[row] for row in request.answered])
         return Nodes(logits, self._opening.options, history)
@@ -262,7 +262,7 @@ class TargetSession:
         while more:
             answer: ForwardResult = yield ForwardRequest(self, context)
             history = None
-            if opening.options.penalises:
+            if opening.options.looks_back:
                 history = History(opening.prompt, context[len(opening.prompt) :], ((),))
             found = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
             token = int(found.table.tokens[found.begin])
