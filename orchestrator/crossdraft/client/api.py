@@ -8,6 +8,7 @@ async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipelin
 import asyncio
 import contextvars
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,8 +34,10 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import Estimates, OutputController, TargetController
 from crossdraft.text.letters import to_bytes
+from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
-from crossdraft.types.output import Token
+from crossdraft.types.messages import PromptScored, Sample
+from crossdraft.types.output import PromptToken, Token
 from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Statistics, statistics_of
 
@@ -45,6 +48,9 @@ Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a 
 
 class Generation:
     """One output: an asynchronous iterator over its tokens. `text`, `ids`, `reason` and `statistics` describe the end.
+
+    `prompt_tokens` are those of the prompt with their log-probabilities, if the request has `prompt_logprobs`; all are
+    there before the first of the output.
 
     If the request continues an output after `committed` ids, all of these cover only what came after them.
 
@@ -69,6 +75,7 @@ class Generation:
     ) -> None:
         self.text = ""
         self.ids: list[int] = []
+        self.prompt_tokens: list[PromptToken] = []
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
         self._assignment = assignment
@@ -80,7 +87,8 @@ class Generation:
         self._session = Session(assignment)
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
-        self._queue: asyncio.Queue[Sequence[Emitted] | None] = asyncio.Queue()  # what one event has decided
+        self._prompt = LetterDecoder()
+        self._queue: asyncio.Queue[Sequence[Emitted] | PromptScored | None] = asyncio.Queue()  # of one event
         self._ready: deque[Token] = deque()  # decided with the latest one that was returned
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
@@ -123,6 +131,17 @@ class Generation:
             raise StopAsyncIteration
         return self._ready.popleft()
 
+    async def read(self) -> None:
+        """Wait until all of `prompt_tokens` are there, if the request has `prompt_logprobs`; else for nothing.
+
+        Raises:
+            ServiceError: as the iteration does.
+        """
+        given = self._assignment
+        size = 0 if given.prompt_logprobs is None else len(given.open_target.prompt)
+        while len(self.prompt_tokens) < size and (tokens := await self.together()):
+            self._ready.extend(tokens)
+
     async def together(self) -> list[Token]:
         """The next tokens, as many as were decided together, for instance by one pass; none at the end.
 
@@ -131,7 +150,8 @@ class Generation:
         """
         if self._task is None and not self._over:
             self._task = self._begin()
-        emitted = None if self._over else await self._queue.get()
+        while isinstance(emitted := None if self._over else await self._queue.get(), PromptScored):
+            self.prompt_tokens += map(self._prompt_token, emitted.tokens)
         if emitted is None:
             over, self._over = self._over, True
             if not over and self._task is not None:
@@ -146,6 +166,8 @@ class Generation:
         self._driver = Driver(self._session, self._services, told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        if self._assignment.prompt_logprobs is not None:
+            self.prompt_tokens.append(self._prompt_token(Sample(self._assignment.open_target.prompt[0], math.nan)))
         return task
 
     async def _written(self) -> None:
@@ -160,9 +182,18 @@ class Generation:
         self.ids.append(emitted.token)
         shown = self._shown.add(emitted.letters, emitted.kept)
         self.text += shown
-        letters = self._assignment.pair.target.letters
-        top = tuple((token, to_bytes(letters[token]), value) for token, value in emitted.likely)
+        top = self._likely(emitted.likely)
         return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
+
+    def _prompt_token(self, scored: Sample) -> PromptToken:
+        letters = self._assignment.pair.target.letters[scored.token]
+        shown, value = self._prompt.feed(letters), scored.log_probability if scored.rank else None
+        top = self._likely(scored.likely)
+        return PromptToken(scored.token, shown, to_bytes(letters), value, scored.rank, top)
+
+    def _likely(self, likely: Sequence[tuple[int, float]]) -> tuple[tuple[int, bytes, float], ...]:
+        letters = self._assignment.pair.target.letters
+        return tuple((token, to_bytes(letters[token]), value) for token, value in likely)
 
     def _end(self, finished: Finished) -> None:
         """Set reason and statistics; raises the session's error, if there is one."""

@@ -12,7 +12,8 @@ from crossdraft.types.trees import TokenTree
 
 MOST_DRAFT_TOKENS = 64  # that can be requested at once
 MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
-MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each draw
+MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
+MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class SamplingOptions:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # of ids in prompt or output, as in transformers
     presence_penalty: float = 0.0  # subtracted from the logits of ids in the output, as in vLLM
-    frequency_penalty: float = 0.0  # likewise, for each time that they are there
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
+    frequency_penalty: float = 0.0  # as presence_penalty, for each time that an id is there
     allowed_token_ids: tuple[int, ...] = ()  # the only ids that may be drawn; none: all
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # of each the last id is not drawn after the others, in the output
     min_tokens: int = 0  # of the output, before which none of `end_ids` is drawn
@@ -114,8 +115,11 @@ class OpenTarget:
     options: SamplingOptions
     noise: NoiseKey | None  # of the target's own draws; None: it replies with rows only
     head: int = 64  # most probable ids of a row, which are sent without being listed
-    likely: int = 0  # most probable ids that are sent with each draw, at most MOST_LIKELY
-    ignore_stops: bool = False  # a run continues after a stop id
+    # Most probable ids that are sent with each draw and row, at most MOST_LIKELY; None: none, and rows come without
+    # log-probabilities.
+    likely: int | None = None
+    ignore_stops: bool = False  # a run continues after a stop id of the model
+    stop_ids: tuple[int, ...] = ()  # further ids that end a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +150,7 @@ class Sample:
     token: int
     log_probability: float  # nats, of the model itself: temperature 1, no penalties, no truncation
     likely: tuple[tuple[int, float], ...] = ()  # the most probable ids and their log-probabilities, of the same kind
+    rank: int = 0  # ids that are at least as probable; of a token of the prompt, else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +166,24 @@ class PassDone:
     shared: int = 1  # sessions in the batch of the latest forward, this one included
     fed: int = 0  # tokens in that batch, of all sessions; 0: not known
     first: int = 0  # tokens of the run in previous replies
+
+
+@dataclass(frozen=True)
+class ScorePrompt:
+    """Requests the log-probabilities of the prompt's tokens from one on, each after those before it."""
+
+    first: int  # index, from 1: nothing comes before token 0
+    likely: int  # most probable ids that are sent with each, at most MOST_LIKELY
+
+
+@dataclass(frozen=True, eq=False)
+class PromptScored:
+    """One of the replies to `ScorePrompt`: the next tokens, at most MOST_SCORED."""
+
+    first: int  # index of the first of them
+    tokens: tuple[Sample, ...]
+    seconds: float  # in the model
+    more: bool = False  # another reply will follow
 
 
 @dataclass(frozen=True)

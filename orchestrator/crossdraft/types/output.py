@@ -13,9 +13,21 @@ class Token:
     text: str  # newly final text: whole characters, none that may belong to a stop string
     raw: bytes  # the token's own bytes; empty for a control symbol
     kind: Kind
-    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
+    log_probability: float | None  # nats, of the model itself; None: not known, as the request asked for none
     # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
     top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    """A token of a prompt, in a request with `prompt_logprobs`."""
+
+    id: int  # target id
+    text: str  # whole characters, as in `Token`
+    raw: bytes  # as in `Token`
+    log_probability: float | None  # nats, of the model itself, after the tokens before; None: of the first
+    rank: int = 0  # ids that are at least as probable; 0: of the first
+    top: tuple[tuple[int, bytes, float], ...] = ()  # as in `Token`
 
 
 @dataclass(frozen=True)

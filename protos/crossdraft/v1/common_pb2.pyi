@@ -144,19 +144,29 @@ class IdLists(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., ids: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("ids", "large", "small")
+    __slots__ = ("ids", "large", "small", "logged", "log_probabilities", "likely", "likely_log_probabilities")
     IDS_FIELD_NUMBER: _ClassVar[int]
     LARGE_FIELD_NUMBER: _ClassVar[int]
     SMALL_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     ids: IdLists
     large: Numbers
     small: Numbers
-    def __init__(self, ids: _Optional[_Union[IdLists, _Mapping]] = ..., large: _Optional[_Union[Numbers, _Mapping]] = ..., small: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
+    logged: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    likely: _containers.RepeatedScalarFieldContainer[int]
+    likely_log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Union[IdLists, _Mapping]] = ..., large: _Optional[_Union[Numbers, _Mapping]] = ..., small: _Optional[_Union[Numbers, _Mapping]] = ..., logged: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WholeRow(_message.Message):
-    __slots__ = ("ids", "probabilities")
+    __slots__ = ("ids", "probabilities", "log_probabilities")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     ids: Numbers
     probabilities: bytes
-    def __init__(self, ids: _Optional[_Union[Numbers, _Mapping]] = ..., probabilities: _Optional[bytes] = ...) -> None: ...
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Union[Numbers, _Mapping]] = ..., probabilities: _Optional[bytes] = ..., log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -6,7 +6,7 @@ A row's distribution is bitwise the same whatever rows are computed beside it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Protocol, TypeVar
@@ -213,6 +213,25 @@ class NodeTable(Protocol[N]):
 
 
 @dataclass(frozen=True, eq=False)
+class Likely:
+    """The most probable ids of n nodes by the model itself, the most probable first."""
+
+    ids: Ids  # int64 (n, m)
+    log_probabilities: Probabilities  # (n, m), nats
+
+    @staticmethod
+    def of(log_probabilities: Tensor, count: int) -> "Likely":
+        """At most so many of each row (n, V)."""
+        values, ids = _fetched(*log_probabilities.topk(min(count, log_probabilities.shape[-1])))
+        return Likely(ids.astype(np.int64), values)
+
+    def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
+        """Of some of the nodes."""
+        for ids, values in zip(self.ids[begin:end].tolist(), self.log_probabilities[begin:end].tolist(), strict=True):
+            yield tuple(zip(ids, values, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
 class RowTable:
     """Rows of n nodes as columns: those of all rows follow each other, of each row the likeliest ids first."""
 
@@ -220,15 +239,38 @@ class RowTable:
     ids: Ids  # int64 (entries,)
     probabilities: Probabilities  # (entries,)
     tails: Probabilities  # (n,)
+    log_probabilities: Probabilities | None = None  # (entries,), nats, of the model itself, if they were asked for
+    likely: Likely | None = None  # set with them
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
         """As in `NodeTable`."""
         tails = self.tails[begin:end].tolist()
-        bounds = pairwise(self.bounds[begin : None if end is None else end + 1].tolist())
+        bounds = [*pairwise(self.bounds[begin : None if end is None else end + 1].tolist())]
+        if self.log_probabilities is None or self.likely is None:
+            return tuple(
+                Row(self.ids[first:last], self.probabilities[first:last], tail)
+                for tail, (first, last) in zip(tails, bounds, strict=True)
+            )
         return tuple(
-            Row(self.ids[first:last], self.probabilities[first:last], tail)
-            for tail, (first, last) in zip(tails, bounds, strict=True)
+            Row(self.ids[first:last], self.probabilities[first:last], tail, self.log_probabilities[first:last], likely)
+            for tail, (first, last), likely in zip(tails, bounds, self.likely.pairs(begin, end), strict=True)
         )
+
+    @torch.inference_mode()
+    def logged(self, logits: Tensor, likely: int | None) -> "RowTable":
+        """With log-probabilities by the model's logits (n, V) and so many most probable ids; None: without."""
+        if likely is None:
+            return self
+        rows = np.repeat(np.arange(len(self.tails)), np.diff(self.bounds))
+        cells = sent(torch.from_numpy(np.stack([rows, self.ids])), logits.device)
+        values = log_probabilities_of(logits)
+        (own,) = _fetched(values[cells[0], cells[1]])
+        return replace(self, log_probabilities=own, likely=Likely.of(values, likely))
+
+
+def log_probabilities_of(logits: Tensor) -> Tensor:
+    """The model's own, float32 (n, V): temperature 1, no penalties, no truncation."""
+    return logits.float().log_softmax(-1)
 
 
 @torch.inference_mode()
