@@ -148,7 +148,7 @@ class Reference:
         if case.options.frequency_penalty:
             processors.append(Frequency(prompt_tokens, case.options.frequency_penalty))
         ends = self._model.generation_config.eos_token_id
-        ends = [*(ends if isinstance(ends, list) else [ends]), *case.stops]
+        ends = [*(ends if isinstance(ends, list) else [ends] * (ends is not None)), *case.stops]
         if case.options.min_tokens:
             processors.append(MinNewTokensLengthLogitsProcessor(prompt_tokens, case.options.min_tokens, ends))
         allowed = list(case.options.allowed_token_ids)
@@ -164,7 +164,7 @@ class Reference:
             sequence_bias=[[[token], bias] for token, bias in case.options.logit_bias] or None,
             bad_words_ids=[list(word) for word in case.options.bad_word_ids] or None,
             prefix_allowed_tokens_fn=(lambda *_: allowed) if allowed else None,
-            eos_token_id=ends,
+            eos_token_id=ends or None,
             logits_processor=LogitsProcessorList(processors),
             pad_token_id=0,
             return_dict_in_generate=True,

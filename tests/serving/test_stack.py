@@ -281,11 +281,12 @@ async def test_an_output_ends_after_ids_and_at_strings_but_not_too_early(stack: 
 
 async def test_ids_and_words_that_are_not_written(stack: Stack, reference: Reference) -> None:
     ids, whole = await greedy_ids(stack), await stack.text()
-    word = max(whole.split(), key=len)
+    word = max(map(reference.tokenizer.decode, ids), key=lambda text: text.strip().isalpha() * len(text))
     for body in ({"bad_words": [word]}, {"frequency_penalty": 2, "presence_penalty": -0.5}):
-        done = (await stack.complete(extra_body=body)).choices[0].text
-        assert done != whole
-        assert "bad_words" not in body or word not in done
+        choice = (await stack.complete(extra_body=body, logprobs=0)).choices[0]
+        assert choice.text != whole
+        assert choice.logprobs is not None
+        assert "bad_words" not in body or word not in (choice.logprobs.tokens or ())
     allowed = sorted(set(ids))[::2]
     done = await stack.complete(extra_body={"allowed_token_ids": allowed}, temperature=1, seed=3, logprobs=0)
     logprobs = done.choices[0].logprobs

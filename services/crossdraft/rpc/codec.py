@@ -334,7 +334,7 @@ def _logged(rows: list[Row], message: pb.Rows, name: str, vocabulary_size: int |
     if len(message.logged) != len(rows):
         raise BadMessage(f"{name}.logged has {len(message.logged)} numbers for {len(rows)} rows")
     sizes = [len(row.ids) if count else 0 for row, count in zip(rows, message.logged, strict=True)]
-    values = _logs(message.log_probabilities, sum(sizes), f"{name}.log_probabilities")
+    values = _logs(message.log_probabilities, sum(sizes), name)
     likely = _decode_likely(message, [max(0, count - 1) for count in message.logged], name, vocabulary_size)
     parts = np.split(values, np.cumsum(sizes)[:-1])
     return [
@@ -345,9 +345,11 @@ def _logged(rows: list[Row], message: pb.Rows, name: str, vocabulary_size: int |
 
 def _logs(values: Sequence[float], count: int, name: str) -> Probabilities:
     """Log-probabilities, shape (n,); raises BadMessage unless there are so many."""
+    if len(values) != count:
+        raise BadMessage(f"{name} has {count} tokens but {len(values)} log-probabilities")
     found = np.array(values, dtype=np.float64)
-    if len(found) != count or not bool((found <= LOG_TOLERANCE).all()):  # false for NaN as well
-        raise BadMessage(f"{name} needs {count} log-probabilities of at most 0, and has {len(found)} values")
+    if not bool((found <= LOG_TOLERANCE).all()):  # false for NaN as well
+        raise BadMessage(f"{name} has a log-probability that is not at most 0")
     return found
 
 
@@ -361,10 +363,10 @@ def _decode_likely(
 ) -> Iterator[Likely]:
     """The most probable ids of each; raises BadMessage unless there are so many."""
     ids = decode_id_tuple(message.likely, f"{name}.likely", vocabulary_size)
-    values = _logs(message.likely_log_probabilities, sum(counts), f"{name}.likely_log_probabilities")
-    if len(ids) != len(values):
-        raise BadMessage(f"{name} has {len(ids)} likely ids and {len(values)} values")
-    pairs = iter(zip(ids, values.tolist(), strict=True))
+    count = len(message.likely_log_probabilities)
+    if not len(ids) == count == sum(counts):
+        raise BadMessage(f"{name} has {len(ids)} likely ids and {count} values, and {sum(counts)} by its counts")
+    pairs = iter(zip(ids, _logs(message.likely_log_probabilities, count, name).tolist(), strict=True))
     return (tuple(islice(pairs, count)) for count in counts)
 
 
@@ -398,7 +400,7 @@ def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -
     check_distribution(probabilities, name)
     if not message.log_probabilities:
         return Row(ids, probabilities)
-    values = _logs(message.log_probabilities, len(ids), f"{name}.log_probabilities")
+    values = _logs(message.log_probabilities, len(ids), name)
     return Row(ids, probabilities, log_probabilities=values)
 
 
@@ -481,6 +483,6 @@ def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> t
     for name, numbers in (("likely_counts", counts), ("ranks", ranks)):
         if len(numbers) != len(tokens):
             raise BadMessage(f"samples.{name} has {len(numbers)} numbers for {len(tokens)} tokens")
-    values = _logs(message.log_probabilities, len(tokens), "samples.log_probabilities").tolist()
+    values = _logs(message.log_probabilities, len(tokens), "samples").tolist()
     likely = _decode_likely(message, counts, "samples", vocabulary_size)
     return tuple(map(Sample, tokens, values, likely, ranks))
