@@ -61,7 +61,7 @@ def drafted(first: int, epoch: int = 1) -> Drafted:
 
 def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> None:
     opening = OpenTarget((4, 5, 6, 7, 8), SamplingOptions(), None)
-    given = replace(assignment(TLI), open_drafter=None, open_target=opening, prompt_logprobs=2, max_tokens=0)
+    given = replace(assignment(TLI), open_drafter=None, open_target=opening, prompt_logprobs=2, max_tokens=0, targets=2)
     session = Session(given)
     session.start(0.0)
 
@@ -75,8 +75,10 @@ def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> Non
     for first, tokens, more in ((2, (6,), True), (3, (8,), True), (3, (7, 8), True), (3, (7,), False), (3, (), True)):
         with pytest.raises(IllegalEventError, match="were not due"):
             scored(TARGET, first, *tokens, more=more)
-    (again,) = (one for one in session.handle(Lost(TARGET, GONE), 2.0) if isinstance(one, Open))
-    assert requests(session.handle(Ready(again.lane), 3.0)) == [ScorePrompt(3, 2)]
+    assert requests(session.handle(Ready(2), 1.5)) == []  # the first one does it
+    assert requests(session.handle(Lost(TARGET, GONE, elsewhere=False), 2.0)) == [ScorePrompt(3, 2)]
+    (again,) = (one for one in session.handle(Lost(2, GONE), 3.0) if isinstance(one, Open))
+    assert requests(session.handle(Ready(again.lane), 4.0)) == [ScorePrompt(3, 2)]
     last, end = scored(again.lane, 3, 7, 8, more=False)
     assert isinstance(last, PromptScored)
     assert isinstance(end, Finished)

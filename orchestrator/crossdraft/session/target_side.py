@@ -233,12 +233,18 @@ class TargetSide:
 
     def opened(self, lane: Lane, now: float) -> list[Command]:
         """The lane is open: the target has the prompt, and scores it if that is missing."""
-        known, likely = self.lanes[lane], self._given.prompt_logprobs
-        known.ready, known.free_since = True, now
-        if likely is None or not self.unscored or any(other.scores for other in self.lanes.values()):
+        self.lanes[lane].ready = True
+        self.lanes[lane].free_since = now
+        return self._score()
+
+    def _score(self) -> list[Command]:
+        """Let a lane score what is missing of the prompt, unless one does, or none is open."""
+        lanes, likely = self.lanes.values(), self._given.prompt_logprobs
+        lane = next((lane for lane in lanes if lane.ready), None)
+        if likely is None or lane is None or not self.unscored or any(other.scores for other in lanes):
             return []
-        known.scores = True
-        return [Send(lane, ScorePrompt(self._scored, likely))]
+        lane.scores = True
+        return [Send(lane.number, ScorePrompt(self._scored, likely))]
 
     @property
     def unscored(self) -> int:
@@ -268,7 +274,7 @@ class TargetSide:
         if overdue and not any(other.answered for other in self.lanes.values()):
             return None
         without = was_ready and not self.ready
-        commands = self.open()
+        commands = [*self.open(), *self._score()]
         return [*commands, *self.set_timer()] if without else commands
 
     def drop(self, lane: Lane) -> list[Command] | None:
@@ -277,7 +283,7 @@ class TargetSide:
         self._wanted -= 1
         if not self.lanes:
             return None
-        return [] if self.ready else self.set_timer()
+        return self._score() if self.ready else self.set_timer()
 
     def set_timer(self) -> list[Command]:
         """There is no target from now on: start its deadline."""
