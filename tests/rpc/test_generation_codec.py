@@ -133,7 +133,7 @@ def test_values_that_mean_nothing() -> None:
         generation.decode_reply(pb.GenerateReply(token=pb.Token(id=1)))
     with pytest.raises(BadMessage, match=r"ended\.reason is not set"):
         generation.decode_reply(pb.GenerateReply(ended=pb.Ended()))
-    with pytest.raises(BadMessage, match="one of token and ended"):
+    with pytest.raises(BadMessage, match="one of prompt, token and ended"):
         generation.decode_reply(pb.GenerateReply())
 
 

@@ -322,7 +322,8 @@ async def test_the_echo_has_the_log_probabilities_of_the_prompt(
     done = await stack.complete(**asked)
     choice, logprobs = done.choices[0], done.choices[0].logprobs
     text = await stack.text(LONG, max_tokens=max_tokens) if max_tokens else ""
-    assert (choice.text, choice.finish_reason) == (LONG + text, "length")
+    assert choice.text.startswith(LONG)
+    assert (choice.text[len(LONG) :], choice.finish_reason) == (text, "length")
     assert logprobs is not None
     assert len(logprobs.tokens) == len(prompt) + max_tokens == done.usage.total_tokens
     assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
@@ -356,7 +357,7 @@ async def test_log_probabilities_of_a_prompt_as_in_vllm(stack: Stack, reference:
     for found, text in ((done.choices[0], PROMPT), (chat, "User: Say\n\nAssistant:")):
         prompt, scores = reference.encode(text), (found.model_extra or {})["prompt_logprobs"]
         assert scores[0] is None
-        for token, row, one in zip(prompt[1:], reference.log_probabilities(prompt), scores[1:], strict=True):
+        for token, row, one in zip(prompt[1:], reference.log_probabilities(prompt)[:-1], scores[1:], strict=True):
             assert one[str(token)]["logprob"] == pytest.approx(float(row[token]), abs=EXACTLY)
             assert one[str(token)]["rank"] == int((row >= row[token]).sum())
             assert one[str(token)]["decoded_token"] == reference.tokenizer.decode([token])

@@ -148,6 +148,10 @@ class Generation:
         Raises:
             ServiceError: as the iteration does.
         """
+        if self._ready:
+            ready = list(self._ready)
+            self._ready.clear()
+            return ready
         if self._task is None and not self._over:
             self._task = self._begin()
         while isinstance(emitted := None if self._over else await self._queue.get(), PromptScored):
