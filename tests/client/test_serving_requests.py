@@ -38,6 +38,7 @@ from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.messages import Draft, OpenDrafter
 from crossdraft.types.request import PromptTooLongError, plain
+from crossdraft.verification.methods import METHODS
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 
@@ -87,11 +88,24 @@ async def test_ids_are_the_prompt_as_it_is(pipeline: Pipeline) -> None:
         pipeline.generate((10**6,))
 
 
-@pytest.mark.parametrize("settings", [{}, {"options": GREEDY}, {"seed": 4}, {"method": "slem"}], ids=str)
+MASKED = SamplingOptions(0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7)))
+AHEAD = {"overlap": "on", "max_draft_tokens": 6, "min_draft_tokens": 1, "paths": 3}
+EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary or method.redistributed)]
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"options": GREEDY}, {"seed": 4}, {"head": 1, "options": MASKED}]
+    + [{"method": name, "overlap": "off", "options": MASKED} for name in EVERY]
+    + [{"method": name, "head": 3, **AHEAD} for name in EVERY if not METHODS[name].whole_draft],
+    ids=str,
+)
 async def test_logprobs_are_the_models(
     pipeline: Pipeline, target_model: RunningModel, settings: dict[str, object]
 ) -> None:
-    generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, **settings)
+    """Whatever the method, and whatever it draws from: they are of the model itself."""
+    generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, allow_inexact=True, **settings)
     tokens = await tokens_of(generation)
     prompt = pipeline.models.tokenization.encode_prompt(PROMPT)
     letters = pipeline.models.tokenization.vocabulary.letters
@@ -109,8 +123,6 @@ async def test_how_many_logprobs_there_are(pipeline: Pipeline) -> None:
     for wanted, count in ((None, 0), (0, 0), (20, 20)):
         tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))
         assert {len(token.top) for token in tokens} == {count}
-    with pytest.raises(RequestError, match=r"'coupled' draws from rows.*--method slem or seeded"):
-        pipeline.generate(PROMPT, method="coupled", logprobs=0)
     with pytest.raises(RequestError, match="logprobs must be between 0 and 20, got 21"):
         pipeline.generate(PROMPT, logprobs=21)
 
@@ -194,8 +206,8 @@ async def test_a_long_prompt_is_tokenized_beside_the_event_loop(
 
     monkeypatch.setattr(api, "prompts_of", watched)
     with pytest.raises(PromptTooLongError, match="maximum context length"):
-        await pipeline.prompts("word " * 10_000)
-    prompts = await pipeline.prompts(PROMPT)
+        await pipeline.prompts(GenerationRequest("word " * 10_000))
+    prompts = await pipeline.prompts(GenerationRequest(PROMPT))
     assert [name.startswith("tokenizing") for name in threads] == [True, False]
     generations = [
         pipeline.run(GenerationRequest(PROMPT, seed=7, max_tokens=4), None, made) for made in (None, prompts)

@@ -16,10 +16,12 @@ from crossdraft.serving.backend import (
     Ended,
     OutputRequest,
     OverloadedError,
+    PromptTokens,
     ServedModel,
     UnknownDrafterError,
     UnknownModelError,
 )
+from crossdraft.types.output import PromptToken
 from crossdraft.types.request import PromptTooLongError
 from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, tokens
 from tests.serving.fakes import figures
@@ -60,6 +62,22 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
     assert [order.generation.committed for order in one.requests] == [(), (1, 2, 3), (1, 2, 3)]
     assert {(order.id, order.generation.seed) for order in one.requests} == {("one", 1)}
     assert one.closed == 3
+
+
+async def test_the_prompt_is_delivered_once() -> None:
+    read = [PromptToken(token, "x", b"x", None) for token in range(5)]
+
+    def piece(begin: int, end: int) -> PromptTokens:
+        return PromptTokens(begin, tuple(read[begin:end]))
+
+    one = Scripted(
+        [piece(0, 3), Lost("it died")],
+        [piece(0, 2), piece(2, 4), piece(4, 5), tokens(1), Lost("it died")],
+        [tokens(2), ENDED],
+    )
+    order = OutputRequest("one", "small", GenerationRequest("go", seed=1, prompt_logprobs=0))
+    assert (await taken(one, order))[:-1] == [piece(0, 3), piece(3, 4), piece(4, 5), tokens(1), tokens(2)]
+    assert [order.generation.prompt_logprobs for order in one.requests] == [0, 0, None]
 
 
 async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> None:

@@ -11,6 +11,7 @@ from transformers import (
     AutoTokenizer,
     LogitsProcessor,
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     PreTrainedTokenizerBase,
 )
 
@@ -30,6 +31,7 @@ class Case:
     prompt: str
     tokens: int  # at most
     options: SamplingOptions = GREEDY
+    stops: tuple[int, ...] = ()  # ids that end it, besides the model's own
     noise: "Noise | None" = None  # what is added to log-probabilities; None: greedy
 
 
@@ -44,6 +46,17 @@ class Presence(LogitsProcessor):
         """scores (1, V) less the penalty for each id of the output."""
         penalised = scores.clone()
         penalised[:, input_ids[0, self._prompt_tokens :].unique()] -= self._penalty
+        return penalised
+
+
+class Frequency(Presence):
+    """vLLM's frequency penalty, likewise."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """scores (1, V) less the penalty for each time that an id is in the output."""
+        penalised = scores.clone()
+        for token in input_ids[0, self._prompt_tokens :].tolist():
+            penalised[0, token] -= self._penalty
         return penalised
 
 
@@ -92,6 +105,12 @@ class Reference:
         ids: list[int] = self.tokenizer(text).input_ids
         return ids
 
+    def log_probabilities(self, ids: list[int]) -> Tensor:
+        """Of each id after these ids: (n, V)."""
+        with torch.inference_mode():
+            scores: Tensor = self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return scores
+
     def check(self, case: Case, actual: list[int]) -> bool:
         """Fails if the output differs from `generate`'s. False after a tie, behind which nothing is compared.
 
@@ -126,6 +145,13 @@ class Reference:
         processors: list[LogitsProcessor] = []
         if case.options.presence_penalty:
             processors.append(Presence(prompt_tokens, case.options.presence_penalty))
+        if case.options.frequency_penalty:
+            processors.append(Frequency(prompt_tokens, case.options.frequency_penalty))
+        ends = self._model.generation_config.eos_token_id
+        ends = [*(ends if isinstance(ends, list) else [ends] * (ends is not None)), *case.stops]
+        if case.options.min_tokens:
+            processors.append(MinNewTokensLengthLogitsProcessor(prompt_tokens, case.options.min_tokens, ends))
+        allowed = list(case.options.allowed_token_ids)
         if case.noise is not None:
             processors.append(Noisy(prompt_tokens, case.noise))
         inputs = torch.tensor([ids])
@@ -136,6 +162,9 @@ class Reference:
             max_new_tokens=max_new_tokens,
             repetition_penalty=case.options.repetition_penalty,
             sequence_bias=[[[token], bias] for token, bias in case.options.logit_bias] or None,
+            bad_words_ids=[list(word) for word in case.options.bad_word_ids] or None,
+            prefix_allowed_tokens_fn=(lambda *_: allowed) if allowed else None,
+            eos_token_id=ends or None,
             logits_processor=LogitsProcessorList(processors),
             pad_token_id=0,
             return_dict_in_generate=True,

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.client import Generation, GenerationRequest, Overlap
 from crossdraft.engine.names import BUNDLED
+from crossdraft.types.messages import SamplingOptions
 from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
 from tests.endtoend.stack import DRAFTERS, NGRAM, TARGET, Stack, statistics
@@ -32,6 +33,9 @@ OPTIONS = {
     "presence penalty": replace(GREEDY, presence_penalty=1.5),
     "logit bias": GREEDY,
     "all three": replace(GREEDY, repetition_penalty=0.9, presence_penalty=2.0),
+    "frequency penalty": replace(GREEDY, frequency_penalty=1.2),
+    "bans": GREEDY,
+    "an early end": replace(GREEDY, min_tokens=NEW_TOKENS // 2),
 }
 KINDS = tuple((tuple(OPTIONS)[place % len(OPTIONS)], *pair) for place, pair in enumerate(PAIRS))
 
@@ -60,6 +64,7 @@ async def compared(
             method,
             max_tokens=case.tokens,
             options=case.options,
+            stop_token_ids=case.stops,
             allow_inexact=True,
             overlap=overlap,
         )
@@ -117,7 +122,13 @@ async def test_with_penalties_and_biases(
     if kind in ("logit bias", "all three"):
         options = replace(options, logit_bias=tuple((reference.encode(text)[0], bias) for text, bias in BIASES))
     cases = [replace(case, options=options) for case in plain_cases()[:FEW]]
-    await compared(stack, reference, method, drafter, cases)
+    if kind == "bans":
+        cases = [replace(case, options=bans(reference.continuation(case), reference)) for case in cases]
+    if kind == "an early end":
+        cases = [replace(case, stops=tuple(reference.continuation(case)[:4])) for case in cases]
+    overlap = Overlap.OFF if METHODS[method].whole_draft else Overlap.ON
+    for choice in {Overlap.OFF, overlap}:
+        await compared(stack, reference, method, drafter, cases, choice)
     # The options change what is written, or nothing was tested.
     assert any(reference.continuation(case) != reference.continuation(replace(case, options=GREEDY)) for case in cases)
 
@@ -133,6 +144,13 @@ async def test_with_prompts_longer_than_the_drafters_context(
     cases = [Case(text, NEW_TOKENS) for text in (longer, nearly)]
     for generation in await compared(stack, reference, method, drafter, cases):
         assert statistics(generation).stood_aside == 0  # the drafter goes on with the newest text
+
+
+def bans(ids: Sequence[int], reference: Reference) -> SamplingOptions:
+    """Half of what would be written is not allowed, and of the rest one id never, and one not after the one before."""
+    size = len(reference.tokenizer)
+    allowed = tuple(token for token in range(size) if token not in ids[::2])
+    return replace(GREEDY, allowed_token_ids=allowed, bad_word_ids=((ids[1],), tuple(ids[3:6:2])))
 
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.client import Generation, GenerationRequest
-from crossdraft.types.messages import NoiseKey
+from crossdraft.types.messages import NoiseKey, SamplingOptions
 from tests.endtoend.reference import Case, Noise, Reference
 from tests.endtoend.stack import DRAFTERS, NGRAM, Stack, statistics
 from tests.prompts import prompts
@@ -46,6 +46,26 @@ async def test_the_target_alone_draws_with_the_seeds_noise(
 ) -> None:
     assert any(check(reference, noise, plain))
     assert len({generation.text for generation in plain}) == PROMPTS
+
+
+async def test_penalties_and_bans_are_those_of_the_distribution_that_is_drawn_from(
+    stack: Stack, plain: list[Generation], reference: Reference, noise: Noise
+) -> None:
+    often = tuple(plain[0].ids[:4])
+    options = SamplingOptions(
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.6,
+        logit_bias=((often[0], 2.0),),
+        bad_word_ids=((often[1],), often[2:4]),
+        min_tokens=8,
+    )
+    cases = [Case(text, NEW_TOKENS, options, often[:1], noise) for text in TEXTS]
+    for drafter, settings in ((None, {}), (DRAFTERS[1], AHEAD), (DRAFTERS[0], {"overlap": "off", "paths": 1})):
+        asked = requests(SEED, options=options, stop_token_ids=often[:1], **settings)
+        found = await stack.run(drafter, asked)
+        same = [reference.check(case, one.ids) for case, one in zip(cases, found, strict=True)]
+        assert same.count(False) <= 1
 
 
 ROUNDS = [{"overlap": "off", "num_speculative_tokens": k} for k in (3, 1, 8)]

@@ -1,15 +1,19 @@
 """Distributions against transformers' own processors, rows against distributions."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -82,6 +86,50 @@ def test_presence_penalty_is_subtracted_once_from_what_is_in_the_output() -> Non
         scores = LOGITS[row].double().clone()
         scores[list({*HISTORY.output, *path})] -= 1.5
         torch.testing.assert_close(found[row], scores.softmax(-1))
+
+
+def test_frequency_penalty_is_subtracted_for_each_time() -> None:
+    options = SamplingOptions(repetition_penalty=1.2, presence_penalty=-0.4, frequency_penalty=0.7)
+    for row, (path, past) in enumerate(zip(HISTORY.paths, PAST, strict=True)):
+        scores = processors(options)(torch.tensor([past]), LOGITS[row : row + 1].double())[0]
+        for token in (*HISTORY.output, *path):
+            scores[token] -= 0.7
+        scores[list({*HISTORY.output, *path})] += 0.4
+        torch.testing.assert_close(distribution(LOGITS, options, HISTORY)[row], scores.softmax(-1))
+
+
+ALLOWED, WORDS, ENDS = (0, 4, 6, 7, 9, 11, 30), ((6,), (4, 5, 6), (6, 7, 9), (4, 4), (5, 8, 9, 0)), (7, 11)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("min_tokens", [0, 3, 4])
+def test_bans_are_those_of_transformers(temperature: float, min_tokens: int) -> None:
+    options = SamplingOptions(
+        temperature,
+        top_k=4,
+        repetition_penalty=1.3,
+        allowed_token_ids=ALLOWED,
+        bad_word_ids=WORDS,
+        min_tokens=min_tokens,
+        end_ids=ENDS,
+    )
+    chain = processors(replace(options, temperature=temperature or 1.0, top_k=0))
+    chain.append(SuppressTokensLogitsProcessor([token for token in range(SIZE) if token not in ALLOWED]))
+    chain.append(NoBadWordsLogitsProcessor([list(word) for word in WORDS]))
+    chain.append(MinNewTokensLengthLogitsProcessor(len(HISTORY.prompt), min_tokens, list(ENDS)))
+    chain.append(TopKLogitsWarper(4))
+    found = distribution(LOGITS, options, HISTORY)
+    for row, past in enumerate(PAST):
+        scores = chain(torch.tensor([past]), LOGITS[row : row + 1])[0]
+        due = scores.softmax(-1) if temperature else torch.eye(SIZE)[scores.argmax()]
+        torch.testing.assert_close(found[row].float(), due, atol=1e-6, rtol=1e-4)
+        assert torch.equal(found[row] > 0, due > 0)
+
+
+def test_a_bad_word_does_not_begin_in_the_prompt() -> None:
+    """As in vLLM; transformers looks at the prompt as well."""
+    found = distribution(LOGITS[:1], SamplingOptions(bad_word_ids=((3, 8), (3,))), History((3,), (), [()]))
+    assert (found[0, 3], bool(found[0, 8] > 0)) == (0, True)
 
 
 def test_temperature_zero_is_the_best_of_the_penalised_logits() -> None:

@@ -204,7 +204,16 @@ OPTIONS = (
     SamplingOptions(),
     SamplingOptions(0.7, top_k=20, min_p=0.01),
     SamplingOptions(1.3, top_p=0.95),
-    SamplingOptions(0.9, repetition_penalty=1.3, presence_penalty=0.5, logit_bias=((3, 2.0),)),
+    SamplingOptions(
+        0.9,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        logit_bias=((3, 2.0),),
+        bad_word_ids=((4,), (1, 5)),
+        min_tokens=4,
+        end_ids=(0,),
+    ),
 )
 DRAW = torch.Generator().manual_seed(11)
 

@@ -37,12 +37,14 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Sample,
     SamplingOptions,
     Score,
     Scored,
+    ScorePrompt,
 )
 from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Overlap
@@ -92,6 +94,9 @@ TO_FRONT = message(GenerateRequest, encode_request, decode_request)
 FROM_FRONT = message(GenerateReply, encode_reply, decode_reply)
 MODELS = message(ModelsReply, encode_models, decode_models)
 OPTIONS = SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, ((3, 2.5), (299, -100.0)))
+BANS = SamplingOptions(
+    frequency_penalty=0.5, allowed_token_ids=(1, 299), bad_word_ids=((1,), (2, 299)), min_tokens=3, end_ids=(7,)
+)
 NOISE = NoiseKey(2**64 - 3, 7)
 LETTERS = Letters("a\xe2\x82 " + Role.END_OF_TURN.letter + Side.TARGET.control(5) + Side.DRAFTER.control(0))
 
@@ -119,6 +124,8 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "fetch ids": (TO_TARGET, FetchRow(3, 2, ids(4, 256))),
     "fetch all": (TO_TARGET, FetchRow(3, 0)),
     "run to": (TO_TARGET, RunTo(4, 40)),
+    "target open, bans": (TO_TARGET, OpenTarget((1,), BANS, None, likely=0, stop_ids=(7,))),
+    "score prompt": (TO_TARGET, ScorePrompt(1, 5)),
     "target closed": (TO_TARGET, Close()),
     "target opened": (FROM_TARGET, Opened("abc123")),
     "pass done, rows": (FROM_TARGET, PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001)),
@@ -129,6 +136,11 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "pass done, of a run": (FROM_TARGET, PassDone(4, (Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6)),
     "row fetched, head": (FROM_TARGET, RowFetched(3, 2, HEAD)),
     "row fetched, whole": (FROM_TARGET, RowFetched(3, 2, WHOLE)),
+    "pass done, log-probabilities": (
+        FROM_TARGET,
+        PassDone(3, (replace(WHOLE, log_probabilities=np.array([-0.5, -2.0]), likely=((5, -0.5),)), WHOLE), 0.0125),
+    ),
+    "prompt scored": (FROM_TARGET, PromptScored(1, (Sample(5, -0.5, ((5, -0.5),), 1),), 0.5, True)),
     "session ended": (FROM_TARGET, Ended(11, "the context is full")),
     "drafter open": (TO_DRAFTER, OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True)),
     "drafter open, defaults": (TO_DRAFTER, OpenDrafter(Letters("a"), SamplingOptions(), None, 0)),

@@ -206,7 +206,7 @@ def test_draft_tokens_that_are_more_or_less_than_rows_spoil_their_frame(
     [
         (lambda frame: frame.rows.ids.counts.append(1), "ids for lists of"),
         (lambda frame: frame.rows.large.Clear(), "large and 0 small"),
-        (lambda frame: frame.samples.likely_counts.append(0), "by 4 counts, for 3 tokens"),
+        (lambda frame: frame.samples.likely_counts.append(0), "likely_counts has 4 numbers for 3 tokens"),
         (lambda frame: frame.samples.likely.append(1), "2 likely ids and 1 values"),
         (lambda frame: frame.samples.tokens.append(SIZE), "samples.tokens has the id 300"),
     ],

@@ -32,13 +32,19 @@ REQUESTS = st.builds(
     seed=st.none() | st.integers(0, 2**64 - 1),
     choice=st.integers(0, 2**32 - 1),
     stop=st.lists(TEXTS.filter(bool), max_size=3).map(tuple),
+    bad_words=st.lists(TEXTS.filter(bool), max_size=3).map(tuple),
     committed=IDS,
+    stop_token_ids=IDS,
+    truncate_prompt_tokens=st.sampled_from([None, -1, 7]),
+    prompt_logprobs=st.none() | st.integers(0, 20),
     overlap=st.sampled_from([Overlap.AUTO, Overlap.ON]),
     max_draft_tokens=st.none() | st.integers(16, 64),
     logprobs=st.none() | st.integers(0, 20),
     **dict.fromkeys(("min_draft_tokens", "branches", "branch_width"), st.none() | FEW),
     **dict.fromkeys(("num_speculative_tokens", "max_tokens", "paths", "head", "row_width"), FEW),
-    **dict.fromkeys(("ignore_eos", "allow_inexact", "audit", "speculation"), st.booleans()),
+    **dict.fromkeys(
+        ("ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation"), st.booleans()
+    ),
 )
 
 
@@ -127,7 +133,7 @@ def test_values_that_mean_nothing() -> None:
         generation.decode_reply(pb.GenerateReply(token=pb.Token(id=1)))
     with pytest.raises(BadMessage, match=r"ended\.reason is not set"):
         generation.decode_reply(pb.GenerateReply(ended=pb.Ended()))
-    with pytest.raises(BadMessage, match="one of token and ended"):
+    with pytest.raises(BadMessage, match="one of prompt, token and ended"):
         generation.decode_reply(pb.GenerateReply())
 
 

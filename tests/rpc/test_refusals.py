@@ -24,6 +24,15 @@ def lists(*counts: int, ids: tuple[int, ...]) -> common_pb2.IdLists:
 
 
 ROWS = codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
+LOGGED = {
+    "ids": ROWS.ids,
+    "large": ROWS.large,
+    "small": ROWS.small,
+    "logged": [2],
+    "log_probabilities": [-1, -2],
+    "likely": [1],
+    "likely_log_probabilities": [-1],
+}
 TOO_LIKELY = {
     "tokens": [1],
     "log_probabilities": [-1],
@@ -102,7 +111,7 @@ def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
 
 
 TARGET_REQUESTS = [
-    (to_target(), "one of open, next_pass, fetch, run_to and close"),
+    (to_target(), "one of open, next_pass, fetch, run_to, score and close"),
     (opening(prompt=[]), "prompt is empty"),
     (opening(prompt=[SIZE]), "prompt has the id 300"),
     (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),
@@ -129,11 +138,23 @@ TARGET_REQUESTS = [
     (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {target_codec.MAX_HEAD}"),
     (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
     (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
+    (opening(options={"bad_word_ids": [{"ids": [1]}] * (codec.MAX_BIASES + 1)}), "options.bad_word_ids has 65537"),
+    (opening(options={"bad_word_ids": [{}]}), "each of bad_word_ids must have at least one id"),
+    (opening(options={"bad_word_ids": [{"ids": [SIZE]}]}), "options.bad_word_ids has the id 300"),
+    (opening(options={"allowed_token_ids": [SIZE]}), "options.allowed_token_ids has the id 300"),
+    (opening(options={"end_ids": [SIZE]}), "options.end_ids has the id 300"),
+    (opening(stop_ids=[SIZE]), "stop_ids has the id 300"),
+    (to_target(score={"first": 1, "likely": 21}), "likely must be at most 20, got 21"),
     (passing(tree={"tokens": [1] * (target_codec.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
     (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
 ]
 TARGET_REPLIES = [
-    (of_target()(), "one of opened, done, fetched and ended"),
+    (of_target()(), "one of opened, done, fetched, scored and ended"),
+    (of_target(rows=LOGGED | {"logged": [1, 1]})(done={"rows": 1}), "rows.logged has 2 numbers for 1 rows"),
+    (of_target(rows=LOGGED | {"log_probabilities": [-1]})(done={"rows": 1}), "rows has 2 tokens but 1 log-prob"),
+    (of_target(rows=LOGGED | {"log_probabilities": [-1, 1]})(done={"rows": 1}), "rows has a log-probability that is"),
+    (of_target(rows=LOGGED | {"likely": []})(done={"rows": 1}), "rows has 0 likely ids and 1 values"),
+    (of_target(rows=LOGGED | {"likely": [SIZE]})(done={"rows": 1}), "rows.likely has the id 300"),
     (done(number=1), "done needs rows or samples"),
     (
         of_target(rows=ROWS, samples={"tokens": [1], "log_probabilities": [-1]})(done={"rows": 1, "samples": 1}),

@@ -1,5 +1,7 @@
 """Hypothesis strategies for everything that travels between orchestrator and services."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -22,12 +24,14 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Sample,
     SamplingOptions,
     Score,
     Scored,
+    ScorePrompt,
 )
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import ROOT, TokenTree
@@ -56,7 +60,12 @@ options = st.builds(
     min_p=st.floats(0, 1),
     repetition_penalty=st.floats(0.1, 10),
     presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
     logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+    allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
+    bad_word_ids=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    min_tokens=st.integers(0, 1000),
+    end_ids=st.lists(ids, max_size=3).map(tuple),
 )
 
 
@@ -116,7 +125,18 @@ def samples(draw: st.DrawFn) -> list[Sample]:
     return draw(st.lists(st.builds(Sample, ids, log_probabilities, draw(likely)), min_size=1, max_size=4))
 
 
-nodes = st.lists(rows(), min_size=1, max_size=4) | samples()
+@st.composite
+def logged(draw: st.DrawFn, row: Row, count: int) -> Row:
+    """The row with log-probabilities, and with so many likely ids."""
+    values = np.array(draw(st.lists(log_probabilities, min_size=len(row.ids), max_size=len(row.ids))))
+    return replace(row, log_probabilities=values, likely=draw(st.tuples(*[st.tuples(ids, log_probabilities)] * count)))
+
+
+maybe_logged = rows() | rows().flatmap(lambda row: logged(row, 2))
+scored = samples().flatmap(
+    lambda found: st.tuples(*(st.integers(0, 1000).map(lambda rank, one=one: replace(one, rank=rank)) for one in found))
+)
+nodes = st.lists(maybe_logged, min_size=1, max_size=4) | samples()
 target_requests = st.one_of(
     st.builds(
         OpenTarget,
@@ -124,10 +144,12 @@ target_requests = st.one_of(
         options,
         noise,
         st.integers(0, 1000),
-        st.integers(0, MOST_LIKELY),
+        st.none() | st.integers(0, MOST_LIKELY),
         st.booleans(),
+        id_tuples,
     ),
     passes(),
+    st.builds(ScorePrompt, numbers, st.integers(0, MOST_LIKELY)),
     st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
     st.builds(RunTo, numbers, numbers),
 )
@@ -145,7 +167,15 @@ target_replies = st.one_of(
         numbers,
         st.integers(0, MOST_RUN),
     ),
-    st.builds(RowFetched, numbers, st.integers(0, 100), whole_rows() | rows().filter(lambda row: not row.whole)),
+    st.builds(
+        RowFetched,
+        numbers,
+        st.integers(0, 100),
+        whole_rows()
+        | whole_rows().flatmap(lambda row: logged(row, 0))
+        | maybe_logged.filter(lambda row: not row.whole),
+    ),
+    st.builds(PromptScored, numbers, scored, seconds, st.booleans()),
 )
 
 

@@ -20,6 +20,7 @@ from crossdraft.serving.client import Client
 from crossdraft.serving.grpc import serve_generation
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
+from tests.endtoend.reference import Reference
 from tests.serving.http.conftest import KEY, MESSAGES, Front, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -278,3 +279,143 @@ async def test_a_prompt_that_cannot_fit_is_refused_in_vllms_words(stack: Stack) 
     with pytest.raises(openai.BadRequestError, match=wanted) as refused:
         await stack.complete(prompt="x" * 3_000_000)
     assert refused.value.code == "context_length_exceeded"
+
+
+async def greedy_ids(stack: Stack, **settings: Any) -> list[int]:
+    async with stack.direct.run(replace(GREEDY, **settings)) as generation:
+        return [token.id async for token in generation]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference("target")
+
+
+async def test_an_output_ends_after_ids_and_at_strings_but_not_too_early(stack: Stack, reference: Reference) -> None:
+    ids, whole = await greedy_ids(stack), await stack.text()
+    place = next(at for at in range(4, TOKENS) if ids[at] not in ids[:at])
+    before, after = (reference.tokenizer.decode(ids[:end]) for end in (place, place + 1))
+    assert after == whole[: len(after)]
+    for kept, text in ((False, before), (True, after)):
+        body = {"stop_token_ids": [ids[place]], "include_stop_str_in_output": kept}
+        for stream in (False, True):
+            asked = await stack.complete(extra_body=body, stream=stream)
+            chunks = [chunk async for chunk in asked] if stream else [asked]
+            assert "".join(chunk.choices[0].text for chunk in chunks) == text
+            assert chunks[-1].choices[0].finish_reason == "stop"
+    stop = whole[10:14]
+    done = await stack.complete(stop=stop, extra_body={"include_stop_str_in_output": True})
+    assert done.choices[0].text == whole[: whole.index(stop) + len(stop)]
+    for body in ({"stop_token_ids": ids}, {"stop": list(set(whole))[:16]}):
+        done = await stack.complete(extra_body=body | {"min_tokens": 9})
+        assert done.usage is not None
+        assert done.usage.completion_tokens >= 9
+
+
+async def test_ids_and_words_that_are_not_written(stack: Stack, reference: Reference) -> None:
+    ids, whole = await greedy_ids(stack), await stack.text()
+    word = max(map(reference.tokenizer.decode, ids), key=lambda text: text.strip().isalpha() * len(text))
+    for body in ({"bad_words": [word]}, {"frequency_penalty": 2, "presence_penalty": -0.5}):
+        choice = (await stack.complete(extra_body=body, logprobs=0)).choices[0]
+        assert choice.text != whole
+        assert choice.logprobs is not None
+        assert "bad_words" not in body or word not in (choice.logprobs.tokens or ())
+    allowed = sorted(set(ids))[::2]
+    done = await stack.complete(extra_body={"allowed_token_ids": allowed}, temperature=1, seed=3, logprobs=0)
+    logprobs = done.choices[0].logprobs
+    assert logprobs is not None
+    assert set(logprobs.tokens or ()) <= {reference.tokenizer.decode([token]) for token in allowed}
+
+
+async def test_the_last_tokens_of_a_prompt(stack: Stack, reference: Reference) -> None:
+    prompt = "import os\n\n" + PROMPT
+    last = reference.encode(prompt)[-3:]
+    for asked in (prompt, reference.encode(prompt)):
+        done = await stack.complete(prompt=asked, extra_body={"truncate_prompt_tokens": 3})
+        assert done.choices[0].text == await stack.text(tuple(last))
+        assert done.usage is not None
+        assert done.usage.prompt_tokens == 3
+    long = await stack.complete(prompt="word " * 2000, max_tokens=2, extra_body={"truncate_prompt_tokens": -1})
+    assert long.usage is not None
+    assert long.usage.total_tokens == stack.direct.models.context
+
+
+LONG = "class Point:\n    def __init__(self, x, y):\n" * 9  # more than one piece of a prompt that is scored
+EXACTLY = 1e-3  # nats
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+@pytest.mark.parametrize("ids", [False, True])
+async def test_the_echo_has_the_log_probabilities_of_the_prompt(
+    stack: Stack, reference: Reference, max_tokens: int, ids: bool
+) -> None:
+    prompt = reference.encode(LONG)
+    due = reference.log_probabilities(prompt)
+    asked = {"prompt": prompt if ids else LONG, "max_tokens": max_tokens, "echo": True, "logprobs": 2}
+    done = await stack.complete(**asked)
+    choice, logprobs = done.choices[0], done.choices[0].logprobs
+    text = await stack.text(LONG, max_tokens=max_tokens) if max_tokens else ""
+    assert choice.text.startswith(LONG)
+    assert (choice.text[len(LONG) :], choice.finish_reason) == (text, "length")
+    assert logprobs is not None
+    assert len(logprobs.tokens) == len(prompt) + max_tokens == done.usage.total_tokens
+    assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+    for place, token in enumerate(prompt[1:], 1):
+        assert logprobs.token_logprobs[place] == pytest.approx(float(due[place - 1][token]), abs=EXACTLY)
+        likely = sorted(logprobs.top_logprobs[place].values(), reverse=True)
+        assert likely == pytest.approx(due[place - 1].topk(2).values.tolist(), abs=EXACTLY)
+    streamed = [chunk.choices[0] async for chunk in await stack.complete(**asked, stream=True)]
+    assert "".join(one.text for one in streamed) == choice.text
+    values = [value for one in streamed if one.logprobs for value in one.logprobs.token_logprobs]
+    assert values == [None, *(pytest.approx(value, abs=EXACTLY) for value in logprobs.token_logprobs[1:])]
+    offsets = [offset for one in streamed if one.logprobs for offset in one.logprobs.text_offset]
+    assert offsets == logprobs.text_offset
+
+
+async def test_nothing_but_a_prompt_may_be_read(stack: Stack, reference: Reference) -> None:
+    for echo in (False, True):
+        done = await stack.complete(max_tokens=0, echo=echo)
+        assert done.choices[0].text == PROMPT * echo
+        assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(reference.encode(PROMPT)), 0)
+    done = await stack.complete(prompt=reference.encode(PROMPT), max_tokens=0, echo=True)
+    assert (done.choices[0].text, done.choices[0].logprobs) == (PROMPT, None)
+
+
+async def test_log_probabilities_of_a_prompt_as_in_vllm(stack: Stack, reference: Reference) -> None:
+    body = {"prompt_logprobs": 3}
+    done = await stack.complete(max_tokens=2, extra_body=body)
+    chat = await stack.front.openai.chat.completions.create(
+        model="demo", messages=MESSAGES, temperature=0, max_tokens=2, extra_body=body
+    )
+    for found, text in ((done.choices[0], PROMPT), (chat, "User: Say\n\nAssistant:")):
+        prompt, scores = reference.encode(text), (found.model_extra or {})["prompt_logprobs"]
+        assert scores[0] is None
+        for token, row, one in zip(prompt[1:], reference.log_probabilities(prompt)[:-1], scores[1:], strict=True):
+            assert one[str(token)]["logprob"] == pytest.approx(float(row[token]), abs=EXACTLY)
+            assert one[str(token)]["rank"] == int((row >= row[token]).sum())
+            assert one[str(token)]["decoded_token"] == reference.tokenizer.decode([token])
+            likely = {str(id) for id in row.topk(3).indices.tolist()}
+            assert set(one) == likely | {str(token)}
+    async with stack.client.run(replace(GREEDY, prompt_logprobs=3)) as generation:
+        assert len([token async for token in generation]) == TOKENS
+        read = generation.prompt_tokens
+    assert [token.id for token in read] == reference.encode(PROMPT)
+    assert [token.rank for token in read[1:]] == [
+        one[str(token.id)]["rank"]
+        for token, one in zip(read[1:], (done.choices[0].model_extra or {})["prompt_logprobs"][1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids names id 1000000"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids names id 1000000"),
+        ({"truncate_prompt_tokens": 10**6}, "is greater than max_model_len"),
+        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "may leave no id to draw"),
+    ],
+)
+async def test_what_no_target_could_do_is_refused(stack: Stack, body: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=complaint) as refused:
+        await stack.complete(extra_body=body)
+    assert refused.value.param in body

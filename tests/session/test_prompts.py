@@ -46,7 +46,7 @@ def of(about: Description) -> Tokenization:
 
 
 def prompts(prompt: Prompt, target: Description, drafter: Description | None = None) -> Prompts:
-    return prompts_of(prompt, Models(target, of(target), drafter))
+    return prompts_of(GenerationRequest(prompt), Models(target, of(target), drafter))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3"])
@@ -137,7 +137,7 @@ class Refusing(Tokenization):
 def test_what_cannot_fit_is_refused_before_it_is_tokenized(prompt: Prompt, size: str) -> None:
     beginning = r"This model's maximum context length is 128 tokens. However, your request has "
     with pytest.raises(PromptTooLongError, match=beginning + size):
-        prompts_of(prompt, Models(described("llama2", WHOLE), Refusing(10)))
+        prompts_of(GenerationRequest(prompt), Models(described("llama2", WHOLE), Refusing(10)))
 
 
 def test_a_text_of_the_longest_tokens_is_not_refused_before_it_is_tokenized() -> None:

@@ -19,7 +19,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.controller import Limits, OutputController, TargetController
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import Description, SamplingOptions
+from crossdraft.types.messages import Description, OpenTarget, SamplingOptions
 from crossdraft.types.request import GenerationRequest, Overlap, RequestError
 from crossdraft.verification.methods import METHODS, method_named
 from tests.text.kinds import kind
@@ -164,7 +164,7 @@ def test_an_audit_needs_a_drafter() -> None:
         ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens must be between 1"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"stop": ("",)}, "stop string"),
     ],
 )
@@ -274,3 +274,55 @@ def test_all_others_are_refused_with_what_may_be_used(method: str) -> None:
 def test_an_unknown_method_is_refused_where_the_drafter_is_not_trusted() -> None:
     with pytest.raises(RequestError, match="unknown method 'guess'"):
         without_trust(GenerationRequest("a", method="guess"))
+
+
+def opened_with(target: str = "gpt2", **settings: object) -> OpenTarget:
+    settings = {"prompt": "def main(argument):", **settings}
+    return resolve(GenerationRequest(**settings), models(target)).open_target  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", ["gpt2", "llama2"])
+def test_a_bad_word_is_written_at_the_beginning_and_in_the_middle(target: str) -> None:
+    tokenization = models(target).tokenization
+    found = opened_with(target, bad_words=(" the",), options=SamplingOptions(bad_word_ids=((1, 2),)))
+    first, *words = found.options.bad_word_ids
+    assert first == (1, 2)
+    assert words[0] == tokenization.encode_rendered("the")
+    assert words[1:] in ([], [tokenization.encode_rendered(" the")])
+    assert (len(words) == 2) == (target == "gpt2")  # with a prefix space both are the same
+
+
+def test_ends_are_kept_back_only_if_the_output_has_a_least_length() -> None:
+    assert opened_with(stop_token_ids=(7,)).options.end_ids == ()
+    options = SamplingOptions(min_tokens=2)
+    opening = opened_with(stop_token_ids=(7, 5), ignore_eos=True, options=options)
+    assert (opening.options.end_ids, opening.stop_ids) == ((5, 7), (7, 5))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"options": SamplingOptions(allowed_token_ids=(7,), bad_word_ids=((7,),))},
+        {"options": SamplingOptions(allowed_token_ids=(7,), bad_word_ids=((7, 7),))},
+        {"options": SamplingOptions(allowed_token_ids=(7,), min_tokens=1), "stop_token_ids": (7,)},
+    ],
+)
+def test_what_may_leave_nothing_to_draw_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="may leave no id to draw"):
+        opened_with(**settings)
+    assert opened_with(**{**settings, "options": replace(settings["options"], allowed_token_ids=(7, 8))})  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("target", ["gpt2", "llama2"])
+def test_a_prompt_is_cut_at_its_beginning(target: str) -> None:
+    whole, begin = opened_with(target).prompt, models(target).tokenization.begin
+    for count in (1, 4, len(whole), 100):
+        kept = max(0, count - len(begin))
+        due = whole if count >= len(whole) else (*begin[:count], *whole[len(whole) - kept :])
+        assert opened_with(target, truncate_prompt_tokens=count).prompt == due
+        assert opened_with(target, prompt=whole, truncate_prompt_tokens=count).prompt == whole[-count:]
+    for most, left in ((100, 28), (1000, 127)):
+        found = opened_with(target, prompt=whole * 40, max_tokens=most, truncate_prompt_tokens=-1).prompt
+        assert found == (whole * 40)[-left:]
+    with pytest.raises(RequestError, match=r"value \(129\) is greater than max_model_len \(128\)"):
+        opened_with(target, truncate_prompt_tokens=129)

@@ -1,13 +1,37 @@
 """Targets: lanes, passes, rows that are asked for while a pass is under way."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from crossdraft.session.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
+from crossdraft.session.events import (
+    Command,
+    Finished,
+    IllegalEventError,
+    Lost,
+    Open,
+    Ready,
+    Reason,
+    Replied,
+    SetTimer,
+    Timer,
+)
 from crossdraft.session.session import Session, State
 from crossdraft.session.target_side import Answers, Flight
 from crossdraft.speculation.choice import Choice
-from crossdraft.types.messages import Drafted, FetchRow, Pass, PassDone, RowFetched
+from crossdraft.types.messages import (
+    Drafted,
+    FetchRow,
+    OpenTarget,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    Sample,
+    SamplingOptions,
+    ScorePrompt,
+)
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.trees import TokenTree
 from crossdraft.verification.methods import TLI
@@ -33,6 +57,32 @@ def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
 
 def drafted(first: int, epoch: int = 1) -> Drafted:
     return Drafted(epoch, (DraftToken(1, ONES),), 0.5, first=first)
+
+
+def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> None:
+    opening = OpenTarget((4, 5, 6, 7, 8), SamplingOptions(), None)
+    given = replace(assignment(TLI), open_drafter=None, open_target=opening, prompt_logprobs=2, max_tokens=0, targets=2)
+    session = Session(given)
+    session.start(0.0)
+
+    def scored(lane: int, first: int, *tokens: int, more: bool = True) -> list[Command]:
+        reply = PromptScored(first, tuple(Sample(token, -1.0, rank=1) for token in tokens), 0.0, more)
+        return session.handle(Replied(lane, reply), 1.0)
+
+    assert requests(session.handle(Ready(TARGET), 0.0)) == [ScorePrompt(1, 2)]
+    (piece,) = scored(TARGET, 1, 5, 6)
+    assert isinstance(piece, PromptScored)
+    for first, tokens, more in ((2, (6,), True), (3, (8,), True), (3, (7, 8), True), (3, (7,), False), (3, (), True)):
+        with pytest.raises(IllegalEventError, match="were not due"):
+            scored(TARGET, first, *tokens, more=more)
+    assert requests(session.handle(Ready(2), 1.5)) == []  # the first one does it
+    assert requests(session.handle(Lost(TARGET, GONE, elsewhere=False), 2.0)) == [ScorePrompt(3, 2)]
+    (again,) = (one for one in session.handle(Lost(2, GONE), 3.0) if isinstance(one, Open))
+    assert requests(session.handle(Ready(again.lane), 4.0)) == [ScorePrompt(3, 2)]
+    last, end = scored(again.lane, 3, 7, 8, more=False)
+    assert isinstance(last, PromptScored)
+    assert isinstance(end, Finished)
+    assert (end.reason, session.counts.tokens, session.counts.passes) == (Reason.LENGTH, 0, 0)
 
 
 def test_a_draft_token_that_comes_late_is_listed_late() -> None:

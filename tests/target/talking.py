@@ -5,6 +5,8 @@ from crossdraft.target.service import Reply, Request, TargetSession
 from crossdraft.types.messages import OpenTarget, Pass, PassDone
 from tests.rpc.linked import Said
 
+PROMPT = (40, 41, 42, 300, 7)
+
 
 class Talk:
     """A session of its own, and what it says."""

@@ -31,9 +31,8 @@ from crossdraft.types.messages import (
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import Gate, nothing
 from tests.rpc.linked import ROW
-from tests.target.talking import Talk
+from tests.target.talking import PROMPT, Talk
 
-PROMPT = (40, 41, 42, 300, 7)
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)
 OPENING = OpenTarget(PROMPT, PENALISED, NoiseKey(7), likely=2)
 NO_TREE = TokenTree()

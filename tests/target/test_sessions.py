@@ -15,23 +15,26 @@ from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.target.service import MOST_WAITING
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
+    MOST_SCORED,
     FetchRow,
     NoiseKey,
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     Sample,
     SamplingOptions,
+    ScorePrompt,
 )
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.target.talking import Talk
+from tests.target.talking import PROMPT, Talk
 
-PROMPT = (40, 41, 42, 300, 7)
 GREEDY = SamplingOptions(temperature=0)
 WARM = SamplingOptions(temperature=0.7, top_k=200)
 KEY = NoiseKey(2**63 + 5, 1)
+LOW = tuple(range(300))
 TREE = TokenTree((5, 6, 7, 90), (ROOT, 0, 0, ROOT))
 
 
@@ -78,7 +81,12 @@ async def test_accepted_paths_are_committed_in_one_pass(target: TargetClient, ta
         assert [token_of(node) for node in done.nodes[:3]] == due[5:8]
 
 
-@pytest.mark.parametrize("options", [WARM, SamplingOptions(presence_penalty=1.5, repetition_penalty=1.2)])
+BANS = SamplingOptions(
+    frequency_penalty=0.8, bad_word_ids=((6,), (5, 7), (60, 90, 8)), min_tokens=3, end_ids=(0, 9), allowed_token_ids=LOW
+)
+
+
+@pytest.mark.parametrize("options", [WARM, SamplingOptions(presence_penalty=1.5, repetition_penalty=1.2), BANS])
 async def test_a_node_of_a_tree_has_the_row_of_its_own_path(target: TargetClient, options) -> None:
     opening = OpenTarget(PROMPT, options, None, head=1000)
     async with target.session(opening) as session:
@@ -137,6 +145,35 @@ async def test_log_probabilities_are_the_models_own(target: TargetClient, target
     assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-5)
 
 
+@pytest.mark.parametrize("size", [2, MOST_SCORED, MOST_SCORED + 1, 2 * MOST_SCORED - 8])
+async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, size: int) -> None:
+    """No more rows of logits are computed at once than a piece has, and passes go on as if nothing had been scored."""
+    prompt, rows = tuple(7 + (31 * at) % 400 for at in range(size)), list[int]()
+    model = target_model.thread.engine.model
+    with torch.inference_mode():
+        due = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    hook = model.get_output_embeddings().register_forward_hook(lambda _, __, out: rows.append(out[..., 0].numel()))
+    talk, pieces = Talk(target_model, OpenTarget(prompt, GREEDY, None)), list[PromptScored]()
+    first = min(3, size - 1)  # from there on
+    talk.tell(ScorePrompt(first, 2), Pass(1, (), TokenTree()))
+    while not pieces or pieces[-1].more:
+        piece = await talk.said.next()
+        assert isinstance(piece, PromptScored)
+        pieces.append(piece)
+    done = await talk.said.next()
+    hook.remove()
+    assert max(rows) <= MOST_SCORED
+    assert [piece.first for piece in pieces] == list(range(first, size, MOST_SCORED))
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert [token.token for token in tokens] == list(prompt[first:])
+    for token, row in zip(tokens, due[first - 1 :], strict=False):
+        assert token.log_probability == pytest.approx(float(row[token.token]), abs=1e-4)
+        assert token.rank == int((row >= row[token.token]).sum())
+        assert [one for one, _ in token.likely] == row.topk(2).indices.tolist()
+    assert isinstance(done, PassDone)
+    assert token_of(done.nodes[0]) == int(due[-1].argmax())
+
+
 async def test_other_seeds_draw_other_texts(target: TargetClient) -> None:
     texts = set()
     for seed in range(4):
@@ -161,6 +198,9 @@ def a_pass(number: int = 1, committed: tuple[int, ...] = (), tree: TokenTree = T
 @pytest.mark.parametrize(
     ("request_sent", "error", "complaint"),
     [
+        (ScorePrompt(len(PROMPT), 0), ProtocolBroken, "those from 1 on can be scored, not from 5"),
+        (ScorePrompt(0, 0), ProtocolBroken, "not from 0"),
+        (ScorePrompt(1, 21), BadRequest, "likely must be at most 20"),
         (a_pass(number=2), ProtocolBroken, "pass 2 is out of order; pass 1 is next"),
         (a_pass(number=0), ProtocolBroken, "pass 0 is out of order"),
         (FetchRow(0, 0), ProtocolBroken, "rows of pass 0 are gone"),

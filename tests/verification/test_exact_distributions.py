@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_residual, next_draft_token, target_row
-from tests.verification.enumerating import distribution_of, few_or_full, full
+from tests.verification.enumerating import distance, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, TWO, Setup, Toy, bias, error, wanted
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
@@ -60,6 +61,18 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
 def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens: int, head: int) -> None:
     for toy in suitable(method):
         assert error(Setup(toy, method, draft_tokens, 2, head=head)) < EXACT, toy.name
+
+
+@pytest.mark.parametrize("head", [1, 99])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Method, head: int) -> None:
+    """What may be drawn depends on the tokens before: on draft tokens, for later rows of a pass."""
+    options = SamplingOptions(frequency_penalty=1.5, bad_word_ids=((1, 1), (0, 1, 0)), min_tokens=2, end_ids=(1,))
+    toy = NESTED.with_itself() if method.same_vocabulary else NESTED
+    setup = Setup(toy, method, 2, 3, head=head, options=options)
+    assert error(setup) < EXACT
+    assert not any(1 in output[:2] for output in wanted(setup))
+    assert distance(wanted(setup), wanted(replace(setup, options=None))) > 0.05
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -1,15 +1,19 @@
 """Pairs of small vocabularies that have been trouble, and whole sessions over them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
+import torch
 
+from crossdraft.engine.distributions import History, distribution
 from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import Role, Side
 from crossdraft.text.pairs import Pair
+from crossdraft.types.messages import SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import run_session
@@ -64,6 +68,17 @@ TEXTS = (
 )
 
 
+@dataclass
+class OptionedTarget(ToyTarget):
+    """A toy target with penalties and bans, which the engine applies by the tokens before each row."""
+
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+
+    def distribution(self, path: tuple[int, ...]) -> np.ndarray:
+        logits = torch.from_numpy(np.log(super().distribution(path)))[None]
+        return distribution(logits, self.options, History((), path, ((),)))[0].numpy()
+
+
 class Enumerable(Protocol):
     """A session over a toy, all of whose random choices are a chooser's."""
 
@@ -104,9 +119,11 @@ class Setup:
     head: int = 99  # ids of a row that are sent unasked
     temperature: float = 1.0
     ignore_end: bool = False
+    options: SamplingOptions | None = None  # set: what the target applies to its logits, besides the temperature
 
     def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
-        return ToyTarget(len(self.toy.target), self.head, chooser, self.temperature)
+        made = ToyTarget if self.options is None else partial(OptionedTarget, options=self.options)
+        return made(len(self.toy.target), self.head, chooser, self.temperature)
 
     def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]:
         """The output of one session, all of whose random choices are the chooser's."""

@@ -46,11 +46,13 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Sample,
     Score,
     Scored,
+    ScorePrompt,
 )
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.types.trees import Path
@@ -311,6 +313,9 @@ class World:
         return Description(f"made-up {side.name.lower()}", text, (), (), self.size, CONTEXT, tokenizer_digest(text))
 
 
+TargetReply = PassDone | RowFetched | PromptScored
+
+
 @dataclass(frozen=True, eq=False)
 class TargetService:
     """A target."""
@@ -318,7 +323,7 @@ class TargetService:
     world: World
     description: Description
 
-    async def open(self, request: OpenTarget, replies: Replies[PassDone | RowFetched]) -> "TargetSession":
+    async def open(self, request: OpenTarget, replies: Replies[TargetReply]) -> "TargetSession":
         """A new session."""
         world = self.world
         memory = InMemory(world.language, world.noises, world.method, WIDTH, seed=0)
@@ -334,7 +339,7 @@ class TargetSession:
 
     memory: InMemory
     seconds: float
-    replies: Replies[PassDone | RowFetched]
+    replies: Replies[TargetReply]
     waiting: "asyncio.Queue[Pass | FetchRow]" = field(default_factory=asyncio.Queue)
     most: int = 0  # tokens that are wanted of the run under way
     task: "asyncio.Task[None]" = field(init=False)
@@ -342,14 +347,14 @@ class TargetSession:
     def __post_init__(self) -> None:
         self.task = asyncio.create_task(self._answer_all())
 
-    def receive(self, request: Pass | FetchRow | RunTo) -> None:
+    def receive(self, request: Pass | FetchRow | RunTo | ScorePrompt) -> None:
         """One reply for each request, in order; for a run one for each token, until a pass or a row is asked for."""
         if isinstance(request, RunTo):
             self.most = request.tokens
-        else:
+        elif isinstance(request, Pass | FetchRow):  # nobody asks for scores
             self.waiting.put_nowait(request)
 
-    def left(self, reply: PassDone | RowFetched) -> None:
+    def left(self, reply: TargetReply) -> None:
         """Nothing waits for it."""
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
         changed = {
             "overlap": Overlap(options.overlap),
             "stop": tuple(map(_checked_text, options.stop or ())),
+            "stop_token_ids": tuple(options.stop_token_ids or ()),
+            "bad_words": tuple(map(_checked_text, options.bad_words or ())),
             "options": SamplingOptions(
                 **_of(SamplingOptions, given | {"logit_bias": _biases(options.logit_bias or ())})
             ),

@@ -281,8 +281,14 @@ class RequestOptions:
     min_p: float = option(0.0, "Min probability of a token, relative to the most probable one; 0 is none.")
     repetition_penalty: float = option(1.0, "As in transformers; 1 is none.")
     presence_penalty: float = option(0.0, "As in vLLM; 0 is none.")
+    frequency_penalty: float = option(0.0, "As in vLLM; 0 is none.")
+    min_tokens: int = option(0, "Tokens before which the output may not end.")
+    bad_words: list[str] | None = option(None, "A text that is not written; repeatable.", "--bad-word", metavar="TEXT")
     logit_bias: list[str] | None = option(None, "Added to the logit of a token; repeatable.", metavar="ID:BIAS")
     stop: list[str] | None = option(None, "End the output before this text; repeatable.", metavar="TEXT")
+    stop_token_ids: list[int] | None = option(
+        None, "End the output after this token; repeatable.", "--stop-token-id", metavar="ID"
+    )
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token.", "--ignore-eos")
     drafter_temperature: float | None = option(None, "Temperature of the drafter; by default the target's.")
     allow_inexact: bool = option(

@@ -28,6 +28,7 @@ from crossdraft.serving.backend import (
     OutputItem,
     OutputRequest,
     OverloadedError,
+    PromptTokens,
     TraceSpans,
     UnknownModelError,
 )
@@ -127,6 +128,7 @@ class Journal:
 
     request: OutputRequest
     delivered: list[int] = field(default_factory=list)  # ids
+    prompt: int = 0  # tokens of the prompt, with their log-probabilities
     target: str = ""  # digest of what the targets run that made them
     kinds: Counter[Kind] = field(default_factory=Counter)  # of the tokens
     resumed: bool = False  # more than one orchestrator has worked on it
@@ -137,6 +139,8 @@ class Journal:
     def rest(self) -> OutputRequest:
         """The request for what is missing."""
         generation = self.request.generation
+        if self.delivered:  # all of the prompt comes before
+            generation = replace(generation, prompt_logprobs=None)
         committed = (*generation.committed, *self.delivered)
         return replace(self.request, generation=replace(generation, committed=committed))
 
@@ -245,6 +249,10 @@ class ClusterBackend:
                 return None
             case Alive():
                 return None
+            case PromptTokens():
+                new = replace(reply, first=journal.prompt, tokens=reply.tokens[max(0, journal.prompt - reply.first) :])
+                journal.prompt += len(new.tokens)
+                return new if new.tokens else None
             case Committed():
                 self._delivered(reply.tokens, journal, now)
             case Ended():

@@ -108,6 +108,8 @@ class RequestOptions:
     trace: bool = True  # ask for the costs of each output; servers other than crossdraft do not know this
 
     def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         # The pipeline's own checks: nothing is sent that it would refuse.
         options = SamplingOptions(self.temperature)
         requested_method(GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options))

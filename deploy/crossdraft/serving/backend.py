@@ -21,7 +21,7 @@ from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.trace.live_spans import Span, Watch
-from crossdraft.types.output import ServedModel, Token, Written
+from crossdraft.types.output import PromptToken, ServedModel, Token, Written
 from crossdraft.types.request import GenerationRequest, Prompt, RequestError
 from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
@@ -29,6 +29,7 @@ from crossdraft.verification.methods import METHODS
 log = logging.getLogger(__name__)
 NO_DRAFTER = ""  # as the name of a drafter: decode without one
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
+PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
 Addresses = tuple[str, ...]  # host:port
 
@@ -59,6 +60,14 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class PromptTokens:
+    """Some tokens of the prompt, in order; before all others, and only for a request with `prompt_logprobs`."""
+
+    first: int  # index of the first of them
+    tokens: tuple[PromptToken, ...]  # at most PIECE
+
+
+@dataclass(frozen=True)
 class TraceSpans:
     """What the session did before the token or the end that follows; only for a request with `trace`."""
 
@@ -73,7 +82,7 @@ class Ended:
     statistics: Statistics
 
 
-OutputItem = Committed | TraceSpans | Ended
+OutputItem = PromptTokens | Committed | TraceSpans | Ended
 
 
 class Backend(Protocol):
@@ -311,10 +320,13 @@ class LocalBackend:
         with self._admitted():
             pipeline = await connection.open()
             watch = Watch() if request.trace else None
-            prompts = await pipeline.prompts(request.generation.prompt)
+            prompts = await pipeline.prompts(request.generation)
             with about(request=request.id):
                 running = pipeline.run(request.generation, watch, prompts)
             async with running as generation:
+                await generation.read()
+                for first in range(0, len(generation.prompt_tokens), PIECE):
+                    yield PromptTokens(first, tuple(generation.prompt_tokens[first : first + PIECE]))
                 if watch is None:
                     while tokens := await generation.together():
                         yield Committed(tuple(tokens))

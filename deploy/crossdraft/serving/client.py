@@ -11,11 +11,11 @@ from typing import Any, Self
 from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
 from crossdraft.client.api import TokenStream
 from crossdraft.rpc.errors import BadRequest
-from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, Reply
+from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, PromptRead, Reply
 from crossdraft.rpc.security import ClientCredentials
 from crossdraft.serving import grpc
 from crossdraft.speculation.choice import Decision
-from crossdraft.types.output import ServedModel
+from crossdraft.types.output import PromptToken, ServedModel
 
 
 class Client:
@@ -74,7 +74,8 @@ class Client:
 
 
 class RemoteGeneration(TokenStream):
-    """An async iterator of tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+    """An async iterator of tokens; afterwards `text`, `ids`, `reason` and `statistics` are set, and `prompt_tokens` if
+    the request has `prompt_logprobs`.
 
     Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises RequestError
     with what to change, or a ServiceError: NameUnknown, KeyRefused, Overloaded (try again after `after` seconds),
@@ -89,6 +90,7 @@ class RemoteGeneration(TokenStream):
         self.id = asked.id  # of the request; the server's own once the output has ended
         self.text = ""
         self.ids: list[int] = []
+        self.prompt_tokens: list[PromptToken] = []
         self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
@@ -101,7 +103,8 @@ class RemoteGeneration(TokenStream):
     async def together(self) -> Sequence[Token]:
         """As `TokenStream.together`."""
         try:
-            reply = await anext(self._replies, None)
+            while isinstance(reply := await anext(self._replies, None), PromptRead):
+                self.prompt_tokens += reply.tokens
         except BadRequest as error:
             raise RequestError(str(error)) from error
         if reply is None:

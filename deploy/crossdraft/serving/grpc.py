@@ -17,6 +17,7 @@ from crossdraft.rpc.generation import (
     Generated,
     GenerationEnded,
     GenerationHandlers,
+    PromptRead,
     Reply,
 )
 from crossdraft.rpc.server import Endpoint, Listening
@@ -28,6 +29,7 @@ from crossdraft.serving.backend import (
     Ended,
     OutputRequest,
     OverloadedError,
+    PromptTokens,
     UnknownModelError,
 )
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
@@ -92,6 +94,8 @@ class GenerationService:
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:
+                        case PromptTokens():
+                            yield PromptRead(item.tokens)
                         case Committed():
                             milliseconds = 1000 * (time.monotonic() - began)
                             for tokens in (item.tokens,) if request.together else zip(item.tokens):

@@ -8,6 +8,7 @@ async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipelin
 import asyncio
 import contextvars
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -35,8 +36,10 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import Estimates, OutputController, TargetController
 from crossdraft.text.letters import to_bytes
+from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
-from crossdraft.types.output import Token, Written
+from crossdraft.types.messages import PromptScored, Sample
+from crossdraft.types.output import PromptToken, Token, Written
 from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError, size_of
 from crossdraft.types.statistics import Statistics, statistics_of
 
@@ -80,6 +83,9 @@ class TokenStream(ABC):
 class Generation(TokenStream):
     """One output: an asynchronous iterator over its tokens. `text`, `ids`, `reason` and `statistics` describe the end.
 
+    `prompt_tokens` are those of the prompt with their log-probabilities, if the request has `prompt_logprobs`; all are
+    there before the first of the output.
+
     If the request continues an output after `committed` ids, all of these cover only what came after them.
 
     Use it as a context manager, or exhaust it: leaving it early cancels the sessions. When no target is left, the
@@ -104,6 +110,7 @@ class Generation(TokenStream):
         super().__init__()
         self.text = ""
         self.ids: list[int] = []
+        self.prompt_tokens: list[PromptToken] = []
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
         self._assignment = assignment
@@ -115,7 +122,8 @@ class Generation(TokenStream):
         self._session = Session(assignment)
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
-        self._queue: asyncio.Queue[Sequence[Emitted] | None] = asyncio.Queue()  # what one event has decided
+        self._prompt = LetterDecoder()
+        self._queue: asyncio.Queue[Sequence[Emitted] | PromptScored | None] = asyncio.Queue()  # of one event
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
         self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
@@ -139,15 +147,31 @@ class Generation(TokenStream):
         given, controller = self._assignment, self._assignment.controller
         return controller.explain() if given.explain and isinstance(controller, OutputController) else ()
 
+    async def read(self) -> None:
+        """Wait until all of `prompt_tokens` are there, if the request has `prompt_logprobs`; else for nothing.
+
+        Raises:
+            ServiceError: as the iteration does.
+        """
+        given = self._assignment
+        size = 0 if given.prompt_logprobs is None else len(given.open_target.prompt)
+        while len(self.prompt_tokens) < size and (tokens := await self.together()):
+            self._ready.extend(tokens)
+
     async def together(self) -> list[Token]:
         """As `TokenStream.together`.
 
         Raises:
             ServiceError: as the iteration does.
         """
+        if self._ready:
+            ready = list(self._ready)
+            self._ready.clear()
+            return ready
         if self._task is None and not self._over:
             self._task = self._begin()
-        emitted = None if self._over else await self._queue.get()
+        while isinstance(emitted := None if self._over else await self._queue.get(), PromptScored):
+            self.prompt_tokens += map(self._prompt_token, emitted.tokens)
         if emitted is None:
             over, self._over = self._over, True
             if not over and self._task is not None:
@@ -162,6 +186,8 @@ class Generation(TokenStream):
         self._driver = Driver(self._session, self._services, told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        if self._assignment.prompt_logprobs is not None:
+            self.prompt_tokens.append(self._prompt_token(Sample(self._assignment.open_target.prompt[0], math.nan)))
         return task
 
     async def _written(self) -> None:
@@ -176,9 +202,18 @@ class Generation(TokenStream):
         self.ids.append(emitted.token)
         shown = self._shown.add(emitted.letters, emitted.kept)
         self.text += shown
-        letters = self._assignment.pair.target.letters
-        top = tuple((token, to_bytes(letters[token]), value) for token, value in emitted.likely)
+        top = self._likely(emitted.likely)
         return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
+
+    def _prompt_token(self, scored: Sample) -> PromptToken:
+        letters = self._assignment.pair.target.letters[scored.token]
+        shown, value = self._prompt.feed(letters), scored.log_probability if scored.rank else None
+        top = self._likely(scored.likely)
+        return PromptToken(scored.token, shown, to_bytes(letters), value, scored.rank, top)
+
+    def _likely(self, likely: Sequence[tuple[int, float]]) -> tuple[tuple[int, bytes, float], ...]:
+        letters = self._assignment.pair.target.letters
+        return tuple((token, to_bytes(letters[token]), value) for token, value in likely)
 
     def _end(self, finished: Finished) -> None:
         """Set reason and statistics; raises the session's error, if there is one."""
@@ -259,13 +294,13 @@ class Pipeline:
         """
         return self.run(GenerationRequest.of(prompt, **settings))
 
-    async def prompts(self, prompt: Prompt) -> Prompts:
-        """A prompt for `run`. A long one is tokenized in a thread, so that nothing else in the event loop waits for it.
+    async def prompts(self, request: GenerationRequest) -> Prompts:
+        """The prompt of a request, for `run`. A long one is tokenized in a thread: the event loop goes on meanwhile.
 
         Raises:
             RequestError: the prompt cannot be served by this pair.
         """
-        return await self._tokenizing.run(size_of(prompt), prompts_of, prompt, self.models)
+        return await self._tokenizing.run(size_of(request.prompt), prompts_of, request, self.models)
 
     async def written(self, prompt: Prompt, special: bool = True) -> Written:
         """How the target's tokenizer writes a prompt, and a text `special` tokens before it; raises RequestError."""

@@ -38,6 +38,7 @@ from crossdraft.trace.recording import Recorder, Step
 from crossdraft.types.messages import (
     OpenDrafter,
     OpenTarget,
+    PromptScored,
 )
 from crossdraft.types.statistics import Times
 
@@ -128,7 +129,7 @@ class ServiceLane:
         self.roster.give_back(self.address)
 
 
-Emit = Callable[[Sequence[Emitted]], None]
+Emit = Callable[[Sequence[Emitted] | PromptScored], None]
 
 
 class Driver:
@@ -161,8 +162,8 @@ class Driver:
     async def run(self, emit: Emit) -> Finished:
         """Carry out commands and feed back events until the session is finished.
 
-        `emit` gets the tokens that one event has decided together. Cancelling this coroutine cancels the session. All
-        lanes are closed at the end in any case.
+        `emit` gets the tokens that one event has decided together, and before them those of the prompt that were scored
+        together. Cancelling this coroutine cancels the session. All lanes are closed at the end in any case.
         """
         finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
@@ -249,6 +250,8 @@ class Driver:
                     self._close(self._lanes[lane], blame)
                 case SetTimer():
                     self._set_timer(command)
+                case PromptScored():
+                    self._emit(command)
                 case Finished() if self._finished is not None:
                     self._finished.set_result(command)
                     return

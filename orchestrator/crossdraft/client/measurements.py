@@ -18,10 +18,12 @@ from crossdraft.types.messages import (
     FetchRow,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Score,
     Scored,
+    ScorePrompt,
 )
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
@@ -80,6 +82,8 @@ def _answers(reply: Reply, request: object) -> bool:
             return isinstance(request, Pass) and request.number == reply.number
         case RowFetched():
             return isinstance(request, FetchRow) and request.number == reply.number and request.node == reply.node
+        case PromptScored():
+            return isinstance(request, ScorePrompt)
         case Drafted():
             return isinstance(request, Draft) and request.epoch == reply.epoch
         case Scored():
@@ -123,7 +127,7 @@ class Owing:
                 pass
             case Scored() if reply.epoch != self._epoch:
                 pass
-            case PassDone(more=True):
+            case PassDone(more=True) | PromptScored(more=True):
                 pass
             case _:
                 self._answers = max(0, self._answers - 1)

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -67,7 +68,10 @@ class Assignment:
     context: int  # tokens that the target can hold, prompt included
     explain: bool = False  # keep how the epochs were run
     ignore_end: bool = False  # go on after a stop symbol (ignore_eos)
+    stop_ids: Path = ()  # further ids after which the output ends
     stop: tuple[Letters, ...] = ()  # stop strings
+    keep_stop: bool = False  # the stop string, or the stop id's letters, are part of the text
+    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored first, with this many most probable ids
     draft_seconds: float = 30.0  # a drafter that owes an answer for longer is given up
     target_seconds: float = 30.0  # longest time without any target
     targets: int = 1  # lanes to targets that are kept open
@@ -75,6 +79,11 @@ class Assignment:
     tree_budget: int = 16  # nodes of one pass at most
     committed: Path = ()  # the output's first tokens, from an earlier session that did not end
     audit: Audit | None = None  # set: every draw of the drafter is recomputed from its row
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids after which the output ends."""
+        return frozenset(self.stop_ids).union(() if self.ignore_end else self.pair.target.stops)
 
     def fault_of(self, drafted: Drafted, offset: int, asked: int) -> str:
         """What is wrong with draft tokens; empty if nothing is.

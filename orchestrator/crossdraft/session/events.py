@@ -17,10 +17,12 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Score,
     Scored,
+    ScorePrompt,
 )
 from crossdraft.types.statistics import Counts, Kind
 
@@ -30,8 +32,8 @@ class IllegalEventError(Exception):
 
 
 Lane = int  # counts the openings of one generation from 1, targets and drafters together
-Reply = Drafted | Scored | PassDone | RowFetched
-Request = Draft | Advance | Score | Pass | FetchRow | RunTo
+Reply = Drafted | Scored | PassDone | RowFetched | PromptScored
+Request = Draft | Advance | Score | Pass | FetchRow | RunTo | ScorePrompt
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Emitted:
     kind: Kind
     offset: int  # letters since the start of the output
     epoch: int
-    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
+    log_probability: float | None  # nats, of the model itself; None: its row came without
     kept: int | None  # set with the last token: letters of the output that count (a stop string does not)
     likely: tuple[tuple[int, float], ...] = ()  # the most probable ids there and their log-probabilities, if asked for
 
@@ -149,4 +151,5 @@ class Finished:
 
 
 Event = Ready | Replied | Lost | Expired | Cancelled
-Command = Open | Send | Close | SetTimer | Emitted | Finished
+# PromptScored: the next tokens of the prompt, all of which come before the first of the output.
+Command = Open | Send | Close | SetTimer | PromptScored | Emitted | Finished

@@ -21,7 +21,6 @@ class Output:
 
     def __init__(self, assignment: Assignment) -> None:
         self._given = assignment
-        self._longest_stop = max(map(len, assignment.stop), default=0)
         self.ids = list(assignment.committed[:-1])  # target ids
         self.text = assignment.pair.target.letters_of(self.ids)
         # Set if it had ended before this session began.
@@ -39,15 +38,27 @@ class Output:
 
     def commit(self, token: int) -> Ending | None:
         """Append a target token; the Ending if the output ends with it."""
-        begin = max(0, len(self.text) - self._longest_stop)
-        self.text = Letters(self.text + self._given.pair.target.letters[token])
+        given, before = self._given, len(self.text)
+        self.text = Letters(self.text + given.pair.target.letters[token])
         self.ids.append(token)
-        found = [place for stop in self._given.stop if (place := self.text.find(stop, begin)) >= 0]
-        if found:
-            return Ending(Reason.STOP, min(found))
-        if token in self._given.pair.target.stops and not self._given.ignore_end:
-            return Ending(Reason.STOP, len(self.text))
+        kept = _cut_by_stop(given, self.text, before) if len(self.ids) > _least(given) else None
+        if kept is None and token in given.ends:
+            kept = len(self.text) if given.keep_stop else before
+        if kept is not None:
+            return Ending(Reason.STOP, kept)
         return Ending(Reason.LENGTH, len(self.text)) if self.left <= 0 else None
+
+
+def _least(given: Assignment) -> int:
+    """Tokens of output before which no stop string counts."""
+    return given.open_target.options.min_tokens
+
+
+def _cut_by_stop(given: Assignment, text: Letters, size: int) -> int | None:
+    """Where the text is cut by the first stop string that ends after `size` letters; None if there is none."""
+    places = ((text.find(stop, max(0, size - len(stop) + 1)), len(stop)) for stop in given.stop)
+    found = min(((place, length) for place, length in places if place >= 0), default=None)
+    return None if found is None else found[0] + found[1] * given.keep_stop
 
 
 def fault_of_committed(given: Assignment) -> str:
@@ -60,8 +71,8 @@ def fault_of_committed(given: Assignment) -> str:
         return f"prompt and committed have {size} tokens, and the target's context holds {given.context}"
     before = ids[:-1]
     text = vocabulary.letters_of(before)
-    found = any(stop in text for stop in given.stop)
-    if found or (not given.ignore_end and not vocabulary.stops.isdisjoint(before)):
+    found = _cut_by_stop(given, text, len(vocabulary.letters_of(before[: _least(given)]))) is not None
+    if found or not given.ends.isdisjoint(before):
         what = "a stop string" if found else "a stop symbol"
         return f"committed goes on after {what}, where the output had ended: leave out what follows"
     return ""
@@ -78,7 +89,8 @@ class ShownText:
         self._letters = NOTHING
         self._decoded = ""  # what is shown is this less what is held back
         self._length = 0  # characters shown
-        self._held_back = max(map(len, assignment.stop), default=1) - 1  # characters
+        longest = 1 if assignment.keep_stop else max(map(len, assignment.stop), default=1)
+        self._held_back = longest - 1  # characters
         self.add(assignment.pair.target.letters_of(assignment.committed))
 
     def add(self, letters: Letters, kept: int | None = None) -> str:

@@ -1,7 +1,9 @@
 """Resolves a request against a target and a drafter into the assignment of a session."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,14 @@ from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Description,
+    NoiseKey,
+    OpenDrafter,
+    OpenTarget,
+    SamplingOptions,
+)
 from crossdraft.types.output import Written
 from crossdraft.types.request import (
     Chat,
@@ -107,7 +116,7 @@ def resolve(
     """
     drawn = drawn or Secrets.drawn()
     method = choose_method(request, models)
-    prompts = prompts or prompts_of(request.prompt, models)
+    prompts = prompts or prompts_of(request, models)
     _check_ids(request, models)
     noise = NoiseKey(drawn.noise if request.seed is None else request.seed, request.choice)
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
@@ -120,25 +129,35 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=_open_target(request, prompts, noise),
+        open_target=_open_target(request, models.tokenization, prompts, noise),
         open_drafter=opening,
         controller=controller,
-        explain=request.explain,
-        max_tokens=request.max_tokens,
         context=models.context,
-        ignore_end=request.ignore_eos,
-        stop=tuple(from_bytes(text.encode()) for text in request.stop),
         target_seconds=target_seconds,
         targets=targets,
-        paths=request.paths,
-        tree_budget=request.paths * most_draft_tokens(request) + NODES_BESIDE_THE_DRAFT,
-        committed=request.committed,
         audit=audit,
+        **_as_asked(request),
     )
     fault = fault_of_committed(assignment)
     if fault:
         raise RequestError(fault)
     return assignment
+
+
+def _as_asked(request: GenerationRequest) -> dict[str, Any]:
+    """Fields of an assignment that the request alone decides."""
+    return {
+        "explain": request.explain,
+        "max_tokens": request.max_tokens,
+        "ignore_end": request.ignore_eos,
+        "stop_ids": request.stop_token_ids,
+        "stop": tuple(from_bytes(text.encode()) for text in request.stop),
+        "keep_stop": request.include_stop_str_in_output,
+        "prompt_logprobs": request.prompt_logprobs,
+        "paths": request.paths,
+        "tree_budget": request.paths * most_draft_tokens(request) + NODES_BESIDE_THE_DRAFT,
+        "committed": request.committed,
+    }
 
 
 def controller_of(
@@ -205,7 +224,7 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
             raise RequestError(f"method {method.name!r} {complaint}", "method")
         return method
     same = models.pair is not None and models.pair.same_vocabulary
-    seeded = request.seed is not None or models.pair is None or request.logprobs is not None
+    seeded = request.seed is not None or models.pair is None
     return default_method(request.options.temperature, seeded, same)
 
 
@@ -233,11 +252,6 @@ def requested_method(request: GenerationRequest) -> Method | None:
             not (method.exact or request.allow_inexact),
             f"the output of {name} does not have the target's distribution; choose an exact method, "
             "or allow it with allow_inexact (--allow-inexact)",
-        ),
-        (
-            request.logprobs is not None and not method.samples,
-            f"{name} draws from rows, which do not tell the model's own log-probabilities; "
-            "use --method slem or seeded, or leave logprobs out",
         ),
         (
             seeded and not method.seedable,
@@ -306,11 +320,42 @@ def _check_ids(request: GenerationRequest, models: Models) -> None:
     size = models.tokenization.vocabulary.size
     for name, ids in (
         ("logit_bias", [token for token, _ in request.options.logit_bias]),
+        ("allowed_token_ids", request.options.allowed_token_ids),
+        ("stop_token_ids", request.stop_token_ids),
+        ("bad_word_ids", [token for word in request.options.bad_word_ids for token in word]),
         ("committed", request.committed),
     ):
         wrong = [token for token in ids if not 0 <= token < size]
         if wrong:
             raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}", name)
+
+
+def _sampling(request: GenerationRequest, tokenization: Tokenization) -> SamplingOptions:
+    """The options with the ids that only the tokenizer knows.
+
+    Raises:
+        RequestError: no id is left that may be drawn.
+    """
+    vocabulary, options = tokenization.vocabulary, request.options
+    words = [ids for word in request.bad_words for ids in _bad_word_ids(word, tokenization)]
+    ends = sorted(vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
+    options = replace(options, bad_word_ids=(*options.bad_word_ids, *words), end_ids=tuple(ends))
+    banned = {*ends, *(word[-1] for word in options.bad_word_ids)}
+    allowed = set(options.allowed_token_ids)
+    if not (allowed - banned if allowed else vocabulary.size > len(banned)):
+        text = "allowed_token_ids, bad_words and min_tokens may leave no id to draw: allow one more"
+        raise RequestError(text, "allowed_token_ids")
+    return options
+
+
+def _bad_word_ids(word: str, tokenization: Tokenization) -> Iterator[tuple[int, ...]]:
+    """A word at the beginning and in the middle of a text, as vLLM writes it."""
+    plain, spaced = (tokenization.encode_rendered(space + word.lstrip()) for space in ("", " "))
+    if not plain:
+        raise RequestError(f"the bad word {word!r} has no tokens; leave it out", "bad_words")
+    yield plain
+    if len(spaced) == len(plain) and spaced[0] != plain[0]:
+        yield spaced
 
 
 def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
@@ -323,9 +368,18 @@ def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> A
     return Audit(NoiseKey(drawn.audit), True, *models.noises)
 
 
-def _open_target(request: GenerationRequest, prompts: Prompts, noise: NoiseKey) -> OpenTarget:
-    likely = request.logprobs or 0
-    return OpenTarget(prompts.target, request.options, noise, request.head, likely, ignore_stops=request.ignore_eos)
+def _open_target(
+    request: GenerationRequest, tokenization: Tokenization, prompts: Prompts, noise: NoiseKey
+) -> OpenTarget:
+    return OpenTarget(
+        prompts.target,
+        _sampling(request, tokenization),
+        noise,
+        request.head,
+        request.logprobs,
+        request.ignore_eos,
+        request.stop_token_ids,
+    )
 
 
 def _open_drafter(
@@ -336,14 +390,14 @@ def _open_drafter(
     audit: Audit | None,
     noise: NoiseKey,
 ) -> OpenDrafter | None:
-    if models.pair is None:
+    if models.pair is None or not request.max_tokens:
         return None
     shared = method.shared_only or method.redistributed
     allowed = models.pair.shared_drafter_ids if shared else None
     if allowed is not None and not len(allowed):
         return None  # T∩D is empty: nothing could be proposed
     temperature = request.drafter_temperature
-    options = replace(request.options, repetition_penalty=1.0, presence_penalty=0.0, logit_bias=())
+    options = request.options.of_drafter
     if temperature is not None:
         options = replace(options, temperature=temperature)
     if audit is not None:
@@ -360,29 +414,43 @@ def _open_drafter(
     )
 
 
-def prompts_of(prompt: Prompt, models: Models) -> Prompts:
+def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
     """Encode the prompt for both models. Takes as long as it is large, unless it cannot fit: call it in a thread.
-
-    Args:
-        prompt: text, ids of the target, or a chat.
-        models: of target and drafter.
 
     Raises:
         RequestError: it has no token, an id that the target does not have, or a chat that its template refuses.
         PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized.
     """
-    if isinstance(prompt, tuple):
-        _check_room(len(prompt), models)
-    ids = _target_ids(prompt, models)
+    prompt, whole = request.prompt, request.truncate_prompt_tokens is None
+    if isinstance(prompt, tuple) and whole:
+        _check_room(len(prompt), request, models)
+    ids = _target_ids(prompt, models, whole=whole)
     if not ids:
         raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
-    _check_room(len(ids), models)
+    if not whole and len(ids) > (most := _kept(request, models)):
+        begin = models.tokenization.begin[:most] if isinstance(prompt, str) else ()
+        ids = prompt = (*begin, *ids[len(ids) - most + len(begin) :])
+    _check_room(len(ids), request, models)
     match prompt:
         case str():
             return Prompts(ids, from_bytes(prompt.encode()))
         case Chat():
             return Prompts(ids, *_chat_letters(prompt, models.drafter))
     return Prompts(ids, models.tokenization.prompt_letters(ids))
+
+
+def _kept(request: GenerationRequest, models: Models) -> int:
+    """How many of the prompt's last tokens are read, as in vLLM: of a text, with those that every prompt begins with."""
+    most, context = request.truncate_prompt_tokens or 0, models.context
+    if most > context:
+        raise RequestError(
+            f"truncate_prompt_tokens value ({most}) is greater than max_model_len ({context}); "
+            "select a smaller truncation size",
+            "truncate_prompt_tokens",
+        )
+    if most >= 0:
+        return most
+    return context - (request.max_tokens if request.max_tokens < context else 1)
 
 
 def written(prompt: Prompt, models: Models, special: bool = True) -> Written:
@@ -400,7 +468,8 @@ def written(prompt: Prompt, models: Models, special: bool = True) -> Written:
     return Written(ids, models.tokenization.pieces(ids), models.tokenization.shown(ids))
 
 
-def _target_ids(prompt: Prompt, models: Models, special: bool = True) -> tuple[int, ...]:
+def _target_ids(prompt: Prompt, models: Models, special: bool = True, whole: bool = True) -> tuple[int, ...]:
+    """Those of the target, `special` ones before a text; a `whole` prompt must fit its context."""
     tokenization = models.tokenization
     if isinstance(prompt, tuple):
         last = tokenization.vocabulary.size - 1
@@ -409,14 +478,15 @@ def _target_ids(prompt: Prompt, models: Models, special: bool = True) -> tuple[i
             raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
         return prompt
     text = _rendered(prompt, models.target) if isinstance(prompt, Chat) else prompt
-    _check_length(len(text.encode()), models)
-    whole = isinstance(prompt, Chat) or not special
-    return tokenization.encode_rendered(text) if whole else tokenization.encode_prompt(text)
+    if whole:
+        _check_length(len(text.encode()), models)
+    rendered = isinstance(prompt, Chat) or not special
+    return tokenization.encode_rendered(text) if rendered else tokenization.encode_prompt(text)
 
 
-def _check_room(tokens: int, models: Models) -> None:
-    """In vLLM's words; one token of the context is for the output."""
-    if tokens >= models.context:
+def _check_room(tokens: int, request: GenerationRequest, models: Models) -> None:
+    """In vLLM's words; one token of the context is for the output, unless that has none."""
+    if tokens + bool(request.max_tokens) > models.context:
         raise PromptTooLongError(
             f"This model's maximum context length is {models.context} tokens. However, your request has {tokens} "
             "input tokens. Please reduce the length of the prompt."

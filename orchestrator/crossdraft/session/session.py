@@ -34,7 +34,7 @@ from crossdraft.session.output import Output
 from crossdraft.session.target_side import TargetSide
 from crossdraft.speculation.choice import PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
+from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
@@ -112,7 +112,7 @@ class Session:
         commands = self._take(event)
         if self.state is State.OPENING and self._may_begin():
             self.state = State.RUNNING
-            commands += self._next_epoch()
+            commands += self._next_epoch() if self.output.left > 0 else [self._end(Reason.LENGTH)]
         if self.state is State.RUNNING and self._finished is None:
             commands += self._go_on()
         if self._finished is not None:
@@ -120,9 +120,12 @@ class Session:
         return commands
 
     def _may_begin(self) -> bool:
-        """Whether the first pass can leave; only a controller that compares lock-step rounds waits for a drafter."""
+        """Whether the prompt has been scored, if it must be, and the first pass can leave.
+
+        Only a controller that compares lock-step rounds waits for a drafter.
+        """
         drafter = self.drafter.ready or not self.drafter.hoped_for or not self._controller.waits_for_drafter
-        return self.target.ready and drafter
+        return self.target.ready and not self.target.unscored and drafter
 
     # Events.
 
@@ -141,8 +144,7 @@ class Session:
 
     def _opened(self, lane: Lane) -> list[Command]:
         if lane in self.target.lanes:
-            self.target.opened(lane, self._now)
-            return []
+            return self.target.opened(lane, self._now)
         self.drafter.opened()
         self._controller.observe(DrafterSeen(True), self._now)
         if self.state is State.RUNNING and self.interruptible:
@@ -155,6 +157,10 @@ class Session:
                 self._passed(lane, reply)
             case RowFetched():
                 self.target.fetched(lane, reply)
+            case PromptScored():
+                self.target.scored(lane, reply)
+                self.counts.target_seconds += reply.seconds
+                return [reply]
             case Drafted():
                 return self._drafted(reply)
             case Scored():
@@ -468,7 +474,7 @@ class Session:
         return self.target.answers.held is None and not self.target.running
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
-        log_probability, likely = self.target.answers.log_probabilities
+        log_probability, likely = self.target.answers.log_probabilities(token)
         offset = len(self.output.text)
         ending = self.output.commit(token)
         self.counts.tokens += 1
@@ -571,7 +577,7 @@ def fault_of(event: Event, state: State, target: TargetSide, drafter: DrafterSid
     - A lane opens once, and answers only then.
     - Targets send passes and rows, drafters send draft tokens and scores.
     - A target answers what it was asked: the pass under way with one row (or sample) for each node, then rows that
-      agree with the heads sent before.
+      agree with the heads sent before; and the prompt's tokens in order.
     - A drafter sends the draft tokens of the running epoch in order, and scores when it was asked.
     """
     if state is State.NEW:
@@ -581,7 +587,7 @@ def fault_of(event: Event, state: State, target: TargetSide, drafter: DrafterSid
             return "the lane is open already" if _open(lane, target, drafter) else ""
         case Replied(lane, reply) if not _open(lane, target, drafter):
             return f"{type(reply).__name__} from a lane that is not open"
-        case Replied(lane, PassDone() | RowFetched() as reply):
+        case Replied(lane, PassDone() | RowFetched() | PromptScored() as reply):
             if lane not in target.lanes or not target.expects(lane, reply):
                 return _unexpected(reply)
             if isinstance(reply, RowFetched) and not target.same_distribution(lane, reply):
@@ -601,6 +607,8 @@ def _unexpected(reply: Reply) -> str:
             return f"pass {reply.number} with {len(reply.nodes)} answers was not asked for"
         case RowFetched():
             return f"row {reply.node} of pass {reply.number} was not asked for"
+        case PromptScored():
+            return f"{len(reply.tokens)} tokens of the prompt from place {reply.first} on were not due"
         case Drafted():
             return f"draft tokens of epoch {reply.epoch} from place {reply.first} on were not due"
     return f"scores of epoch {reply.epoch} were not asked for"

@@ -11,7 +11,7 @@ from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Lane, Open, Send, SetTimer, Timer
 from crossdraft.session.output import Output
 from crossdraft.speculation.choice import PassSeen
-from crossdraft.types.messages import FetchRow, Pass, PassDone, RowFetched, RunTo, Sample
+from crossdraft.types.messages import FetchRow, Pass, PassDone, PromptScored, RowFetched, RunTo, Sample, ScorePrompt
 from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
@@ -71,6 +71,7 @@ class TargetLane:
     flight: Flight | None = None  # the pass under way
     latest: Flight | None = None  # the pass under way, or the one before
     owed: dict[int, Ids | None] = field(default_factory=dict)  # rows of the latest pass that were asked for
+    scores: bool = False  # it was asked to score what is missing of the prompt
     free_since: float = 0.0  # seconds
 
 
@@ -133,11 +134,14 @@ class Answers:
         found = self.held.answer if self.held is not None else None
         return found if isinstance(found, Row) else None
 
-    @property
-    def log_probabilities(self) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-        """Of the target's draw at the frontier, in nats, and of the likeliest ids there; None if it made no draw."""
-        found = self.held.answer if self.held is not None else None
-        return (found.log_probability, found.likely) if isinstance(found, Sample) else (None, ())
+    def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
+        match None if self.held is None else self.held.answer:
+            case Sample() as sample:
+                return sample.log_probability, sample.likely
+            case Row(log_probabilities=values) as row if values is not None:
+                return float(values[row.ids == token][0]), row.likely
+        return None, ()
 
     def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
@@ -159,6 +163,7 @@ class Answers:
         """A row that was fetched replaces the head that was held."""
         replaced = self.replaced_by(flight, node)
         if replaced is not None:
+            row = replace(row, likely=replaced[1].likely)  # a whole row comes without
             self._held[replaced[0]] = Held(row, flight.lane, flight.sent.number, node)
 
     def forget(self) -> None:
@@ -205,6 +210,7 @@ class TargetSide:
         self._counts = counts
         self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.paths)
         self._wanted = given.targets  # lanes
+        self._scored = 1  # tokens of the prompt that need no score, or have one
         self._failures = 0  # lanes lost since one brought its first pass
         self._failing_since = 0.0  # seconds: when the first of them was lost
         self._timer = 0  # number of the latest
@@ -225,10 +231,30 @@ class TargetSide:
         doublings = min(self._failures, 10)
         return 0.0 if doublings <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**doublings)
 
-    def opened(self, lane: Lane, now: float) -> None:
-        """The lane is open: the target has the prompt."""
+    def opened(self, lane: Lane, now: float) -> list[Command]:
+        """The lane is open: the target has the prompt, and scores it if that is missing."""
         self.lanes[lane].ready = True
         self.lanes[lane].free_since = now
+        return self._score()
+
+    def _score(self) -> list[Command]:
+        """Let a lane score what is missing of the prompt, unless one does, or none is open."""
+        lanes, likely = self.lanes.values(), self._given.prompt_logprobs
+        lane = next((lane for lane in lanes if lane.ready), None)
+        if likely is None or lane is None or not self.unscored or any(other.scores for other in lanes):
+            return []
+        lane.scores = True
+        return [Send(lane.number, ScorePrompt(self._scored, likely))]
+
+    @property
+    def unscored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are missing."""
+        return 0 if self._given.prompt_logprobs is None else len(self._given.open_target.prompt) - self._scored
+
+    def scored(self, lane: Lane, reply: PromptScored) -> None:
+        """Some more tokens of the prompt are scored."""
+        self._scored += len(reply.tokens)
+        self.lanes[lane].scores, self.lanes[lane].answered = reply.more, True
 
     @property
     def ready(self) -> bool:
@@ -248,7 +274,7 @@ class TargetSide:
         if overdue and not any(other.answered for other in self.lanes.values()):
             return None
         without = was_ready and not self.ready
-        commands = self.open()
+        commands = [*self.open(), *self._score()]
         return [*commands, *self.set_timer()] if without else commands
 
     def drop(self, lane: Lane) -> list[Command] | None:
@@ -257,7 +283,7 @@ class TargetSide:
         self._wanted -= 1
         if not self.lanes:
             return None
-        return [] if self.ready else self.set_timer()
+        return self._score() if self.ready else self.set_timer()
 
     def set_timer(self) -> list[Command]:
         """There is no target from now on: start its deadline."""
@@ -285,9 +311,14 @@ class TargetSide:
 
     # Replies.
 
-    def expects(self, lane: Lane, reply: PassDone | RowFetched) -> bool:
+    def expects(self, lane: Lane, reply: PassDone | RowFetched | PromptScored) -> bool:
         """Whether it answers what was asked there."""
         known = self.lanes[lane]
+        if isinstance(reply, PromptScored):
+            ids, last = tuple(one.token for one in reply.tokens), reply.first + len(reply.tokens)
+            prompt = self._given.open_target.prompt
+            next_ = known.scores and reply.first == self._scored and reply.more == (last < len(prompt))
+            return next_ and bool(ids) and ids == prompt[reply.first : last]
         if isinstance(reply, RowFetched):
             same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
             if not same or reply.node not in known.owed:

@@ -66,7 +66,7 @@ class Tokenization:
         named = max((len(token.content.encode()) for token in anatomy.added), default=0)
         # Bytes of a text that one token may stand for: a special token stands for its name.
         self.longest = max(vocabulary.longest, named) * (SHRUNK if self.lossy else 1)
-        self._begin, self._prefix = self._opening()
+        self.begin, self._prefix = self._opening()  # ids that every prompt begins with
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
         """The ids that every prompt begins with, and the letters that are put before its first word."""
@@ -106,8 +106,8 @@ class Tokenization:
 
     def prompt_letters(self, ids: Sequence[int]) -> Letters:
         """The letters of a prompt's ids, without those that this tokenizer puts before every prompt."""
-        if self._begin and tuple(ids[: len(self._begin)]) == self._begin:
-            ids = ids[len(self._begin) :]
+        if self.begin and tuple(ids[: len(self.begin)]) == self.begin:
+            ids = ids[len(self.begin) :]
         return Letters(self.letters_of(ids).removeprefix(self._prefix))
 
     def encode_prompt_letters(self, letters: Letters) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Tokenization:
         rest = letters.removeprefix(Role.BEGIN_OF_SEQUENCE.letter)
         if self._prefix and rest and is_plain(Letters(rest[0])) and not rest.startswith(self._prefix):
             rest = self._prefix + rest
-        return (*self._begin, *self._encode(Letters(rest), leave_out=True))
+        return (*self.begin, *self._encode(Letters(rest), leave_out=True))
 
     def encode_continuation(self, letters: Letters) -> tuple[int, ...]:
         """The ids of letters in the middle of an output.

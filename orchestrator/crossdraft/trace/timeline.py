@@ -33,6 +33,7 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Score,
@@ -405,7 +406,7 @@ class Tracer:
                 self.flights.append(Flight(asked, at, reply.seconds, reply.forwards))
                 if reply.more:
                     self._running[key] = replace(asked, at=at)
-        elif isinstance(reply, RowFetched):
+        elif isinstance(reply, RowFetched | PromptScored):
             self.small.append(Message(track, at, at, False, name_of(reply), self._epoch))
         elif lane in self._latest:
             known = self._latest[lane]

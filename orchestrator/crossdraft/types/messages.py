@@ -12,7 +12,8 @@ from crossdraft.types.trees import TokenTree
 
 MOST_DRAFT_TOKENS = 64  # that can be requested at once
 MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
-MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each draw
+MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
+MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class SamplingOptions:
     repetition_penalty: float = 1.0  # of ids in prompt or output, as in transformers
     presence_penalty: float = 0.0  # subtracted from the logits of ids in the output, as in vLLM
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
+    frequency_penalty: float = 0.0  # as presence_penalty, for each time that an id is there
+    allowed_token_ids: tuple[int, ...] = ()  # the only ids that may be drawn; none: all
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # of each the last id is not drawn after the others, in the output
+    min_tokens: int = 0  # of the output, before which none of `end_ids` is drawn
+    end_ids: tuple[int, ...] = ()  # filled in by the session: all ids that may end an output, if there is a min_tokens
 
     def __post_init__(self) -> None:
         checks = (
@@ -49,10 +55,15 @@ class SamplingOptions:
                 0.01 <= self.repetition_penalty <= 100,
                 f"repetition_penalty must be between 0.01 and 100, got {self.repetition_penalty}",
             ),
-            (
-                -2 <= self.presence_penalty <= 2,
-                f"presence_penalty must be between -2 and 2, got {self.presence_penalty}",
+            *(
+                (-2 <= value <= 2, f"{name} must be between -2 and 2, got {value}")
+                for name, value in (
+                    ("presence_penalty", self.presence_penalty),
+                    ("frequency_penalty", self.frequency_penalty),
+                )
             ),
+            (0 <= self.min_tokens < 2**31, f"min_tokens must be 0 or more, below 2**31, got {self.min_tokens}"),
+            (all(self.bad_word_ids), "each of bad_word_ids must have at least one id"),
             (all(abs(bias) <= 100 for _, bias in self.logit_bias), "each logit_bias must be between -100 and 100"),
         )
         for holds, complaint in checks:
@@ -60,9 +71,15 @@ class SamplingOptions:
                 raise ValueError(complaint)
 
     @property
-    def penalises(self) -> bool:
+    def looks_back(self) -> bool:
         """Whether tokens before a row change it."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0
+        penalties = self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty
+        return any(penalties) or bool(self.bad_word_ids or self.min_tokens)
+
+    @property
+    def of_drafter(self) -> "SamplingOptions":
+        """Without what is for the target's logits only."""
+        return SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 @dataclass(frozen=True)
@@ -98,8 +115,11 @@ class OpenTarget:
     options: SamplingOptions
     noise: NoiseKey | None  # of the target's own draws; None: it replies with rows only
     head: int = 64  # most probable ids of a row, which are sent without being listed
-    likely: int = 0  # most probable ids that are sent with each draw, at most MOST_LIKELY
-    ignore_stops: bool = False  # a run continues after a stop id
+    # Most probable ids that are sent with each draw and row, at most MOST_LIKELY; None: none, and rows come without
+    # log-probabilities.
+    likely: int | None = None
+    ignore_stops: bool = False  # a run continues after a stop id of the model
+    stop_ids: tuple[int, ...] = ()  # further ids that end a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +150,7 @@ class Sample:
     token: int
     log_probability: float  # nats, of the model itself: temperature 1, no penalties, no truncation
     likely: tuple[tuple[int, float], ...] = ()  # the most probable ids and their log-probabilities, of the same kind
+    rank: int = 0  # ids that are at least as probable; of a token of the prompt, else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +166,24 @@ class PassDone:
     shared: int = 1  # sessions in the batch of the latest forward, this one included
     fed: int = 0  # tokens in that batch, of all sessions; 0: not known
     first: int = 0  # tokens of the run in previous replies
+
+
+@dataclass(frozen=True)
+class ScorePrompt:
+    """Requests the log-probabilities of the prompt's tokens from one on, each after those before it."""
+
+    first: int  # index, from 1: nothing comes before token 0
+    likely: int  # most probable ids that are sent with each, at most MOST_LIKELY
+
+
+@dataclass(frozen=True, eq=False)
+class PromptScored:
+    """One of the replies to `ScorePrompt`: the next tokens, at most MOST_SCORED."""
+
+    first: int  # index of the first of them
+    tokens: tuple[Sample, ...]
+    seconds: float  # in the model
+    more: bool = False  # another reply will follow
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ class Token:
     text: str  # newly final text: whole characters, none that may belong to a stop string
     raw: bytes  # the token's own bytes; empty for a control symbol
     kind: Kind
-    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
+    log_probability: float | None  # nats, of the model itself; None: not known, as the request asked for none
     # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
     top: tuple[tuple[int, bytes, float], ...] = ()
 
@@ -25,6 +25,18 @@ class Written:
     ids: tuple[int, ...]
     pieces: tuple[str, ...]  # of the ids, in the tokenizer's own spelling
     text: str  # of the ids, with the names of special tokens
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    """A token of a prompt, in a request with `prompt_logprobs`."""
+
+    id: int  # target id
+    text: str  # whole characters, as in `Token`
+    raw: bytes  # as in `Token`
+    log_probability: float | None  # nats, of the model itself, after the tokens before; None: of the first
+    rank: int = 0  # ids that are at least as probable; 0: of the first
+    top: tuple[tuple[int, bytes, float], ...] = ()  # as in `Token`
 
 
 @dataclass(frozen=True)

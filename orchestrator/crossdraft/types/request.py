@@ -64,14 +64,16 @@ WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a gri
 # Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
 NUMBERS = (
     "num_speculative_tokens", "max_tokens", "row_width", "head", "seed", "choice", "max_draft_tokens",
-    "min_draft_tokens", "branches", "branch_width", "paths", "logprobs",
+    "min_draft_tokens", "branches", "branch_width", "paths", "logprobs", "prompt_logprobs", "truncate_prompt_tokens",
 )  # fmt: skip
-SWITCHES = ("ignore_eos", "allow_inexact", "audit", "speculation", "explain")
+SWITCHES = ("ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain")
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     *((name, int, "a whole number") for name in NUMBERS),
     *((name, bool, "True or False") for name in SWITCHES),
     ("prompt", str | tuple | Chat, "a text, a tuple of token ids, or a Chat"),
     ("committed", tuple, "a tuple of token ids"),
+    ("stop_token_ids", tuple, "a tuple of token ids"),
+    ("bad_words", tuple | list, "a tuple of texts"),
     ("method", str, "the name of a method"),
     ("options", SamplingOptions, "SamplingOptions"),
     ("drafter_temperature", int | float, "a number"),
@@ -80,7 +82,7 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
 )
 MAY_BE_LEFT_OUT = frozenset(
     ("method", "drafter_temperature", "seed", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width",
-     "record", "logprobs")
+     "record", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 )  # fmt: skip
 # Fields with a range: least and most, and how an error writes the most.
 RANGES = (
@@ -90,6 +92,8 @@ RANGES = (
     ("choice", 0, 2**32 - 1, "2**32 - 1"),
     ("seed", 0, 2**64 - 1, "2**64 - 1"),
     ("logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
+    ("prompt_logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
+    ("truncate_prompt_tokens", -1, 2**31 - 1, "2**31 - 1"),
     ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
 )
 # To MOST_DRAFT_TOKENS, from:
@@ -129,7 +133,7 @@ class GenerationRequest:
     prompt: Prompt
     method: str | None = None  # None: the default for temperature, seed and pair
     num_speculative_tokens: int = 5  # draft tokens of a lock-step round
-    max_tokens: int = 128
+    max_tokens: int = 128  # 0: the prompt is read, and nothing is generated
     options: SamplingOptions = field(default_factory=SamplingOptions)
     drafter_temperature: float | None = None  # None: the target's
     row_width: int = 64  # ids of a draft token's row; the drafter draws among them
@@ -138,6 +142,10 @@ class GenerationRequest:
     choice: int = 0  # index among the n outputs of one prompt
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # the output ends after one of these, too
+    include_stop_str_in_output: bool = False  # the text ends with what ended it
+    bad_words: tuple[str, ...] = ()  # not written: the last of a word's tokens is not drawn after the others
+    truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens count; -1: as many as fit
     allow_inexact: bool = False  # permits methods whose output does not have the target's distribution
     audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one ends its session
     overlap: Overlap = Overlap.AUTO
@@ -156,19 +164,28 @@ class GenerationRequest:
     # others, because with methods that draw from rows the time to decide a token depends on the token.
     committed: tuple[int, ...] = ()
     logprobs: int | None = None  # set: each token comes with its log-probability and this many most probable ids
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which come before the output
 
     def __post_init__(self) -> None:
         self._check_types()
         temperature = self.drafter_temperature
+        least = self.options.min_tokens
         checks = (
             (bool(self.prompt), "prompt", "the prompt is empty; give at least one character, or one token id"),
-            (self.max_tokens >= 1, "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}"),
+            (self.max_tokens >= 0, "max_tokens", f"max_tokens must be at least 0, got {self.max_tokens}"),
+            (
+                least <= self.max_tokens,
+                "min_tokens",
+                f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, got {least}",
+            ),
+            (self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "truncate_prompt_tokens must not be 0"),
             (
                 temperature is None or 0 <= temperature < float("inf"),
                 "drafter_temperature",
                 f"drafter_temperature must be 0 or more, got {temperature}",
             ),
             (all(self.stop), "stop", "a stop string must not be empty"),
+            (all(self.bad_words), "bad_words", "a bad word must not be empty"),
         )
         for holds, name, complaint in checks:
             if not holds:
@@ -202,12 +219,14 @@ class GenerationRequest:
         if isinstance(self.prompt, Chat) and self.prompt.fault:
             raise RequestError(self.prompt.fault)
         check_ids("committed", self.committed)
+        check_ids("stop_token_ids", self.stop_token_ids)
         if isinstance(self.prompt, tuple):
             check_ids("prompt", self.prompt)
         elif isinstance(self.prompt, str):
             check_text("the prompt", self.prompt)
-        for text in self.stop:
-            check_text("a stop string", text)
+        for name, texts in (("a stop string", self.stop), ("a bad word", self.bad_words)):
+            for text in texts:
+                check_text(name, text)
 
     def _check_overlap(self) -> None:
         if self.overlap not in [*Overlap]:

@@ -25,6 +25,9 @@ class Row:
     ids: Ids  # shape (n,)
     probabilities: Probabilities  # shape (n,); with `tail` they sum to one
     tail: float = 0.0  # probability of all unlisted ids together
+    # Of a target's row, where they were asked for; as those of `messages.Sample`.
+    log_probabilities: Probabilities | None = None  # shape (n,), of `ids`
+    likely: tuple[tuple[int, float], ...] = ()
 
     @cached_property
     def _order(self) -> tuple[Ids, Ids]:

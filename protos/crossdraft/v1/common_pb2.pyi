@@ -76,7 +76,7 @@ class SessionEnded(_message.Message):
     def __init__(self, code: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SamplingOptions(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "logit_bias")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "logit_bias", "frequency_penalty", "allowed_token_ids", "bad_word_ids", "min_tokens", "end_ids")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,11 @@ class SamplingOptions(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -91,7 +96,18 @@ class SamplingOptions(_message.Message):
     repetition_penalty: float
     presence_penalty: float
     logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ...) -> None: ...
+    frequency_penalty: float
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_word_ids: _containers.RepeatedCompositeFieldContainer[Ids]
+    min_tokens: int
+    end_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., frequency_penalty: _Optional[float] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_word_ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Ids(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("id", "bias")
@@ -128,19 +144,29 @@ class IdLists(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., ids: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("ids", "large", "small")
+    __slots__ = ("ids", "large", "small", "logged", "log_probabilities", "likely", "likely_log_probabilities")
     IDS_FIELD_NUMBER: _ClassVar[int]
     LARGE_FIELD_NUMBER: _ClassVar[int]
     SMALL_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     ids: IdLists
     large: Numbers
     small: Numbers
-    def __init__(self, ids: _Optional[_Union[IdLists, _Mapping]] = ..., large: _Optional[_Union[Numbers, _Mapping]] = ..., small: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
+    logged: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    likely: _containers.RepeatedScalarFieldContainer[int]
+    likely_log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Union[IdLists, _Mapping]] = ..., large: _Optional[_Union[Numbers, _Mapping]] = ..., small: _Optional[_Union[Numbers, _Mapping]] = ..., logged: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WholeRow(_message.Message):
-    __slots__ = ("ids", "probabilities")
+    __slots__ = ("ids", "probabilities", "log_probabilities")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     ids: Numbers
     probabilities: bytes
-    def __init__(self, ids: _Optional[_Union[Numbers, _Mapping]] = ..., probabilities: _Optional[bytes] = ...) -> None: ...
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Union[Numbers, _Mapping]] = ..., probabilities: _Optional[bytes] = ..., log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from crossdraft.v1 import common_pb2 as crossdraft_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/target.proto\x12\rcrossdraft.v1\x1a\x1a\x63rossdraft/v1/common.proto\"h\n\x0eVerifyRequests\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.crossdraft.v1.VerifyRequest\x12&\n\x06listed\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\"\x88\x01\n\rVerifyReplies\x12+\n\x07replies\x18\x01 \x03(\x0b\x32\x1a.crossdraft.v1.VerifyReply\x12!\n\x04rows\x18\x02 \x01(\x0b\x32\x13.crossdraft.v1.Rows\x12\'\n\x07samples\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Samples\"\x94\x02\n\rVerifyRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12)\n\x04open\x18\x02 \x01(\x0b\x32\x19.crossdraft.v1.OpenTargetH\x00\x12(\n\tnext_pass\x18\x03 \x01(\x0b\x32\x13.crossdraft.v1.PassH\x00\x12(\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x17.crossdraft.v1.FetchRowH\x00\x12&\n\x06run_to\x18\x05 \x01(\x0b\x32\x14.crossdraft.v1.RunToH\x00\x12,\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x1b.crossdraft.v1.CloseSessionH\x00\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\t\n\x07message\"\xd7\x01\n\x0bVerifyReply\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\'\n\x06opened\x18\x02 \x01(\x0b\x32\x15.crossdraft.v1.OpenedH\x00\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.PassDoneH\x00\x12,\n\x07\x66\x65tched\x18\x04 \x01(\x0b\x32\x19.crossdraft.v1.RowFetchedH\x00\x12,\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x1b.crossdraft.v1.SessionEndedH\x00\x42\t\n\x07message\"\xb7\x01\n\nOpenTarget\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12/\n\x07options\x18\x02 \x01(\x0b\x32\x1e.crossdraft.v1.SamplingOptions\x12&\n\x05noise\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.NoiseKey\x12\x11\n\x04head\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06likely\x18\x05 \x01(\r\x12\x14\n\x0cignore_stops\x18\x06 \x01(\x08\x42\x07\n\x05_head\"\x8d\x01\n\x04Pass\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x03(\r\x12&\n\x04tree\x18\x03 \x01(\x0b\x32\x18.crossdraft.v1.TokenTree\x12\x0e\n\x06listed\x18\x04 \x01(\r\x12\x0e\n\x06wanted\x18\x05 \x03(\r\x12\r\n\x05\x64raws\x18\x06 \x01(\x08\x12\x0b\n\x03run\x18\x07 \x01(\r\"\'\n\x05RunTo\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\",\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\xb8\x01\n\x08PassDone\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x04 \x01(\r\x12\x1b\n\x13queued_microseconds\x18\x05 \x01(\r\x12\x0c\n\x04more\x18\x06 \x01(\x08\x12\x10\n\x08\x66orwards\x18\x07 \x01(\r\x12\x0e\n\x06shared\x18\x08 \x01(\r\x12\x0b\n\x03\x66\x65\x64\x18\t \x01(\r\x12\r\n\x05\x66irst\x18\n \x01(\r\"}\n\x07Samples\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x19\n\x11log_probabilities\x18\x02 \x03(\x02\x12\x0e\n\x06likely\x18\x03 \x03(\r\x12 \n\x18likely_log_probabilities\x18\x04 \x03(\x02\x12\x15\n\rlikely_counts\x18\x05 \x03(\r\"P\n\x08\x46\x65tchRow\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12&\n\x06listed\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"\x80\x01\n\nRowFetched\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12#\n\x04head\x18\x03 \x01(\x0b\x32\x13.crossdraft.v1.RowsH\x00\x12(\n\x05whole\x18\x04 \x01(\x0b\x32\x17.crossdraft.v1.WholeRowH\x00\x42\x05\n\x03row2\x9b\x01\n\x06Target\x12\x46\n\x08\x44\x65scribe\x12\x1e.crossdraft.v1.DescribeRequest\x1a\x1a.crossdraft.v1.Description\x12I\n\x06Verify\x12\x1d.crossdraft.v1.VerifyRequests\x1a\x1c.crossdraft.v1.VerifyReplies(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/target.proto\x12\rcrossdraft.v1\x1a\x1a\x63rossdraft/v1/common.proto\"h\n\x0eVerifyRequests\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.crossdraft.v1.VerifyRequest\x12&\n\x06listed\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\"\x88\x01\n\rVerifyReplies\x12+\n\x07replies\x18\x01 \x03(\x0b\x32\x1a.crossdraft.v1.VerifyReply\x12!\n\x04rows\x18\x02 \x01(\x0b\x32\x13.crossdraft.v1.Rows\x12\'\n\x07samples\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Samples\"\xc1\x02\n\rVerifyRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12)\n\x04open\x18\x02 \x01(\x0b\x32\x19.crossdraft.v1.OpenTargetH\x00\x12(\n\tnext_pass\x18\x03 \x01(\x0b\x32\x13.crossdraft.v1.PassH\x00\x12(\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x17.crossdraft.v1.FetchRowH\x00\x12&\n\x06run_to\x18\x05 \x01(\x0b\x32\x14.crossdraft.v1.RunToH\x00\x12,\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x1b.crossdraft.v1.CloseSessionH\x00\x12+\n\x05score\x18\x08 \x01(\x0b\x32\x1a.crossdraft.v1.ScorePromptH\x00\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\t\n\x07message\"\x86\x02\n\x0bVerifyReply\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\'\n\x06opened\x18\x02 \x01(\x0b\x32\x15.crossdraft.v1.OpenedH\x00\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.PassDoneH\x00\x12,\n\x07\x66\x65tched\x18\x04 \x01(\x0b\x32\x19.crossdraft.v1.RowFetchedH\x00\x12,\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x1b.crossdraft.v1.SessionEndedH\x00\x12-\n\x06scored\x18\x06 \x01(\x0b\x32\x1b.crossdraft.v1.PromptScoredH\x00\x42\t\n\x07message\"\xd9\x01\n\nOpenTarget\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12/\n\x07options\x18\x02 \x01(\x0b\x32\x1e.crossdraft.v1.SamplingOptions\x12&\n\x05noise\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.NoiseKey\x12\x11\n\x04head\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06likely\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cignore_stops\x18\x06 \x01(\x08\x12\x10\n\x08stop_ids\x18\x07 \x03(\rB\x07\n\x05_headB\t\n\x07_likely\"\x8d\x01\n\x04Pass\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x11\n\tcommitted\x18\x02 \x03(\r\x12&\n\x04tree\x18\x03 \x01(\x0b\x32\x18.crossdraft.v1.TokenTree\x12\x0e\n\x06listed\x18\x04 \x01(\r\x12\x0e\n\x06wanted\x18\x05 \x03(\r\x12\r\n\x05\x64raws\x18\x06 \x01(\x08\x12\x0b\n\x03run\x18\x07 \x01(\r\",\n\x0bScorePrompt\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0e\n\x06likely\x18\x02 \x01(\r\"R\n\x0cPromptScored\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0f\n\x07samples\x18\x02 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x03 \x01(\r\x12\x0c\n\x04more\x18\x04 \x01(\x08\"\'\n\x05RunTo\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\",\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\xb8\x01\n\x08PassDone\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x04 \x01(\r\x12\x1b\n\x13queued_microseconds\x18\x05 \x01(\r\x12\x0c\n\x04more\x18\x06 \x01(\x08\x12\x10\n\x08\x66orwards\x18\x07 \x01(\r\x12\x0e\n\x06shared\x18\x08 \x01(\r\x12\x0b\n\x03\x66\x65\x64\x18\t \x01(\r\x12\r\n\x05\x66irst\x18\n \x01(\r\"\x8c\x01\n\x07Samples\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x19\n\x11log_probabilities\x18\x02 \x03(\x02\x12\x0e\n\x06likely\x18\x03 \x03(\r\x12 \n\x18likely_log_probabilities\x18\x04 \x03(\x02\x12\x15\n\rlikely_counts\x18\x05 \x03(\r\x12\r\n\x05ranks\x18\x06 \x03(\r\"P\n\x08\x46\x65tchRow\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12&\n\x06listed\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"\x80\x01\n\nRowFetched\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12#\n\x04head\x18\x03 \x01(\x0b\x32\x13.crossdraft.v1.RowsH\x00\x12(\n\x05whole\x18\x04 \x01(\x0b\x32\x17.crossdraft.v1.WholeRowH\x00\x42\x05\n\x03row2\x9b\x01\n\x06Target\x12\x46\n\x08\x44\x65scribe\x12\x1e.crossdraft.v1.DescribeRequest\x1a\x1a.crossdraft.v1.Description\x12I\n\x06Verify\x12\x1d.crossdraft.v1.VerifyRequests\x1a\x1c.crossdraft.v1.VerifyReplies(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,25 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREPLIES']._serialized_start=180
   _globals['_VERIFYREPLIES']._serialized_end=316
   _globals['_VERIFYREQUEST']._serialized_start=319
-  _globals['_VERIFYREQUEST']._serialized_end=595
-  _globals['_VERIFYREPLY']._serialized_start=598
-  _globals['_VERIFYREPLY']._serialized_end=813
-  _globals['_OPENTARGET']._serialized_start=816
-  _globals['_OPENTARGET']._serialized_end=999
-  _globals['_PASS']._serialized_start=1002
-  _globals['_PASS']._serialized_end=1143
-  _globals['_RUNTO']._serialized_start=1145
-  _globals['_RUNTO']._serialized_end=1184
-  _globals['_TOKENTREE']._serialized_start=1186
-  _globals['_TOKENTREE']._serialized_end=1230
-  _globals['_PASSDONE']._serialized_start=1233
-  _globals['_PASSDONE']._serialized_end=1417
-  _globals['_SAMPLES']._serialized_start=1419
-  _globals['_SAMPLES']._serialized_end=1544
-  _globals['_FETCHROW']._serialized_start=1546
-  _globals['_FETCHROW']._serialized_end=1626
-  _globals['_ROWFETCHED']._serialized_start=1629
-  _globals['_ROWFETCHED']._serialized_end=1757
-  _globals['_TARGET']._serialized_start=1760
-  _globals['_TARGET']._serialized_end=1915
+  _globals['_VERIFYREQUEST']._serialized_end=640
+  _globals['_VERIFYREPLY']._serialized_start=643
+  _globals['_VERIFYREPLY']._serialized_end=905
+  _globals['_OPENTARGET']._serialized_start=908
+  _globals['_OPENTARGET']._serialized_end=1125
+  _globals['_PASS']._serialized_start=1128
+  _globals['_PASS']._serialized_end=1269
+  _globals['_SCOREPROMPT']._serialized_start=1271
+  _globals['_SCOREPROMPT']._serialized_end=1315
+  _globals['_PROMPTSCORED']._serialized_start=1317
+  _globals['_PROMPTSCORED']._serialized_end=1399
+  _globals['_RUNTO']._serialized_start=1401
+  _globals['_RUNTO']._serialized_end=1440
+  _globals['_TOKENTREE']._serialized_start=1442
+  _globals['_TOKENTREE']._serialized_end=1486
+  _globals['_PASSDONE']._serialized_start=1489
+  _globals['_PASSDONE']._serialized_end=1673
+  _globals['_SAMPLES']._serialized_start=1676
+  _globals['_SAMPLES']._serialized_end=1816
+  _globals['_FETCHROW']._serialized_start=1818
+  _globals['_FETCHROW']._serialized_end=1898
+  _globals['_ROWFETCHED']._serialized_start=1901
+  _globals['_ROWFETCHED']._serialized_end=2029
+  _globals['_TARGET']._serialized_start=2032
+  _globals['_TARGET']._serialized_end=2187
 # @@protoc_insertion_point(module_scope)

@@ -26,13 +26,14 @@ class VerifyReplies(_message.Message):
     def __init__(self, replies: _Optional[_Iterable[_Union[VerifyReply, _Mapping]]] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("session", "open", "next_pass", "fetch", "run_to", "close", "request_id")
+    __slots__ = ("session", "open", "next_pass", "fetch", "run_to", "close", "score", "request_id")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_PASS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     RUN_TO_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     session: int
     open: OpenTarget
@@ -40,38 +41,43 @@ class VerifyRequest(_message.Message):
     fetch: FetchRow
     run_to: RunTo
     close: _common_pb2.CloseSession
+    score: ScorePrompt
     request_id: str
-    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., run_to: _Optional[_Union[RunTo, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSession, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., run_to: _Optional[_Union[RunTo, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSession, _Mapping]] = ..., score: _Optional[_Union[ScorePrompt, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("session", "opened", "done", "fetched", "ended")
+    __slots__ = ("session", "opened", "done", "fetched", "ended", "scored")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     session: int
     opened: _common_pb2.Opened
     done: PassDone
     fetched: RowFetched
     ended: _common_pb2.SessionEnded
-    def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ...) -> None: ...
+    scored: PromptScored
+    def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ..., scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops")
+    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops", "stop_ids")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     LIKELY_FIELD_NUMBER: _ClassVar[int]
     IGNORE_STOPS_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
     head: int
     likely: int
     ignore_stops: bool
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ...) -> None: ...
+    stop_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ..., stop_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pass(_message.Message):
     __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws", "run")
@@ -90,6 +96,26 @@ class Pass(_message.Message):
     draws: bool
     run: int
     def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[int] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ..., run: _Optional[int] = ...) -> None: ...
+
+class ScorePrompt(_message.Message):
+    __slots__ = ("first", "likely")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    likely: int
+    def __init__(self, first: _Optional[int] = ..., likely: _Optional[int] = ...) -> None: ...
+
+class PromptScored(_message.Message):
+    __slots__ = ("first", "samples", "microseconds", "more")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    samples: int
+    microseconds: int
+    more: bool
+    def __init__(self, first: _Optional[int] = ..., samples: _Optional[int] = ..., microseconds: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class RunTo(_message.Message):
     __slots__ = ("number", "tokens")
@@ -132,18 +158,20 @@ class PassDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., rows: _Optional[int] = ..., samples: _Optional[int] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Samples(_message.Message):
-    __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities", "likely_counts")
+    __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities", "likely_counts", "ranks")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     LIKELY_FIELD_NUMBER: _ClassVar[int]
     LIKELY_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     LIKELY_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     log_probabilities: _containers.RepeatedScalarFieldContainer[float]
     likely: _containers.RepeatedScalarFieldContainer[int]
     likely_log_probabilities: _containers.RepeatedScalarFieldContainer[float]
     likely_counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ..., likely_counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ..., likely_counts: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRow(_message.Message):
     __slots__ = ("number", "node", "listed")

@@ -1,11 +1,12 @@
 """From logits to distributions, as transformers defines them, and from distributions to what travels and is drawn from.
 
-Bias, repetition penalty, presence penalty (as in vLLM), temperature, top_k, top_p, min_p, in this order and in float64.
+Bias and ids that may be drawn, penalties (presence and frequency as in vLLM), ids that may not be drawn yet or here,
+temperature, top_k, top_p, min_p, in this order and in float64.
 A row's distribution is bitwise the same whatever rows are computed beside it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Protocol, TypeVar
@@ -48,7 +49,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class History:
-    """The tokens before each row of logits; penalties count them."""
+    """The tokens before each row of logits, for options that look back."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]  # committed after the prompt
@@ -61,7 +62,7 @@ class Nodes:
 
     logits: Tensor  # floating (n, V), as the model gives them
     options: SamplingOptions
-    history: History | None = None  # may be left out where there are no penalties
+    history: History | None = None  # may be left out where the options do not look back
 
 
 def distribution(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
@@ -70,13 +71,13 @@ def distribution(logits: Tensor, options: SamplingOptions, history: History | No
     Args:
         logits: floating (n, V), as the model gives them.
         options: what is applied to them. Temperature 0 gives one-hot rows.
-        history: what penalties count; may be left out where there are none.
+        history: the tokens before each row; may be left out where the options do not look back.
 
     Returns:
         float64 (n, V), rows sum to one.
 
     Raises:
-        ValueError: a biased id is outside the vocabulary, or a penalty lacks its history.
+        ValueError: a biased or allowed id is outside the vocabulary, or the history is missing.
     """
     return distributions([Nodes(logits, options, history)])
 
@@ -89,12 +90,12 @@ def distributions(parts: Sequence[Nodes]) -> Tensor:
 
 @torch.inference_mode()
 def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
-    """Logits with biases and penalties, for nodes of several trees that have the same options: floating (n, V).
+    """Logits with biases, penalties and bans, for nodes of several trees that have the same options: floating (n, V).
 
     `logits` are those of all parts, if they are joined already. Raises as `distribution`.
     """
     options = parts[0].options
-    if not options.penalises:
+    if not options.looks_back:
         return _biased(joined([part.logits for part in parts]) if logits is None else logits, options)
     return joined([_penalised(_biased(part.logits.double(), options), options, part.history) for part in parts])
 
@@ -120,37 +121,64 @@ def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
 
 
 def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
-    if not options.logit_bias:
+    """With biases; an id that is not allowed has one of minus infinity."""
+    allowed, biases = options.allowed_token_ids, options.logit_bias
+    if not (biases or allowed):
         return scores
     size = scores.shape[-1]
-    bias = torch.zeros(size, dtype=torch.float64)
-    for token, value in options.logit_bias:
-        if not 0 <= token < size:
-            raise ValueError(f"logit_bias names id {token}, and ids are 0 to {size - 1}")
+    for name, ids in (("logit_bias", [token for token, _ in biases]), ("allowed_token_ids", allowed)):
+        wrong = [token for token in ids if not 0 <= token < size]
+        if wrong:
+            raise ValueError(f"{name} names id {wrong[0]}, and ids are 0 to {size - 1}")
+    bias = torch.full((size,), -torch.inf if allowed else 0.0, dtype=torch.float64)
+    bias[list(allowed)] = 0.0
+    for token, value in biases:
         bias[token] += value
     return scores.double() + sent(bias, scores.device)
 
 
 def _penalised(scores: Tensor, options: SamplingOptions, history: History | None) -> Tensor:
-    """Both penalties; each counts a token at most once, on the node's own path."""
+    """Penalties and bans, each by the tokens on the row's own path."""
     if history is None:
-        raise ValueError("penalties need the tokens before each row: pass their history")
-    if options.repetition_penalty != 1:
-        seen = _seen(scores, (*history.prompt, *history.output), history.paths)
-        rate = options.repetition_penalty
-        scores = torch.where(seen, torch.where(scores < 0, scores * rate, scores / rate), scores)
-    if options.presence_penalty != 0:
-        scores = scores - options.presence_penalty * _seen(scores, history.output, history.paths)
+        raise ValueError("these options look back at the tokens before each row: pass their history")
+    if options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty:
+        counts = _counts(scores, history.output, history.paths)
+        seen, rate = counts > 0, options.repetition_penalty
+        if rate != 1:
+            before = seen.index_fill(1, _indices(history.prompt, scores), True)
+            scores = torch.where(before, torch.where(scores < 0, scores * rate, scores / rate), scores)
+        scores = scores - options.presence_penalty * seen.to(scores.dtype) - options.frequency_penalty * counts
+    cells = [(row, token) for row, path in enumerate(history.paths) for token in _banned(options, history, path)]
+    if cells:
+        rows, tokens = _indices([row for row, _ in cells], scores), _indices([token for _, token in cells], scores)
+        scores = scores.index_put((rows, tokens), scores.new_tensor(-torch.inf))
     return scores
 
 
-def _seen(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Tensor:
-    """Bool (n, V): whether a token is in `common` or in the row's path."""
-    seen = torch.zeros(scores.shape, dtype=torch.bool)
-    seen[:, list(common)] = True
-    rows = [row for row, path in enumerate(paths) for _ in path]
-    seen[rows, [token for path in paths for token in path]] = True
-    return sent(seen, scores.device)
+def _counts(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Tensor:
+    """How often each token is in `common` and in the row's path, of the kind and shape of scores (n, V)."""
+    ids = _indices(common, scores)
+    counts = scores.new_zeros(scores.shape[-1]).index_add_(0, ids, scores.new_ones(len(ids))).repeat(len(paths), 1)
+    rows = _indices([row for row, path in enumerate(paths) for _ in path], scores)
+    tokens = _indices([token for path in paths for token in path], scores)
+    return counts.index_put_((rows, tokens), scores.new_ones(len(rows)), accumulate=True)
+
+
+def _banned(options: SamplingOptions, history: History, path: Path) -> Iterator[int]:
+    """Ids that may not be drawn after a path: those that end an output too early, and the last ones of bad words."""
+    if len(history.output) + len(path) < options.min_tokens:
+        yield from options.end_ids
+    longest = max(map(len, options.bad_word_ids), default=0)
+    latest = (*history.output[-longest:], *path)
+    for word in options.bad_word_ids:
+        before = word[:-1]
+        if latest[max(0, len(latest) - len(before)) :] == before:
+            yield word[-1]
+
+
+def _indices(values: Sequence[int], like: Tensor) -> Tensor:
+    """Int64 (n,), on the device of another tensor."""
+    return sent(torch.tensor(values, dtype=torch.int64), like.device)
 
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -185,6 +213,25 @@ class NodeTable(Protocol[N]):
 
 
 @dataclass(frozen=True, eq=False)
+class Likely:
+    """The most probable ids of n nodes by the model itself, the most probable first."""
+
+    ids: Ids  # int64 (n, m)
+    log_probabilities: Probabilities  # (n, m), nats
+
+    @staticmethod
+    def of(log_probabilities: Tensor, count: int) -> "Likely":
+        """At most so many of each row (n, V)."""
+        values, ids = _fetched(*log_probabilities.topk(min(count, log_probabilities.shape[-1])))
+        return Likely(ids.astype(np.int64), values)
+
+    def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
+        """Of some of the nodes."""
+        for ids, values in zip(self.ids[begin:end].tolist(), self.log_probabilities[begin:end].tolist(), strict=True):
+            yield tuple(zip(ids, values, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
 class RowTable:
     """Rows of n nodes as columns: those of all rows follow each other, of each row the likeliest ids first."""
 
@@ -192,15 +239,38 @@ class RowTable:
     ids: Ids  # int64 (entries,)
     probabilities: Probabilities  # (entries,)
     tails: Probabilities  # (n,)
+    log_probabilities: Probabilities | None = None  # (entries,), nats, of the model itself, if they were asked for
+    likely: Likely | None = None  # set with them
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
         """As in `NodeTable`."""
         tails = self.tails[begin:end].tolist()
-        bounds = pairwise(self.bounds[begin : None if end is None else end + 1].tolist())
+        bounds = [*pairwise(self.bounds[begin : None if end is None else end + 1].tolist())]
+        if self.log_probabilities is None or self.likely is None:
+            return tuple(
+                Row(self.ids[first:last], self.probabilities[first:last], tail)
+                for tail, (first, last) in zip(tails, bounds, strict=True)
+            )
         return tuple(
-            Row(self.ids[first:last], self.probabilities[first:last], tail)
-            for tail, (first, last) in zip(tails, bounds, strict=True)
+            Row(self.ids[first:last], self.probabilities[first:last], tail, self.log_probabilities[first:last], likely)
+            for tail, (first, last), likely in zip(tails, bounds, self.likely.pairs(begin, end), strict=True)
         )
+
+    @torch.inference_mode()
+    def logged(self, logits: Tensor, likely: int | None) -> "RowTable":
+        """With log-probabilities by the model's logits (n, V) and so many most probable ids; None: without."""
+        if likely is None:
+            return self
+        rows = np.repeat(np.arange(len(self.tails)), np.diff(self.bounds))
+        cells = sent(torch.from_numpy(np.stack([rows, self.ids])), logits.device)
+        values = log_probabilities_of(logits)
+        (own,) = _fetched(values[cells[0], cells[1]])
+        return replace(self, log_probabilities=own, likely=Likely.of(values, likely))
+
+
+def log_probabilities_of(logits: Tensor) -> Tensor:
+    """The model's own, float32 (n, V): temperature 1, no penalties, no truncation."""
+    return logits.float().log_softmax(-1)
 
 
 @torch.inference_mode()

@@ -17,12 +17,14 @@ from torch import Tensor
 from crossdraft.engine.device import sent
 from crossdraft.engine.distributions import (
     Columns,
+    Likely,
     Nodes,
     NodeTable,
     columns_of,
     distributions,
     drafting_distributions,
     joined,
+    log_probabilities_of,
     row_table,
     scores,
     tempered,
@@ -256,17 +258,15 @@ class SampleTable:
 
     tokens: Ids  # int64 (n,)
     log_probabilities: Probabilities  # (n,), nats, of the model itself
-    likely: Ids  # int64 (n, m), the most probable ids
-    likely_log_probabilities: Probabilities  # (n, m)
+    likely: Likely | None  # None: not asked for
+    ranks: Ids | None = None  # int64 (n,), as `Sample.rank`
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Sample, ...]:
         """Some of the nodes, one by one."""
-        found = map(Sample, self.tokens[begin:end].tolist(), self.log_probabilities[begin:end].tolist())
-        if not self.likely.shape[1]:
-            return tuple(found)
-        beside = zip(self.likely[begin:end].tolist(), self.likely_log_probabilities[begin:end].tolist(), strict=True)
-        pairs = (tuple(zip(ids, values, strict=True)) for ids, values in beside)
-        return tuple(Sample(one.token, one.log_probability, likely) for one, likely in zip(found, pairs, strict=True))
+        tokens, values = self.tokens[begin:end].tolist(), self.log_probabilities[begin:end].tolist()
+        likely = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
+        ranks = repeat(0) if self.ranks is None else self.ranks[begin:end].tolist()
+        return tuple(map(Sample, tokens, values, likely, ranks))
 
 
 class TableSlice(NamedTuple, Generic[N]):
@@ -293,7 +293,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
     clocks: Clocks
     key: NoiseKey
     offsets: Sequence[int]  # of each node, in letters since the start of the output
-    likely: int = 0  # most probable ids to return beside each draw, fewer where the model has fewer
+    likely: int | None = None  # most probable ids to return beside each draw, fewer where the model has fewer
 
     @property
     def rows(self) -> Tensor:
@@ -310,14 +310,13 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         logits = joined([one.nodes.logits for one in requests])
         drawn, shares = self._drawn(requests, logits)
-        log_probabilities = logits.float().log_softmax(-1)
-        likely = log_probabilities.topk(min(self.likely, log_probabilities.shape[-1])) if self.likely else None
-        columns = [drawn, shares, log_probabilities.gather(-1, drawn), *(likely or ())[::-1]]
+        log_probabilities = log_probabilities_of(logits)
+        columns = [drawn, shares, log_probabilities.gather(-1, drawn)]
         found = torch.cat([column.double() for column in columns], -1).cpu().numpy()
         if not (found[:, 1] > 0).all():
             raise ValueError(NOT_FINITE)
-        ids, values = np.split(found[:, 3:], 2, -1)
-        table = SampleTable(found[:, 0].astype(np.int64), found[:, 2], ids.astype(np.int64), values)
+        likely = Likely.of(log_probabilities, self.likely) if self.likely else None
+        table = SampleTable(found[:, 0].astype(np.int64), found[:, 2], likely)
         return _sliced(table, [len(one.offsets) for one in requests])
 
     def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -326,7 +325,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
         found = scores([one.nodes for one in requests], logits)
         if options.temperature == 0:
             best = found.max(-1, keepdim=True)
-            return best.indices, torch.ones_like(best.values)
+            return best.indices, (best.values > -torch.inf).to(best.values.dtype)
         distribution = tempered(found, options)
         at = [(one.key, offset) for one in requests for offset in one.offsets]
         drawn = self.clocks.arrivals(distribution, at).argmin(-1, keepdim=True)
@@ -340,6 +339,7 @@ class RowRequest(SamplerRequest[TableSlice[Row]]):
     nodes: Nodes
     head: int  # as in `row_table`
     listed: Sequence[Ids] = ()  # as in `row_table`
+    likely: int | None = None  # set: with log-probabilities, and so many most probable ids
 
     @property
     def rows(self) -> Tensor:
@@ -349,13 +349,44 @@ class RowRequest(SamplerRequest[TableSlice[Row]]):
     @property
     def kind(self) -> Hashable:
         """As in `SamplerRequest`."""
-        return self.nodes.options, self.head
+        return self.nodes.options, self.head, self.likely
 
     def run(self, requests: "Sequence[RowRequest]") -> list[TableSlice[Row]]:
         """As in `SamplerRequest`."""
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
-        return _sliced(row_table(distributions([one.nodes for one in requests]), self.head, listed), sizes)
+        table = row_table(distributions([one.nodes for one in requests]), self.head, listed)
+        return _sliced(table.logged(joined([one.nodes.logits for one in requests]), self.likely), sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRequest(SamplerRequest[TableSlice[Sample]]):
+    """The log-probability and the rank of a given id in each row, as a sample."""
+
+    logits: Tensor
+    tokens: Sequence[int]  # one for each row
+    likely: int  # as in `SampleRequest`
+
+    @property
+    def rows(self) -> Tensor:
+        """As in `SamplerRequest`."""
+        return self.logits
+
+    @property
+    def kind(self) -> Hashable:
+        """As in `SamplerRequest`."""
+        return self.likely
+
+    @torch.inference_mode()
+    def run(self, requests: "Sequence[ScoreRequest]") -> list[TableSlice[Sample]]:
+        """As in `SamplerRequest`."""
+        tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
+        values = log_probabilities_of(joined([one.logits for one in requests]))
+        own = values.gather(-1, sent(tokens, values.device)[:, None])
+        found = torch.cat([own.double(), (values >= own).sum(-1, keepdim=True).double()], -1).cpu().numpy()
+        likely, ranks = Likely.of(values, self.likely), found[:, 1].astype(np.int64)
+        table = SampleTable(tokens.numpy(), found[:, 0], likely, ranks)
+        return _sliced(table, [len(one.tokens) for one in requests])
 
 
 # Requests of drafters.

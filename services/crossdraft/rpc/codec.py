@@ -12,7 +12,7 @@ distribution by at most 3e-8 an id.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -30,7 +30,7 @@ from crossdraft.v1 import target_pb2 as target_pb
 MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
 MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
-MAX_BIASES = 1 << 16  # of a request's logit_bias
+MAX_BIASES = 1 << 16  # of a request's logit_bias, and of its bad_words
 MAX_BITS = 32  # of a number
 SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
@@ -38,8 +38,10 @@ MICRO = 1_000_000  # microseconds in a second
 GRID = 1 << 24  # steps that a probability of one has
 LEADING = 8  # ids of each row that may be much more probable than the others
 SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
+NO_VALUES: Probabilities = np.empty(0)
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 FIRST_OF_SIDES = min(side.value for side in Side)
+Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
 ROLES = frozenset(role.value for role in Role)
 
 
@@ -95,13 +97,19 @@ def decode_seconds(microseconds: int) -> float:
 def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
     """Sampling options, in full: no field is left to its default."""
     bias = [pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias]
-    return pb.SamplingOptions(**{**vars(options), "logit_bias": bias})
+    words = [pb.Ids(ids=word) for word in options.bad_word_ids]
+    return pb.SamplingOptions(**vars(options) | {"logit_bias": bias, "bad_word_ids": words})
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
     """Sampling options; raises BadMessage when one is out of its range."""
     check_max(len(message.logit_bias), MAX_BIASES, "options.logit_bias")
-    decode_id_tuple([bias.id for bias in message.logit_bias], "options.logit_bias", vocabulary_size)
+    check_max(len(message.bad_word_ids), MAX_BIASES, "options.bad_word_ids")
+
+    def ids_of(field: Sequence[int], name: str) -> tuple[int, ...]:
+        return decode_id_tuple(field, f"options.{name}", vocabulary_size)
+
+    biased = ids_of([bias.id for bias in message.logit_bias], "logit_bias")
     try:
         return SamplingOptions(
             temperature=message.temperature if message.HasField("temperature") else 1.0,
@@ -110,7 +118,12 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
             min_p=message.min_p,
             repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
             presence_penalty=message.presence_penalty,
-            logit_bias=tuple((bias.id, bias.bias) for bias in message.logit_bias),
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True)),
+            allowed_token_ids=ids_of(message.allowed_token_ids, "allowed_token_ids"),
+            bad_word_ids=tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids),
+            min_tokens=message.min_tokens,
+            end_ids=ids_of(message.end_ids, "end_ids"),
         )
     except ValueError as error:
         raise BadMessage(f"options: {error}") from error
@@ -274,7 +287,13 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     lists = joined([row.ids for row in rows])
     steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
     large, small = _parted(steps, lists)
-    return pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
+    message = pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
+    if any(row.log_probabilities is not None for row in rows):
+        message.logged.extend(0 if row.log_probabilities is None else 1 + len(row.likely) for row in rows)
+        for row in rows:
+            message.log_probabilities.extend(NO_VALUES if row.log_probabilities is None else row.log_probabilities)
+        _encode_likely([row.likely for row in rows], message)
+    return message
 
 
 def decode_rows(
@@ -306,7 +325,49 @@ def decode_rows(
     probabilities = steps / GRID
     if drawn is not None:
         _check_drawn(lists, steps, drawn, name)
-    return [Row(lists.ids[at], probabilities[at], tail) for at, tail in zip(lists.spans, tails, strict=True)]
+    rows = [Row(lists.ids[at], probabilities[at], tail) for at, tail in zip(lists.spans, tails, strict=True)]
+    return _logged(rows, message, name, vocabulary_size) if message.logged else rows
+
+
+def _logged(rows: list[Row], message: pb.Rows, name: str, vocabulary_size: int | None) -> list[Row]:
+    """The rows with their log-probabilities; raises BadMessage."""
+    if len(message.logged) != len(rows):
+        raise BadMessage(f"{name}.logged has {len(message.logged)} numbers for {len(rows)} rows")
+    sizes = [len(row.ids) if count else 0 for row, count in zip(rows, message.logged, strict=True)]
+    values = _logs(message.log_probabilities, sum(sizes), name)
+    likely = _decode_likely(message, [max(0, count - 1) for count in message.logged], name, vocabulary_size)
+    parts = np.split(values, np.cumsum(sizes)[:-1])
+    return [
+        replace(row, log_probabilities=part, likely=beside) if count else row
+        for row, count, part, beside in zip(rows, message.logged, parts, likely, strict=True)
+    ]
+
+
+def _logs(values: Sequence[float], count: int, name: str) -> Probabilities:
+    """Log-probabilities, shape (n,); raises BadMessage unless there are so many."""
+    if len(values) != count:
+        raise BadMessage(f"{name} has {count} tokens but {len(values)} log-probabilities")
+    found = np.array(values, dtype=np.float64)
+    if not bool((found <= LOG_TOLERANCE).all()):  # false for NaN as well
+        raise BadMessage(f"{name} has a log-probability that is not at most 0")
+    return found
+
+
+def _encode_likely(likely: Sequence[Likely], message: pb.Rows | target_pb.Samples) -> None:
+    message.likely.extend(token for pairs in likely for token, _ in pairs)
+    message.likely_log_probabilities.extend(value for pairs in likely for _, value in pairs)
+
+
+def _decode_likely(
+    message: pb.Rows | target_pb.Samples, counts: Sequence[int], name: str, vocabulary_size: int | None
+) -> Iterator[Likely]:
+    """The most probable ids of each; raises BadMessage unless there are so many."""
+    ids = decode_id_tuple(message.likely, f"{name}.likely", vocabulary_size)
+    count = len(message.likely_log_probabilities)
+    if not len(ids) == count == sum(counts):
+        raise BadMessage(f"{name} has {len(ids)} likely ids and {count} values, and {sum(counts)} by its counts")
+    pairs = iter(zip(ids, _logs(message.likely_log_probabilities, count, name).tolist(), strict=True))
+    return (tuple(islice(pairs, count)) for count in counts)
 
 
 def _check_drawn(lists: Lists, steps: Ids, drawn: Sequence[int], name: str) -> None:
@@ -320,7 +381,8 @@ def _check_drawn(lists: Lists, steps: Ids, drawn: Sequence[int], name: str) -> N
 
 def encode_whole(row: Row) -> pb.WholeRow:
     """A whole row; its probabilities are rounded to float32."""
-    return pb.WholeRow(ids=encode_numbers(row.ids), probabilities=row.probabilities.astype("<f4").tobytes())
+    ids, probabilities = encode_numbers(row.ids), row.probabilities.astype("<f4").tobytes()
+    return pb.WholeRow(ids=ids, probabilities=probabilities, log_probabilities=row.log_probabilities)
 
 
 def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -> Row:
@@ -336,7 +398,10 @@ def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -
         raise BadMessage(f"{name}.ids are not distinct")
     probabilities = np.frombuffer(message.probabilities, dtype="<f4").astype(np.float64)
     check_distribution(probabilities, name)
-    return Row(ids, probabilities)
+    if not message.log_probabilities:
+        return Row(ids, probabilities)
+    values = _logs(message.log_probabilities, len(ids), name)
+    return Row(ids, probabilities, log_probabilities=values)
 
 
 def check_distribution(masses: Probabilities, name: str) -> None:
@@ -400,34 +465,24 @@ def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
     """Samples, each with its likely ids; raises ValueError if they are too many for one message."""
     if len(samples) > MAX_LISTS:
         raise ValueError(f"{len(samples)} samples; at most {MAX_LISTS} are possible")
-    beside = [pair for sample in samples for pair in sample.likely]
-    return target_pb.Samples(
+    message = target_pb.Samples(
         tokens=[sample.token for sample in samples],
         log_probabilities=[sample.log_probability for sample in samples],
-        likely=[token for token, _ in beside],
-        likely_log_probabilities=[value for _, value in beside],
-        likely_counts=[len(sample.likely) for sample in samples] if beside else None,
+        likely_counts=[len(sample.likely) for sample in samples] if any(one.likely for one in samples) else None,
+        ranks=[sample.rank for sample in samples] if any(sample.rank for sample in samples) else None,
     )
+    _encode_likely([sample.likely for sample in samples], message)
+    return message
 
 
 def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
     """The same samples; raises BadMessage."""
     check_max(len(message.tokens), MAX_LISTS, "samples.tokens")
     tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
-    log_probabilities = tuple(message.log_probabilities)
-    if len(tokens) != len(log_probabilities):
-        raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
-    likely = decode_id_tuple(message.likely, "samples.likely", vocabulary_size)
-    values, counts = tuple(message.likely_log_probabilities), tuple(message.likely_counts)
-    if len(likely) != len(values) or len(likely) != sum(counts) or len(counts) not in (0, len(tokens)):
-        raise BadMessage(
-            f"samples has {len(likely)} likely ids and {len(values)} values, {sum(counts)} by {len(counts)} counts, "
-            f"for {len(tokens)} tokens"
-        )
-    if not all(value <= LOG_TOLERANCE for value in (*log_probabilities, *values)):  # false for NaN as well
-        raise BadMessage("samples has a log-probability that is not at most 0")
-    if not counts:
-        return tuple(map(Sample, tokens, log_probabilities))
-    pairs = iter(zip(likely, values, strict=True))
-    beside = (tuple(islice(pairs, count)) for count in counts)
-    return tuple(map(Sample, tokens, log_probabilities, beside))
+    counts, ranks = tuple(message.likely_counts) or (0,) * len(tokens), tuple(message.ranks) or (0,) * len(tokens)
+    for name, numbers in (("likely_counts", counts), ("ranks", ranks)):
+        if len(numbers) != len(tokens):
+            raise BadMessage(f"samples.{name} has {len(numbers)} numbers for {len(tokens)} tokens")
+    values = _logs(message.log_probabilities, len(tokens), "samples").tolist()
+    likely = _decode_likely(message, counts, "samples", vocabulary_size)
+    return tuple(map(Sample, tokens, values, likely, ranks))

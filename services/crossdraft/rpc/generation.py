@@ -29,7 +29,7 @@ from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.output import ServedModel, Token
+from crossdraft.types.output import PromptToken, ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, LaneFigures, Statistics, Trips
 from crossdraft.v1 import generation_pb2 as pb
@@ -60,6 +60,13 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class PromptRead:
+    """Some tokens of the prompt, before all others, for a request with `prompt_logprobs`."""
+
+    tokens: tuple[PromptToken, ...]
+
+
+@dataclass(frozen=True)
 class GenerationEnded:
     """The end of an output, after its tokens."""
 
@@ -68,7 +75,7 @@ class GenerationEnded:
     statistics: Statistics  # without the addresses of services
 
 
-Reply = Generated | GenerationEnded
+Reply = PromptRead | Generated | GenerationEnded
 
 # Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
 SETTINGS = tuple(
@@ -167,6 +174,8 @@ def encode_reply(reply: Reply) -> pb.GenerateReply:
         case Generated():
             first, *more = (_encode_token(token, reply.milliseconds) for token in reply.tokens)
             return pb.GenerateReply(token=first, more=more)
+        case PromptRead():
+            return pb.GenerateReply(prompt=pb.PromptTokens(tokens=map(_encode_token, reply.tokens)))
         case GenerationEnded():
             statistics = _encode_statistics(reply.statistics)
             return pb.GenerateReply(ended=pb.Ended(id=reply.id, reason=reply.reason.name, statistics=statistics))
@@ -178,29 +187,39 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
         case "token":
             tokens = tuple(map(_decode_token, (message.token, *message.more)))
             return Generated(tokens, message.token.milliseconds)
+        case "prompt":
+            return PromptRead(tuple(PromptToken(rank=one.rank, **_plain_token(one)) for one in message.prompt.tokens))
         case "ended":
             ended = message.ended
             reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
             return GenerationEnded(ended.id, Reason(reason), _decode_statistics(ended.statistics))
         case _:
-            raise BadMessage("a GenerateReply must be one of token and ended")
+            raise BadMessage("a GenerateReply must be one of prompt, token and ended")
 
 
-def _encode_token(token: Token, milliseconds: float) -> pb.Token:
-    top = [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
-    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top}, milliseconds=milliseconds)
+def _encode_token(token: Token | PromptToken, milliseconds: float = 0.0) -> pb.Token:
+    changed: dict[str, Any] = {
+        "top": [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
+    }
+    if isinstance(token, Token):
+        changed["kind"] = token.kind.name
+    return pb.Token(**vars(token) | changed, milliseconds=milliseconds)
 
 
 def _decode_token(message: pb.Token) -> Token:
     kind = _name(pb.Token.Kind, message.kind, "token.kind", needed=True)
-    return Token(
-        id=message.id,
-        raw=message.raw,
-        text=message.text,
-        kind=Kind(kind),
-        log_probability=message.log_probability if message.HasField("log_probability") else None,
-        top=tuple((one.id, one.raw, one.log_probability) for one in message.top),
-    )
+    return Token(kind=Kind(kind), **_plain_token(message))
+
+
+def _plain_token(message: pb.Token) -> dict[str, Any]:
+    """The fields that tokens of an output and of a prompt have in common."""
+    return {
+        "id": message.id,
+        "raw": message.raw,
+        "text": message.text,
+        "log_probability": message.log_probability if message.HasField("log_probability") else None,
+        "top": tuple((one.id, one.raw, one.log_probability) for one in message.top),
+    }
 
 
 def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:

@@ -33,10 +33,12 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Score,
     Scored,
+    ScorePrompt,
 )
 
 Open = TypeVar("Open")  # the message that begins a session
@@ -109,7 +111,7 @@ class Role(Generic[Open, Ask, Answer]):
     codec: Callable[[int], FrameCodec[Any, Any]]  # of the service's side, for a vocabulary of so many ids
 
 
-TARGET: Role[OpenTarget, Pass | FetchRow | RunTo, PassDone | RowFetched] = Role(
+TARGET: Role[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = Role(
     "target", "crossdraft.v1.Target", "Verify", target_codec.server_codec
 )
 DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
@@ -206,6 +208,8 @@ class Tally:
             case Drafted():
                 self.draft_tokens += len(reply.draft_tokens)
                 self.branches += len(reply.branches)
+                self.model_seconds += reply.seconds
+            case PromptScored():
                 self.model_seconds += reply.seconds
             case Scored():
                 self.scores += len(reply.probabilities)

@@ -26,6 +26,7 @@ from crossdraft.types.messages import (
     Opened,
     OpenTarget,
     PassDone,
+    PromptScored,
     RunTo,
     Score,
     Scored,
@@ -230,7 +231,7 @@ class TargetOwes:
 
     def received(self, reply: object) -> None:
         """Counts a reply."""
-        if not (isinstance(reply, PassDone) and reply.more):
+        if not (isinstance(reply, PassDone | PromptScored) and reply.more):
             self._unanswered = max(0, self._unanswered - 1)
 
 

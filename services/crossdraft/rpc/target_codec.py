@@ -16,17 +16,19 @@ from crossdraft.types.messages import (
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Sample,
+    ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
 from crossdraft.types.trees import ROOT, TokenTree
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import target_pb2 as pb
 
-Request = Begin[OpenTarget] | Pass | FetchRow | RunTo | Close
-Reply = Opened | PassDone | RowFetched | Ended
+Request = Begin[OpenTarget] | Pass | FetchRow | RunTo | ScorePrompt | Close
+Reply = Opened | PassDone | RowFetched | PromptScored | Ended
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 MAX_HEAD = 4096
 MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
@@ -44,6 +46,8 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
                 frame.requests.add(session=session, run_to=pb.RunTo(number=request.number, tokens=request.tokens))
             case FetchRow():
                 frame.requests.add(session=session, fetch=_encode_fetch(request))
+            case ScorePrompt():
+                frame.requests.add(session=session, score=pb.ScorePrompt(**vars(request)))
             case Begin():
                 opening = _encode_open(request.opening)
                 frame.requests.add(session=session, open=opening, request_id=request.request_id)
@@ -78,12 +82,15 @@ def _decode_request(message: pb.VerifyRequest, listed: Sequence[Ids], vocabulary
             return RunTo(message.run_to.number, message.run_to.tokens)
         case "fetch":
             return _decode_fetch(message.fetch, vocabulary_size)
+        case "score":
+            _check_likely(message.score.likely)
+            return ScorePrompt(message.score.first, message.score.likely)
         case "open":
             return Begin(_decode_open(message.open, vocabulary_size), message.request_id)
         case "close":
             return Close()
         case _:
-            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch, run_to and close")
+            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch, run_to, score and close")
 
 
 def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
@@ -95,6 +102,9 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
                 frame.replies.add(session=session, done=_encode_done(reply, rows, samples))
             case RowFetched():
                 frame.replies.add(session=session, fetched=_encode_fetched(reply))
+            case PromptScored():
+                samples += reply.tokens
+                frame.replies.add(session=session, scored=_encode_scored(reply))
             case Opened():
                 frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
             case Ended():
@@ -119,6 +129,8 @@ def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[in
         nodes: tuple[Row | Sample, ...] = ()
         if message.HasField("done"):
             nodes = (*rows.take(done.rows), *samples.take(done.samples))
+        elif message.HasField("scored"):
+            nodes = tuple(samples.take(message.scored.samples))
         try:
             yield message.session, _decode_reply(message, nodes, vocabulary_size)
         except BadMessage as error:
@@ -133,12 +145,14 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
             return _decode_done(message.done, nodes)
         case "fetched":
             return _decode_fetched(message.fetched, vocabulary_size)
+        case "scored":
+            return _decode_scored(message.scored, nodes)
         case "opened":
             return Opened(message.opened.fingerprint)
         case "ended":
             return Ended(message.ended.code, message.ended.text)
         case _:
-            raise BadMessage("a VerifyReply must be one of opened, done, fetched and ended")
+            raise BadMessage("a VerifyReply must be one of opened, done, fetched, scored and ended")
 
 
 def weight_of_request(request: Request) -> int:
@@ -156,11 +170,20 @@ def weight_of_reply(reply: Reply) -> int:
     """As `FrameCodec.weight`."""
     match reply:
         case PassDone():
-            return sum(2 * len(node.ids) if isinstance(node, Row) else 5 + 5 * len(node.likely) for node in reply.nodes)
+            return sum(map(_weight_of_node, reply.nodes))
+        case PromptScored():
+            return sum(map(_weight_of_node, reply.tokens))
         case RowFetched():
             return 4 * len(reply.row.ids)
         case _:
             return 0
+
+
+def _weight_of_node(node: Row | Sample) -> int:
+    likely = 5 * len(node.likely)
+    if isinstance(node, Sample):
+        return 5 + likely
+    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
 def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
@@ -182,16 +205,21 @@ def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTar
     if not message.prompt:
         raise BadMessage("prompt is empty; a target needs at least one id, for instance its begin of sequence")
     check_max(message.head, MAX_HEAD, "head")
-    if message.likely > MOST_LIKELY:
-        raise BadMessage(f"likely must be at most {MOST_LIKELY}, got {message.likely}")
+    _check_likely(message.likely)
     return OpenTarget(
         prompt=codec.decode_id_tuple(message.prompt, "prompt", vocabulary_size),
         options=codec.decode_options(message.options, vocabulary_size),
         noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
         head=message.head if message.HasField("head") else DEFAULT_HEAD,
-        likely=message.likely,
+        likely=message.likely if message.HasField("likely") else None,
         ignore_stops=message.ignore_stops,
+        stop_ids=codec.decode_id_tuple(message.stop_ids, "stop_ids", vocabulary_size),
     )
+
+
+def _check_likely(likely: int) -> None:
+    if likely > MOST_LIKELY:
+        raise BadMessage(f"likely must be at most {MOST_LIKELY}, got {likely}")
 
 
 def _encode_pass(request: Pass) -> pb.Pass:
@@ -292,6 +320,16 @@ def _decode_done(message: pb.PassDone, nodes: tuple[Row | Sample, ...]) -> PassD
     forwards, shared = max(1, message.forwards), max(1, message.shared)
     more, fed, first = message.more, message.fed, message.first
     return PassDone(message.number, nodes, seconds, queued, more, forwards, shared, fed, first)
+
+
+def _encode_scored(reply: PromptScored) -> pb.PromptScored:
+    microseconds = codec.encode_seconds(reply.seconds)
+    return pb.PromptScored(first=reply.first, samples=len(reply.tokens), microseconds=microseconds, more=reply.more)
+
+
+def _decode_scored(message: pb.PromptScored, tokens: Sequence[Row | Sample]) -> PromptScored:
+    scored = tuple(token for token in tokens if isinstance(token, Sample))
+    return PromptScored(message.first, scored, codec.decode_seconds(message.microseconds), message.more)
 
 
 def _encode_fetched(reply: RowFetched) -> pb.RowFetched:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, TableSlice
+from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest, TableSlice
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
@@ -19,19 +19,23 @@ from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
     MOST_RUN,
+    MOST_SCORED,
     Description,
     FetchRow,
     OpenTarget,
     Pass,
     PassDone,
+    PromptScored,
     RowFetched,
     RunTo,
     Sample,
+    ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
+from crossdraft.types.trees import TokenTree
 
-Request = Pass | FetchRow | RunTo
-Reply = PassDone | RowFetched
+Request = Pass | FetchRow | RunTo | ScorePrompt
+Reply = PassDone | RowFetched | PromptScored
 TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
@@ -113,13 +117,14 @@ class TargetSession:
         self._check_room(len(opening.prompt), "the prompt")
 
     def receive(self, request: Request) -> None:
-        """Takes a request: one reply for each, in order; several for a run, which ends when another is asked for.
+        """Takes a request: one reply for each, in order; several for a run, which ends when another is asked for, and
+        for a prompt to be scored.
 
         A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
 
         Raises:
             ProtocolBroken: the pass is not the next one, wants nodes that it does not have, or draws without a key; or
-                the latest pass has not answered this node; or too many requests wait.
+                the latest pass has not answered this node; or the prompt ends before; or too many requests wait.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
@@ -151,14 +156,16 @@ class TargetSession:
                 continue
             if isinstance(request, FetchRow):
                 self._busy = self._fetch(request)
+            elif isinstance(request, ScorePrompt):
+                self._busy = self._running.thread.submit(self._score(request))
             else:
                 self._begin(request)
                 job = self._run_job(request) if request.run > 1 else self._pass(request)
                 self._busy = self._running.thread.submit(job)
             self._busy.add_done_callback(partial(self._ended, request))
 
-    def _ended(self, request: Pass | FetchRow, done: asyncio.Future[Any]) -> None:
-        """What was under way has ended; a run has sent its replies by itself."""
+    def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
+        """What was under way has ended; a run, or a prompt that was scored, has sent its replies by itself."""
         self._busy = self._run = None
         if self._closed:
             if not done.cancelled():
@@ -231,12 +238,12 @@ class TargetSession:
                 ends.append(ends[parent + 1] + self._lengths[token])
             sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
-            sampling = RowRequest(asked, self._opening.head, request.listed)
+            sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
         return (yield sampling), answer
 
     def _nodes(self, logits: Logits, request: Pass) -> Nodes:
         history = None
-        if self._opening.options.penalises:
+        if self._opening.options.looks_back:
             paths = tuple(request.tree.paths())
             history = History(self._opening.prompt, self._output, [paths[row] for row in request.answered])
         return Nodes(logits, self._opening.options, history)
@@ -258,11 +265,11 @@ class TargetSession:
         """Runs in the model thread."""
         opening = self._opening
         context, offset, more, first = (*opening.prompt, *self._output), self._offset, True, 0
-        stops = () if opening.ignore_stops else self._running.description.stops
+        stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
             answer: ForwardResult = yield ForwardRequest(self, context)
             history = None
-            if opening.options.penalises:
+            if opening.options.looks_back:
                 history = History(opening.prompt, context[len(opening.prompt) :], ((),))
             found = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
             token = int(found.table.tokens[found.begin])
@@ -274,6 +281,27 @@ class TargetSession:
             self._running.thread.call_soon(self._loop, drew)
             first += 1
 
+    def _score(self, request: ScorePrompt) -> Job[None]:
+        """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
+        prompt, first = self._opening.prompt, request.first
+        if not 0 < first < len(prompt):
+            raise ProtocolBroken(
+                f"the prompt has {len(prompt)} tokens; those from 1 on can be scored, not from {first}"
+            )
+        while first < len(prompt):
+            tokens = prompt[first : first + MOST_SCORED]
+            tree = TokenTree(tokens[:-1], tuple(range(-1, len(tokens) - 2)))
+            answer: ForwardResult = yield ForwardRequest(self, prompt[:first], tree)
+            found = yield ScoreRequest(answer.logits, tokens, request.likely)
+            more = first + len(tokens) < len(prompt)
+            scored = partial(self._scored, first, found, answer.seconds, more)
+            self._running.thread.call_soon(self._loop, scored)
+            first += len(tokens)
+
+    def _scored(self, first: int, found: TableSlice[Sample], seconds: float, more: bool) -> None:
+        if not self._closed:
+            self._replies.send(PromptScored(first, found.nodes(), seconds, more))
+
     def _fetch(self, request: FetchRow) -> asyncio.Future[RowFetched]:
         """From the logits of the latest pass, in a thread; no forward."""
         if request.number != self._number or not self._number:
@@ -281,13 +309,20 @@ class TargetSession:
         if request.node not in self._answered:
             raise ProtocolBroken(f"pass {request.number} has answered {list(self._answered)}, not node {request.node}")
         place = self._answered.index(request.node)
-        whole, head = self._running.description.vocabulary_size, self._opening.head
-        asked = (whole, ()) if request.listed is None else (head, (request.listed,))
-        return self._loop.run_in_executor(None, _fetched, request, self._latest, place, *asked)
+        whole, opening = self._running.description.vocabulary_size, self._opening
+        head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
+        return self._loop.run_in_executor(None, _fetched, request, self._latest, place, head, listed, opening.likely)
 
 
-def _fetched(request: FetchRow, nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> RowFetched:
-    return RowFetched(request.number, request.node, _row(nodes, place, head, listed))
+def _fetched(
+    request: FetchRow, nodes: Nodes, place: int, head: int, listed: Sequence[Ids], likely: int | None
+) -> RowFetched:
+    """The row of one of them."""
+    logits, history = nodes.logits[place : place + 1], nodes.history
+    if history is not None:
+        history = replace(history, paths=history.paths[place : place + 1])
+    table = row_table(distribution(logits, nodes.options, history), head, listed).logged(logits, likely)
+    return RowFetched(request.number, request.node, table.nodes()[0])
 
 
 def _done(
@@ -296,15 +331,6 @@ def _done(
     """What was found, as it is sent."""
     times = answer.seconds, answer.queued
     return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
-
-
-def _row(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> Row:
-    """The row of one of them."""
-    history = nodes.history
-    if history is not None:
-        history = replace(history, paths=history.paths[place : place + 1])
-    (row,) = row_table(distribution(nodes.logits[place : place + 1], nodes.options, history), head, listed).nodes()
-    return row
 
 
 async def target_server(options: ServeTarget) -> TargetServer:

@@ -31,6 +31,7 @@ from crossdraft.types.request import Chat, Message, Prompt
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 MAX_STOPS = 16
+MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
@@ -73,10 +74,9 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
 DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
 MaybeDraftTokens = Annotated[StrictInt, Field(ge=0, le=MOST_DRAFT_TOKENS)]
+TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 # Of a long list only the first fault is wanted.
-Ids = Annotated[
-    list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)
-]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 Some = Annotated[str, Field(min_length=1), AfterValidator(_unicode)]  # in this order an empty one is still "a string"
 
 
@@ -140,12 +140,19 @@ class GenerationBody(Body):
     top_k: Whole = Field(0, ge=-1, lt=2**31, description="0 or -1 is all.")
     min_p: Number = Field(0.0, ge=0, le=1)
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
-    frequency_penalty: Annotated[Literal[0], NO_BOOLEAN] = Field(0, description="Not served: must be 0.")
+    frequency_penalty: Number = Field(0.0, ge=-2, le=2)
     repetition_penalty: Number = Field(1.0, ge=0.01, le=100)
     logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: list[TokenId] = Field([], max_length=MAX_IDS, fail_fast=True)
+    include_stop_str_in_output: StrictBool = False
     ignore_eos: StrictBool = False
+    min_tokens: Whole = Field(0, ge=0, description="At most max_tokens.")
+    allowed_token_ids: Ids | None = None
+    bad_words: list[Some] = Field([], max_length=MAX_IDS, fail_fast=True)
+    truncate_prompt_tokens: Whole | None = Field(None, ge=-1, description="-1 is as many as fit.")
+    prompt_logprobs: Likely | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
@@ -162,6 +169,8 @@ class GenerationBody(Body):
     def _check(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream to be true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("`prompt_logprobs` are not available when `stream=True`.")
         return self
 
     @property
@@ -199,6 +208,16 @@ class GenerationBody(Body):
         """Outputs that the request asks for."""
         return len(self.prompts) * self.n
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As `num_logprobs`, for each token of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def echoes_tokens(self) -> bool:
+        """Whether the output begins with the tokens of the prompt, as they were read."""
+        return False
+
     def echo_of(self, index: int) -> str:
         """The prompt that the text of a choice begins with, if that was asked for."""
         return ""
@@ -232,6 +251,10 @@ class GenerationBody(Body):
             seed=None if self.seed is None else self.seed % 2**64,
             ignore_eos=self.ignore_eos,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            bad_words=tuple(self.bad_words),
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
             allow_inexact=how.allow_inexact,
             overlap=how.overlap,
             max_draft_tokens=how.max_draft_tokens,
@@ -240,6 +263,7 @@ class GenerationBody(Body):
             branch_width=how.branch_width,
             paths=how.paths,
             logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs,
         )
 
     def _sampling_options(self) -> SamplingOptions:
@@ -251,7 +275,10 @@ class GenerationBody(Body):
                 min_p=self.min_p,
                 repetition_penalty=self.repetition_penalty,
                 presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
                 logit_bias=tuple((self.logit_bias or {}).items()),
+                allowed_token_ids=tuple(self.allowed_token_ids or ()),
+                min_tokens=self.min_tokens,
             )
         except ValueError as error:
             raise RequestError(str(error)) from error
@@ -261,7 +288,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-    max_tokens: Tokens | None = 16
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), NO_BOOLEAN] | None = 16
     logprobs: Likely | None = None
     echo: StrictBool = False
     best_of: Whole | None = Field(None, description="Not served: must be n, or be left out.")
@@ -271,8 +298,6 @@ class CompletionBody(GenerationBody):
     def _check_completion(self) -> Self:
         if self.best_of not in (None, self.n):
             raise ValueError("best_of is not served: leave it out, or make it n")
-        if self.echo and (self.logprobs is not None or not all(isinstance(prompt, str) for prompt in self.prompts)):
-            raise ValueError("echo is served for prompts of text and without logprobs: leave one of them out")
         return self
 
     @property
@@ -287,16 +312,29 @@ class CompletionBody(GenerationBody):
     @property
     def max_output_tokens(self) -> int:
         """Of each output."""
-        return self.max_tokens or 1
+        return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
         """As `GenerationBody.num_logprobs`."""
         return self.logprobs
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As `GenerationBody.num_prompt_logprobs`."""
+        if not self.echoes_tokens:
+            return self.prompt_logprobs
+        return max(self.logprobs or 0, self.prompt_logprobs or 0)
+
+    @property
+    def echoes_tokens(self) -> bool:
+        """As `GenerationBody.echoes_tokens`."""
+        texts = self.truncate_prompt_tokens is None and all(isinstance(prompt, str) for prompt in self.prompts)
+        return self.echo and (self.logprobs is not None or not texts)
+
     def echo_of(self, index: int) -> str:
-        """As `GenerationBody.echo_of`."""
-        return str(self.prompts[index // self.n]) if self.echo else ""
+        """As `GenerationBody.echo_of`; empty if it is of tokens."""
+        return str(self.prompts[index // self.n]) if self.echo and not self.echoes_tokens else ""
 
 
 class TextPart(Body):

@@ -12,9 +12,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Committed, Ended
+from crossdraft.serving.backend import Committed, Ended, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.live_spans import Span
+from crossdraft.types.output import PromptToken
 
 
 class Usage(BaseModel):
@@ -104,6 +105,17 @@ class Trace(BaseModel):
     statistics: Figures | None = None
 
 
+class PromptLogprob(BaseModel):
+    """Of a token at a place of the prompt, as in vLLM."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # for each token of the prompt, by id; the first has none
+
+
 class CompletionLogprobs(BaseModel):
     """Log-probabilities of each token of a completion."""
 
@@ -122,6 +134,7 @@ class CompletionChoice(BaseModel):
     finish_reason: Finish | None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     crossdraft: Trace | None = None
 
 
@@ -187,6 +200,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Delta(BaseModel):
@@ -269,6 +283,7 @@ class Ready(BaseModel):
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
+Shown = PromptTokens | Committed | Ended
 FINISH: dict[Reason, Finish] = {Reason.STOP: "stop"}  # all others are "length"
 
 
@@ -278,8 +293,14 @@ class PartialOutput:
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
+    prompt: list[PromptToken] = field(default_factory=list)
     begun: bool = False  # a chunk of it was sent
     ended: Ended | None = None
+
+    def read(self, tokens: Sequence[PromptToken], echoed: bool) -> None:
+        """The next ones of the prompt, with which the text begins if they are echoed."""
+        self.text += text_of(tokens) if echoed else ""
+        self.prompt += tokens
 
     def add(self, tokens: Sequence[Token]) -> None:
         """The next ones."""
@@ -309,7 +330,7 @@ class Format(ABC, Generic[BodyT]):
         """The reply with all outputs, which have ended."""
 
     @abstractmethod
-    def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
+    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """Tokens or the end of an output; `before` is the output without them, `trace` set if it was asked for."""
 
     @abstractmethod
@@ -342,6 +363,10 @@ class Format(ABC, Generic[BodyT]):
         ids = self._token_ids(output.tokens)
         return {"index": index, "finish_reason": _finish(output.ended), **ids, **_traced(trace)}
 
+    def _prompt_fields(self, output: PartialOutput) -> dict[str, Any]:
+        count = self.body.prompt_logprobs
+        return {} if count is None else {"prompt_logprobs": [_scores(token, count) for token in output.prompt]}
+
 
 class CompletionFormat(Format[CompletionBody]):
     """Replies of /v1/completions."""
@@ -353,34 +378,37 @@ class CompletionFormat(Format[CompletionBody]):
         choices = [
             CompletionChoice(
                 text=self.body.echo_of(index) + one.text,
-                logprobs=self._logprobs(one.tokens),
+                logprobs=self._logprobs([*(one.prompt if self.body.echoes_tokens else ()), *one.tokens]),
                 **self._prompt_ids(index),
                 **self._choice_fields(index, one),
+                **self._prompt_fields(one),
             )
             for index, one in enumerate(outputs)
         ]
         return self._completion(choices, usage=self.usage(outputs))
 
-    def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
+    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one begins with the echo."""
         echo = "" if before.begun else self.body.echo_of(index)
-        tokens = item.tokens if isinstance(item, Committed) else ()
+        tokens = () if isinstance(item, Ended) else item.tokens
+        committed = item.tokens if isinstance(item, Committed) else ()
         choice = CompletionChoice(
             index=index,
             text=echo + text_of(tokens),
             logprobs=self._logprobs(tokens, len(before.text)) if tokens else None,
             finish_reason=_finish(item),
-            **self._token_ids(tokens),
+            **self._token_ids(committed),
             **({} if before.begun else self._prompt_ids(index)),
         )
-        return self._completion([choice], **self._chunk_fields(index, before, len(tokens), trace))
+        return self._completion([choice], **self._chunk_fields(index, before, len(committed), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         """As `Format.usage_chunk`."""
         return self._completion([], usage=self.usage(outputs))
 
-    def _logprobs(self, tokens: Sequence[Token], offset: int = 0) -> CompletionLogprobs | None:
-        return None if self.body.num_logprobs is None else of_completion(tokens, offset)
+    def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> CompletionLogprobs | None:
+        count = self.body.num_logprobs
+        return None if count is None else of_completion(tokens, offset, count)
 
     def _completion(self, choices: list[CompletionChoice], **more: object) -> Completion:
         return Completion.model_validate({**self._head, "object": "text_completion", "choices": choices, **more})
@@ -402,9 +430,9 @@ class ChatFormat(Format[ChatBody]):
             for index, one in enumerate(outputs)
         ]
         fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs), **self._prompt_ids(0)}
-        return ChatCompletion.model_validate(self._head | fields)
+        return ChatCompletion.model_validate(self._head | fields | self._prompt_fields(outputs[0]))
 
-    def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
+    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one has the role."""
         tokens = item.tokens if isinstance(item, Committed) else ()
         text: dict[str, Any] = {"content": text_of(tokens)} if tokens or not before.begun else {}
@@ -427,12 +455,24 @@ class ChatFormat(Format[ChatBody]):
         return ChatChunk.model_validate({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
 
 
-def text_of(tokens: Sequence[Token]) -> str:
+def text_of(tokens: Sequence[Token | PromptToken]) -> str:
     """What to show for them."""
     return "".join(token.text for token in tokens)
 
 
-def _finish(item: Committed | Ended) -> Finish | None:
+def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
+    """The token itself and the `count` most probable ids."""
+    if token.log_probability is None:
+        return None
+    each = [(token.id, token.raw, token.log_probability, token.rank)]
+    each += [(id, raw, value, rank) for rank, (id, raw, value) in enumerate(token.top[:count], 1) if id != token.id]
+    return {
+        str(id): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=shown(id, raw))
+        for id, raw, value, rank in each
+    }
+
+
+def _finish(item: Shown) -> Finish | None:
     """OpenAI's word for the end of an output; None for tokens."""
     return FINISH.get(item.reason, "length") if isinstance(item, Ended) else None
 
@@ -471,18 +511,28 @@ def _likely(token: int, raw: bytes, value: float | None) -> dict[str, Any]:
     return {"token": shown(token, raw), "logprob": _finite(value), "bytes": list(raw) or None}
 
 
-def of_completion(tokens: Sequence[Token], offset: int) -> CompletionLogprobs:
-    """Log-probabilities of tokens of a completion; `offset` characters of its text come before them."""
+def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int) -> CompletionLogprobs:
+    """Log-probabilities of tokens of a completion; `offset` characters of its text come before them.
+
+    The first token of a prompt has none.
+    """
     offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)
     return CompletionLogprobs(
         tokens=[shown(token.id, token.raw) for token in tokens],
-        token_logprobs=[_finite(token.log_probability) for token in tokens],
-        top_logprobs=[{shown(other, raw): _finite(value) for other, raw, value in token.top} for token in tokens],
+        token_logprobs=[None if _first(token) else _finite(token.log_probability) for token in tokens],
+        top_logprobs=[
+            None if _first(token) else {shown(other, raw): _finite(value) for other, raw, value in token.top[:count]}
+            for token in tokens
+        ],
         text_offset=offsets,
     )
+
+
+def _first(token: Token | PromptToken) -> bool:
+    return isinstance(token, PromptToken) and not token.rank
 
 
 def _finite(value: float | None) -> float:

@@ -12,10 +12,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.serving.backend import Backend, Committed, Ended, OutputItem, OutputRequest, TraceSpans
+from crossdraft.serving.backend import (
+    Backend,
+    Committed,
+    Ended,
+    OutputItem,
+    OutputRequest,
+    PromptTokens,
+    TraceSpans,
+)
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
-from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Trace
+from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
 from crossdraft.trace.live_spans import Span
 
 log = logging.getLogger(__name__)
@@ -41,6 +49,8 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, be
     async with aclosing(coming):
         async for index, item in coming:
             match item:
+                case PromptTokens():
+                    outputs[index].read(item.tokens, format.body.echoes_tokens)
                 case Committed():
                     outputs[index].add(item.tokens)
                 case Ended():
@@ -90,20 +100,23 @@ class Chunks:
         if self._shows(item):
             chunk = event_of(self._format.chunk(index, output, item, self._trace(index, item)))
             output.begun = True
-        if isinstance(item, Committed):
-            output.add(item.tokens)
-        else:
-            output.ended = item
+        match item:
+            case PromptTokens():
+                output.read(item.tokens, self._body.echoes_tokens)
+            case Committed():
+                output.add(item.tokens)
+            case Ended():
+                output.ended = item
         return chunk
 
-    def _shows(self, item: Committed | Ended) -> bool:
+    def _shows(self, item: Shown) -> bool:
         """A token has no text while its characters are incomplete, or may be the beginning of a stop string."""
         if isinstance(item, Ended) or any(token.text for token in item.tokens):
             return True
         return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
 
-    def _trace(self, index: int, item: Committed | Ended) -> Trace | None:
-        if not self._body.speculative.trace:
+    def _trace(self, index: int, item: Shown) -> Trace | None:
+        if not self._body.speculative.trace or isinstance(item, PromptTokens):
             return None
         fields: dict[str, object] = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
         if isinstance(item, Committed):
