@@ -412,17 +412,6 @@ class DevicePlan:
 # Robustness.
 
 
-@command("never-slower", ROBUSTNESS, "faults.NeverSlower")
-@dataclass(frozen=True)
-class NeverSlowerPlan(PairPlan):
-    """Speed with drafters that are useless, slow, dead or dying, beside none."""
-
-    drafter: Annotated[str, Option(help="Model of the bad drafters.")] = DRAFTER
-    temperatures: Temperatures = (0.0, 1.0)
-    method: Method = None
-    tokens: Annotated[int, Option(min=8, help="Length of each output.")] = 512
-
-
 @dataclass(frozen=True)
 class FaultsPlan(PairPlan):
     """Faults while seeded outputs stream."""

@@ -1,55 +1,40 @@
-"""What becomes of outputs when services are killed (`crossdraft bench kills`), links drop every packet (`cuts`), or a
-drafter is of no use (`never-slower`).
+"""What becomes of outputs when services are killed (`crossdraft bench kills`), or links drop every packet (`cuts`).
 
-In the first two, seeded outputs are generated over and over, all at once, and compared with undisturbed ones.
+Seeded outputs are generated over and over, all at once, and compared with undisturbed ones.
 """
 
 import asyncio
-import os
 import random
-import signal
-import socket
 import time
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import ClassVar, TypeVar
 
-from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan, NeverSlowerPlan
+from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import Link, NotAllowed, hosts
 from crossdraft.bench.harness import (
     SEED,
     Advance,
     Columns,
-    Ratio,
     Result,
     Table,
-    median_ratio,
-    speed_of,
 )
-from crossdraft.bench.models import write_random
-from crossdraft.bench.overlap import CONTROLLED, Outcome, Task
 from crossdraft.bench.services import (
     Killable,
     OfPair,
-    Served,
     Watch,
     check_delay,
-    drafter_service,
-    target_service,
 )
-from crossdraft.client import Generation, GenerationRequest, Statistics, connect
+from crossdraft.client import Generation, GenerationRequest, connect
 from crossdraft.client.roster import Services
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
-from crossdraft.engine.names import ModelLoadError
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.session.resolution import Models, resolve
 
@@ -439,165 +424,3 @@ class Cuts(Disturbance[CutsPlan, Cut]):
 
     def faults(self, results: Sequence[Cut]) -> Iterator[str]:
         yield from (fault for one in results for fault in one.verdict.faults)
-
-
-# Drafters that are of no use, and what they cost: each prompt is continued without a drafter and with a bad one, in
-# turns, with a new connection each time. What counts is the speed with the drafter as a share of that without.
-
-SLOW_MS = 500.0  # of a step of the drafter that is slow
-KILLED_AFTER = 0.25  # of the output, when the drafter dies
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A bad drafter for the time of one generation."""
-
-    address: str
-    process_to_kill: int | None = None  # in mid-stream; None: it is left alone
-
-
-@asynccontextmanager
-async def as_given(served: Served) -> AsyncIterator[Bad]:
-    """One that is there until the end."""
-    async with drafter_service(served, distant=False) as drafter:
-        yield Bad(drafter.address)
-
-
-def slow(served: Served) -> AbstractAsyncContextManager[Bad]:
-    """One that knows as much as a good one, and takes half a second for each answer."""
-    return as_given(replace(served, pace=f"{SLOW_MS:g},0"))
-
-
-@asynccontextmanager
-async def dead(served: Served) -> AsyncIterator[Bad]:
-    """An address where nobody listens: the port is bound, so that nobody else takes it."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield Bad(f"127.0.0.1:{bound.getsockname()[1]}")
-
-
-@asynccontextmanager
-async def dying(served: Served) -> AsyncIterator[Bad]:
-    """A good one that is killed in mid-stream."""
-    async with drafter_service(served, distant=False) as drafter:
-        yield Bad(drafter.address, drafter.process_id)
-
-
-Kind = Callable[[Served], AbstractAsyncContextManager[Bad]]
-
-
-@dataclass(frozen=True)
-class CostOfBad:
-    """What one kind of bad drafter costs."""
-
-    drafter: str
-    temperature: float
-    without: float  # tokens a second
-    with_it: float  # likewise
-    ratio: Ratio  # of the speeds, the median over prompts
-    ratios: tuple[float, ...]  # of each prompt
-    accepted: int  # tokens that agreed with its drafts
-    lost: int  # times that it was lost or given up
-
-
-class NeverSlower(OfPair[NeverSlowerPlan, CostOfBad]):
-    """`crossdraft bench never-slower`: every kind of bad drafter at every temperature."""
-
-    needs_statistics: ClassVar[bool] = True
-    unit: ClassVar[str] = "prompts"
-    columns: ClassVar[Columns] = {
-        "drafter": lambda one: one.drafter,
-        "T": lambda one: f"{one.temperature:g}",
-        "runs": lambda one: len(one.ratios),
-        "tokens/s without": lambda one: f"{one.without:.1f}",
-        "with": lambda one: f"{one.with_it:.1f}",
-        "ratio, median [95 %]": lambda one: f"{one.ratio.value:.3f} [{one.ratio.low:.3f}, {one.ratio.high:.3f}]",
-        "accepted": lambda one: one.accepted,
-        "lost": lambda one: one.lost,
-    }
-
-    @property
-    def total(self) -> int:
-        return 4 * len(self.plan.temperatures) * len(self.prompts)
-
-    def request(self, temperature: float, number: int) -> GenerationRequest:
-        """As it is asked for by default, and always this long. Raises ValueError."""
-        task = Task(self.prompts, self.plan.method, temperature, self.plan.tokens)
-        return replace(task.request(CONTROLLED, number), ignore_eos=True)
-
-    def check(self) -> None:
-        super().check()
-        with checked_options():
-            for temperature in self.plan.temperatures:
-                self.request(temperature, 0)
-
-    async def measure(self, advance: Advance) -> AsyncGenerator[CostOfBad, None]:
-        with TemporaryDirectory() as folder:
-            kinds = _kinds(self.drafter, Path(folder))
-            async with target_service(self.target) as target:
-                for temperature in self.plan.temperatures:
-                    for name, (kind, served) in kinds.items():
-                        advance(0, name)
-                        async with aclosing(self._runs(target.address, temperature, kind, served)) as runs:
-                            pairs = []
-                            async for pair in runs:
-                                pairs.append(pair)
-                                advance()
-                        yield _cost(name, temperature, pairs)
-
-    async def _runs(
-        self, target: str, temperature: float, kind: Kind, served: Served
-    ) -> AsyncGenerator[tuple[Outcome, Outcome], None]:
-        """Without it, and with it, for each prompt. The first generation warms up, and does not count."""
-        await self._generate(target, temperature, 0, None)
-        for number in range(len(self.prompts)):
-            async with kind(served) as bad:
-                order = [None, bad] if number % 2 == 0 else [bad, None]
-                found = {given: await self._generate(target, temperature, number, given) for given in order}
-            yield found[None], found[bad]
-
-    async def _generate(self, target: str, temperature: float, number: int, bad: Bad | None) -> Outcome:
-        request = self.request(temperature, number)
-        kill_at = round(KILLED_AFTER * request.max_tokens)
-        tokens = 0
-        async with (
-            connect(target, None if bad is None else bad.address) as pipeline,
-            pipeline.run(request) as generation,
-        ):
-            async for _ in generation:
-                tokens += 1
-                if tokens == kill_at and bad is not None and bad.process_to_kill is not None:
-                    os.kill(bad.process_to_kill, signal.SIGKILL)
-            figures = generation.statistics
-        if figures is None:
-            raise CommandFailed("a generation ended without its statistics")
-        return Outcome(figures.tokens, figures.seconds, figures)
-
-
-def _kinds(drafter: Served, folder: Path) -> dict[str, tuple[Kind, Served]]:
-    """By name, and what each is made of; raises CommandFailed if random weights cannot be written."""
-    try:
-        write_random(drafter.model, folder)
-    except (ModelLoadError, OSError) as error:
-        raise CommandFailed(f"a drafter with random weights cannot be made: {error}") from error
-    return {
-        "random weights": (as_given, replace(drafter, model=str(folder))),
-        f"{SLOW_MS:g} ms an answer": (slow, drafter),
-        "dead from the start": (dead, drafter),
-        "killed in mid-stream": (dying, drafter),
-    }
-
-
-def _cost(name: str, temperature: float, pairs: Sequence[tuple[Outcome, Outcome]]) -> CostOfBad:
-    without, with_it = zip(*pairs, strict=True)
-    figures: list[Statistics] = [run.figures for run in with_it if run.figures is not None]
-    return CostOfBad(
-        name,
-        temperature,
-        speed_of(without),
-        speed_of(with_it),
-        median_ratio(with_it, without),
-        tuple(one.speed / other.speed for one, other in zip(with_it, without, strict=True)),
-        sum(one.accepted for one in figures),
-        sum(one.drafters_lost for one in figures),
-    )

@@ -440,7 +440,7 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
 
 
 def _kept(request: GenerationRequest, models: Models) -> int:
-    """How many of the prompt's last tokens are read, as in vLLM: of a text, with those that every prompt begins with."""
+    """How many of the last tokens are read, as in vLLM: of a text, with those that every prompt begins with."""
     most, context = request.truncate_prompt_tokens or 0, models.context
     if most > context:
         raise RequestError(
