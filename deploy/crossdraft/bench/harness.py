@@ -320,16 +320,6 @@ def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     return _interval(ratio, ours, others)
 
 
-def median_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
-    """The median over prompts of the ratio of both speeds."""
-
-    def ratio(tokens: Floats, seconds: Floats, others_tokens: Floats, others_seconds: Floats, axis: int = -1) -> Floats:
-        found: Floats = np.median(tokens / seconds / (others_tokens / others_seconds), axis=axis)
-        return found
-
-    return _interval(ratio, ours, others)
-
-
 def _interval(statistic: Callable[..., Floats], ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     """Of a statistic of our tokens and seconds and the others', each of shape (..., runs): the paired bootstrap."""
     if len(ours) != len(others) or not ours:
