@@ -151,7 +151,8 @@ def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path, path: str
 )
 def test_options_that_cannot_be(cli: Cli, target_folder: Path, options: list[str], code: int, complaint: str) -> None:
     for role in ("target", "drafter"):
-        ended = cli("serve", role, "--model", target_folder, *options)
+        model = () if "--model" in options else ("--model", target_folder)
+        ended = cli("serve", role, *model, *options)
         assert (ended.code, ended.out) == (code, "")
         assert ended.err.splitlines()[-1].startswith("crossdraft: ")
         assert complaint in ended.err.splitlines()[-1]

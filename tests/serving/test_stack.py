@@ -174,7 +174,7 @@ async def test_over_http_what_cannot_be_served_is_said(stack: Stack) -> None:
     with pytest.raises(openai.NotFoundError, match="'demo' has no drafter 'x'; there is b") as unknown:
         await stack.complete(extra_body={"speculative": {"drafter": "x"}})
     assert (unknown.value.code, unknown.value.param) == ("drafter_not_found", "speculative.drafter")
-    with pytest.raises(openai.BadRequestError, match="shorten the prompt") as long:
+    with pytest.raises(openai.BadRequestError, match="Please reduce the length of the prompt") as long:
         await stack.complete(prompt="word " * 2000)
     assert long.value.code == "context_length_exceeded"
     await stack.released()
@@ -230,7 +230,7 @@ async def test_a_full_process_refuses_more(stack: Stack) -> None:
 
 
 async def test_what_is_served(stack: Stack) -> None:
-    (card,) = (await stack.front.openai.models.list()).data
+    card, _ = (await stack.front.openai.models.list()).data
     found = card.to_dict()
     assert (found["id"], found["drafters"], found["chats"]) == ("demo", ["b"], True)
     methods = found["methods"]

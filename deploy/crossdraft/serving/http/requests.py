@@ -151,7 +151,9 @@ class GenerationBody(Body):
     min_tokens: Whole = Field(0, ge=0, description="At most max_tokens.")
     allowed_token_ids: Ids | None = None
     bad_words: list[Some] = Field([], max_length=MAX_IDS, fail_fast=True)
-    truncate_prompt_tokens: Whole | None = Field(None, ge=-1, description="-1 is as many as fit.")
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), NO_BOOLEAN] | None = Field(
+        None, description="-1: all that fit."
+    )
     prompt_logprobs: Likely | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
