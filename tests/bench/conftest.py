@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import acceptance, faults, overlap, workload
+from crossdraft.bench import acceptance, overlap, workload
 from crossdraft.bench.services import Distant, Served
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
@@ -132,7 +132,6 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
 
     for module in (workload, acceptance):
         monkeypatch.setattr(module, "services", services)
-    for module in (overlap, faults):
-        monkeypatch.setattr(module, "target_service", target_service)
-        monkeypatch.setattr(module, "drafter_service", drafter_service)
+    monkeypatch.setattr(overlap, "target_service", target_service)
+    monkeypatch.setattr(overlap, "drafter_service", drafter_service)
     return asked

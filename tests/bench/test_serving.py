@@ -45,7 +45,7 @@ def test_growth_counts_from_a_tenth_of_the_sessions() -> None:
 
 def test_sessions_longer_than_the_budget_are_refused(cli: Cli) -> None:
     outcome = cli("bench", "memory", "--sessions", 10, "--longest", 1024, "--cache-mib", 1)
-    assert (outcome.code, "raise it" in outcome.err) == (2, True)
+    assert (outcome.code, "set --cache-mib to" in outcome.err) == (2, True)
 
 
 def test_gaps_are_those_that_a_time_touches() -> None:
