@@ -138,8 +138,7 @@ def resolve(
         audit=audit,
         **_as_asked(request),
     )
-    fault = fault_of_committed(assignment)
-    if fault:
+    if fault := fault_of_committed(assignment):
         raise RequestError(fault)
     return assignment
 

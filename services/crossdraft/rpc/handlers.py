@@ -407,6 +407,7 @@ class ServerLink:
             share = len(raw) / max(1, len(messages))
             for number, message in messages:
                 self._received(number, message, share)
+            await asyncio.sleep(0)  # what begins now answers before room is looked for; others get a turn
             await self.outbox.room()
 
     def _received(self, number: int, message: Any, size: float) -> None:
