@@ -14,16 +14,15 @@ from crossdraft.bench.controller import (
     ALL,
     AUTO,
     NONE,
-    OF_REAL_PAIR,
     SHORT,
     Conditions,
     ControllerBenchmark,
     Curve,
-    Sample,
     compared,
     covering,
     summary,
 )
+from crossdraft.bench.harness import Timed
 from crossdraft.bench.services import Distant, Killable, Served
 from crossdraft.console.processes import Running, Wanted
 from tests.bench.conftest import PROCESS, Measure, Pair, figures
@@ -81,8 +80,8 @@ def test_more_noise_is_never_said_to_accept_more() -> None:
     assert Curve((0.1, 1.0, 10.0), (0.9, 0.5, 0.6)).noise(0.7) == pytest.approx(0.1**0.5)
 
 
-def samples(*speeds: float) -> list[Sample]:
-    return [Sample(100, 100 / speed, figures(tokens=100, passes=50)) for speed in speeds]
+def samples(*speeds: float) -> list[Timed]:
+    return [Timed(100, 100 / speed, figures(tokens=100, passes=50)) for speed in speeds]
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
@@ -94,7 +93,7 @@ def test_auto_is_compared_with_the_fastest_other_choice() -> None:
 
 
 def test_without_a_token_of_the_others_there_is_no_ratio() -> None:
-    found = compared(GIVEN, "", {NONE: [Sample(0, 1.0)], AUTO: [Sample(5, 1.0)]})
+    found = compared(GIVEN, "", {NONE: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
     assert (found.to_best, found.to_none, found.accepted, found.tokens_per_pass) == (None, None, None, None)
 
 
@@ -156,19 +155,6 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: found.append((process, number)))
     return found
-
-
-@pytest.mark.usefixtures("signals")
-def test_real_models_are_compared_greedily_and_sampling(
-    measure: Measure, in_this_process: list[tuple[str, Served]]
-) -> None:
-    found = measure("controller", *TINY, "--scenario", "pair", "--target", "some-model")
-    assert [(one["conditions"]["method"], one["conditions"]["temperature"]) for one in found] == [
-        ("slem", 0),
-        ("coupled", 0.8),
-    ]
-    assert all(set(one["speeds"]) == set(OF_REAL_PAIR) for one in found)
-    assert in_this_process == [("drafter", Served("bundled:drafter-b")), ("target", Served("some-model"))]
 
 
 def test_bad_drafters_are_noisy_slow_or_stopped(

@@ -280,10 +280,11 @@ RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
 
 @dataclass(frozen=True)
 class Timed:
-    """A generation: how many tokens it made, and how long that took."""
+    """One output or several: how many tokens were made, and how long that took."""
 
     tokens: int
     seconds: float
+    figures: Statistics | None = None  # None: it has not ended, or is not one of ours
 
     @property
     def speed(self) -> float:

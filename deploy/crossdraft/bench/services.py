@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.links import LinkSession, Listener
-from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
+from crossdraft.types.messages import OpenDrafter, OpenTarget
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
@@ -101,18 +101,6 @@ class Distant:
 
 
 @asynccontextmanager
-async def target_service(target: Served) -> AsyncIterator[Running]:
-    """A target on loopback, on the first core; raises CommandFailed."""
-    async with running([Wanted("target", target.model, 1, target.options, on_core(0))]) as (found,):
-        yield found
-
-
-def drafter_service(drafter: Served, distant: bool) -> AbstractAsyncContextManager[Distant]:
-    """A drafter on the second core, on a host with a link of its own if it is distant; raises CommandFailed."""
-    return service("drafter", drafter, 1, distant)
-
-
-@asynccontextmanager
 async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
     """A target or drafter on a core, on a host with a link of its own if it is distant; raises CommandFailed."""
     async with AsyncExitStack() as stack:
@@ -170,13 +158,11 @@ def _free_port() -> int:
 
 @dataclass(eq=False)
 class WatchedPort:
-    """A client of a service that notes which sessions are open, what they send, and how long passes take."""
+    """A client of a service that notes which sessions are open, and what they send."""
 
     port: Any  # a TargetClient or a DrafterClient
     keeps_messages: bool = False
     live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session; 0 without keyed noise
-    nodes: int = 0  # of the trees of all passes
-    busy: float = 0.0  # seconds from passes that were sent to their return, of all sessions
     requests: list[Any] = field(default_factory=list)  # if messages are kept; the opening is not among them
     replies: list[Any] = field(default_factory=list)
 
@@ -196,7 +182,6 @@ class WatchedSession:
     listener: Listener
     session: LinkSession = field(init=False)
     is_open: bool = False
-    sent_at: float = 0.0  # when the latest pass left, in seconds
 
     @property
     def traffic(self) -> TrafficCount:
@@ -205,9 +190,6 @@ class WatchedSession:
 
     def send(self, request: Any, /) -> None:
         """As the session's own."""
-        if isinstance(request, Pass):
-            self.sent_at = time.monotonic()
-            self.port.nodes += len(request.tree)
         if self.port.keeps_messages:
             self.port.requests.append(request)
         self.session.send(request)
@@ -225,9 +207,6 @@ class WatchedSession:
 
     def received(self, reply: Any, /) -> None:
         """As in `links.Listener`."""
-        if isinstance(reply, PassDone):  # of a run, since the answer before
-            now = time.monotonic()
-            self.port.busy, self.sent_at = self.port.busy + now - self.sent_at, now
         if self.port.keeps_messages:
             self.port.replies.append(reply)
         self.listener.received(reply)
@@ -268,15 +247,3 @@ class Watch:
             ports[address] = WatchedPort(await described(DrafterClient(address), stack))
             services.drafters.add(address, ports[address])
         return Watch(services, ports)
-
-    @property
-    def nodes(self) -> int:
-        """Of the trees of all passes, so far."""
-        return sum(port.nodes for port in self.ports.values())
-
-    def busy(self, addresses: Sequence[str]) -> tuple[float, ...]:
-        """Seconds that each was at work since this was last asked."""
-        found = tuple(self.ports[address].busy for address in addresses)
-        for address in addresses:
-            self.ports[address].busy = 0.0
-        return found

@@ -111,6 +111,7 @@ class Measured:
     acceptance: float | None  # of the judged tokens; None: none was judged
     sessions: float | None  # in a forward of the target, mean
     fed: float | None  # tokens in a forward, mean
+    forward_ms: float | None  # mean, draws included
     busy: float | None  # share of the time that the target was in forwards and draws
     target_cores: float  # processor seconds a second
     drafter_cores: float
@@ -145,6 +146,7 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
         acceptance=_ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
         sessions=_ratio(jobs, steps),
         fed=_ratio(fed, steps),
+        forward_ms=_ratio(MILLISECONDS * in_model, steps),
         busy=in_model / seconds if steps else None,
         target_cores=target / seconds,
         drafter_cores=drafter / seconds,
@@ -209,6 +211,7 @@ WORK: Columns = {
     "accepted": lambda one: optional(one.acceptance, ".2f"),
     "sessions a forward": lambda one: optional(one.sessions, ".1f"),
     "tokens a forward": lambda one: optional(one.fed, ".1f"),
+    "ms a forward": lambda one: optional(one.forward_ms, ".2f"),
     "target's model busy": lambda one: optional(one.busy, ".0%"),
     "cores: target": lambda one: f"{one.target_cores:.2f}",
     "drafter": lambda one: f"{one.drafter_cores:.2f}",
