@@ -12,8 +12,6 @@ from crossdraft.bench import controller
 from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.controller import (
     ALL,
-    AUTO,
-    NONE,
     SHORT,
     Conditions,
     ControllerBenchmark,
@@ -24,6 +22,7 @@ from crossdraft.bench.controller import (
 )
 from crossdraft.bench.harness import Timed
 from crossdraft.bench.services import Distant, Killable, Served
+from crossdraft.bench.workload import AUTO, NO_DRAFTER
 from crossdraft.console.processes import Running, Wanted
 from tests.bench.conftest import PROCESS, Measure, Pair, figures
 from tests.cli.conftest import Cli
@@ -85,21 +84,23 @@ def samples(*speeds: float) -> list[Timed]:
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
-    found = compared(GIVEN, "", {NONE: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)})
+    found = compared(GIVEN, "", {NO_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)})
     assert found.best == "overlapped, 8"
     assert [ratio.value for ratio in (found.to_best, found.to_none) if ratio] == pytest.approx([0.9, 1.8])
     assert found.tokens_per_pass == 2
-    assert compared(GIVEN, "", {NONE: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)}).best == NONE
+    assert (
+        compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)}).best == NO_DRAFTER
+    )
 
 
 def test_without_a_token_of_the_others_there_is_no_ratio() -> None:
-    found = compared(GIVEN, "", {NONE: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
+    found = compared(GIVEN, "", {NO_DRAFTER: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
     assert (found.to_best, found.to_none, found.accepted, found.tokens_per_pass) == (None, None, None, None)
 
 
 def test_the_summary_counts_cells() -> None:
     cells = [
-        compared(GIVEN, "", {NONE: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
+        compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
         for auto in (20, 19, 9, 17)
     ]
     assert summary(cells) == (
@@ -116,7 +117,7 @@ def test_a_cell_is_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -
     assert min(cell["speeds"].values()) > 0
     assert 0 < cell["accepted"] <= 1
     assert cell["tokens_per_pass"] >= 1
-    assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][NONE])
+    assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][NO_DRAFTER])
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_bad_drafters_are_noisy_slow_or_stopped(
 ) -> None:
     found = measure("controller", *TINY, "--scenario", "bad", "--outputs", 1, "--method", "slem")
     assert [one["conditions"]["drafter"] for one in found] == ["useless", "slow", "dead"]
-    assert all(set(one["speeds"]) == {NONE, AUTO} and one["best"] == NONE for one in found)
+    assert all(set(one["speeds"]) == {NO_DRAFTER, AUTO} and one["best"] == NO_DRAFTER for one in found)
     drafters = [served for role, served in in_this_process if role == "drafter"]
     assert [served.pace for served in drafters] == ["1,0.01", "100,0", "1,0.01"]
     assert [served.logit_noise > 10 for served in drafters] == [True, False, False]
@@ -171,7 +172,7 @@ def test_bad_drafters_are_noisy_slow_or_stopped(
 
 @pytest.mark.usefixtures("in_this_process")
 def test_short_requests_are_grouped_by_their_place(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "ALL", (NONE, AUTO))
+    monkeypatch.setattr(controller, "ALL", (NO_DRAFTER, AUTO))
     found = measure("controller", *TINY, "--scenario", "short", "--method", "slem")
     assert [one["part"] for one in found] == list(SHORT)
     assert all(one["to_none"]["value"] > 0 for one in found)

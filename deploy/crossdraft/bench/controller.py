@@ -33,6 +33,7 @@ from crossdraft.bench.harness import (
     drafts_accepted,
     finished,
     in_turns,
+    numbers_of,
     on_core,
     optional,
     speed_of,
@@ -41,7 +42,8 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
+from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
+from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import EngineOptions, Wanted
 from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
 from crossdraft.drafter.service import ServeDrafter, drafter_server
@@ -51,18 +53,8 @@ from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
-NONE, AUTO = "no drafter", "auto"
-
-
-CHOICES: dict[str, dict[str, Any]] = {  # what a request says for each
-    NONE: {},
-    AUTO: {},
-    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
-    "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
-    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
-}
 ALL = tuple(CHOICES)
-FEW = (NONE, AUTO, "lock-step, K = 4", "overlapped, 8")
+FEW = (NO_DRAFTER, AUTO, "lock-step, K = 4", "overlapped, 8")
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SLOW_PACE = "100,0"  # of a drafter that is slow
@@ -109,7 +101,7 @@ def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Tim
         speeds,
         best,
         _ratio(found[AUTO], found[best]),
-        _ratio(found[AUTO], found[NONE]),
+        _ratio(found[AUTO], found[NO_DRAFTER]),
         drafts_accepted(total_of(judged)) if judged else None,
         total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
         sum(one.drafters_lost for figured in figures.values() for one in figured),
@@ -155,17 +147,6 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 def _groups(values: tuple[Any, ...], size: int) -> set[Any]:
     return set(combinations(enumerate(values), size))
-
-
-def _numbers(option: str, text: str, least: float, most: float) -> tuple[float, ...]:
-    """Numbers with commas between; raises UsageError."""
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"{option} takes numbers with commas between, such as 4,16, got {text}") from error
-    if not all(least <= one <= most for one in found):
-        raise UsageError(f"{option} must be between {least:g} and {most:g}, got {text}")
-    return found
 
 
 # Noise for a wanted acceptance.
@@ -233,7 +214,7 @@ class Stage:
 
     given: Conditions
     tokens: int  # of each output
-    pipelines: Mapping[str, Pipeline]  # NONE, AUTO, and the one of all other choices under an empty name
+    pipelines: Mapping[str, Pipeline]  # NO_DRAFTER, AUTO, and the one of all other choices under an empty name
 
     def pipeline(self, choice: str) -> Pipeline:
         """The connection that a choice generates on."""
@@ -242,15 +223,7 @@ class Stage:
     def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
         """For the prompt of this number."""
         given = self.given
-        return GenerationRequest(
-            f"Prompt number {number}: ",
-            method=given.method,
-            max_tokens=tokens or self.tokens,
-            options=SamplingOptions(given.temperature),
-            seed=number if method_named(given.method).keyed else None,
-            ignore_eos=True,
-            **CHOICES[choice],
-        )
+        return request_of(choice, number, given.method, given.temperature, tokens or self.tokens)
 
     async def sample(
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
@@ -265,7 +238,7 @@ class Stage:
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""
         for name, pipeline in self.pipelines.items():
-            choice = NONE if name == NONE else "lock-step, K = 2"
+            choice = NO_DRAFTER if name == NO_DRAFTER else "lock-step, K = 2"
             await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
 
     async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
@@ -318,7 +291,7 @@ class Floor:
             connect(target, drafter, needs_drafter=True) as auto,
             connect(target, drafter, needs_drafter=True) as fixed,
         ):
-            pipelines = {NONE: plain, AUTO: auto, "": fixed}
+            pipelines = {NO_DRAFTER: plain, AUTO: auto, "": fixed}
             stage = Stage(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
             await stage.warm_up()
             freeze_heap()
@@ -374,7 +347,7 @@ async def bad(floor: Floor, given: Conditions) -> list[Compared]:
         stage = await stack.enter_async_context(floor.stage(given, drafter.address))
         if given.drafter == "dead":
             stack.enter_context(stopped(drafter.process_id))
-        return [await stage.in_turns((NONE, AUTO), floor.plan.turns)]
+        return [await stage.in_turns((NO_DRAFTER, AUTO), floor.plan.turns)]
 
 
 # Outputs that go on while something changes.
@@ -441,7 +414,7 @@ async def _courses(floor: Floor, given: Conditions, drafter: str, phases: Sequen
             return await course(stage, choice, phases)
 
     found = await in_turns(FEW, floor.plan.turns, run)
-    parts = found[NONE][0]
+    parts = found[NO_DRAFTER][0]
     return [
         compared(given, part, {choice: [run[part] for run in runs] for choice, runs in found.items()}) for part in parts
     ]
@@ -497,7 +470,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "drafter": lambda one: one.part or one.conditions.drafter,
         "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
         "accepted": lambda one: optional(one.accepted, ".0%"),
-        NONE: lambda one: f"{one.speeds[NONE]:,.1f}",
+        NO_DRAFTER: lambda one: f"{one.speeds[NO_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
         "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",
         "choice": lambda one: one.best,
@@ -516,10 +489,10 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             for method in methods:
                 method_named(method)
         return (
-            tuple(map(int, _numbers("--outputs", plan.outputs, 1, 1024))),
-            _numbers("--acceptance", plan.acceptance, 0, 1),
-            _numbers("--pass-ms", plan.pass_ms, 0.1, 10_000),
-            _numbers("--trip-ms", plan.trip_ms, 0, 10_000),
+            numbers_of("--outputs", plan.outputs, 1, 1024, int),
+            numbers_of("--acceptance", plan.acceptance, 0, 1),
+            numbers_of("--pass-ms", plan.pass_ms, 0.1, 10_000),
+            numbers_of("--trip-ms", plan.trip_ms, 0, 10_000),
             methods,
         )
 

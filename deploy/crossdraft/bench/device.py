@@ -65,7 +65,6 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
 
     @property
     def total(self) -> int:
-        """Measurements."""
         return len(steps_of(self))
 
     @property
@@ -74,7 +73,6 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         return {size: SIZES.get(size, size) for size in self.plan.size}
 
     def check(self) -> None:
-        """Raises UsageError for what no measurement could use, before any is begun."""
         try:
             device_of(self.plan.device)
             for size, name in self.models.items():
@@ -96,7 +94,6 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         return concurrencies_of(self.plan.concurrency)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Finding, None]:
-        """The device, and each measurement that fits into the time."""
         yield Finding("The device", described(self.plan.device))
         ends = time.monotonic() + self.plan.seconds
         for step in steps_of(self):
@@ -108,11 +105,9 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
             advance()
 
     def report(self, results: Sequence[Finding]) -> Iterator[Table | str]:
-        """A section for each."""
         yield from (f"## {one.title}\n\n{one.text.strip()}" for one in results)
 
     def finish(self, results: Sequence[Finding]) -> None:
-        """Raises CommandFailed if some of it failed, or nothing was measured."""
         failed = sum(one.failed for one in results)
         if failed:
             raise CommandFailed(f"{failed} of {self.total} measurements failed: the report says why")

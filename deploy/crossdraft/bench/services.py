@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from crossdraft.bench.commands import PairPlan
 from crossdraft.bench.emulation import Link, network
-from crossdraft.bench.harness import Result, on_core
+from crossdraft.bench.harness import Result, numbers_of, on_core
 from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.client.roster import Roster, Services
@@ -67,20 +67,8 @@ class OfPair(Prompted[PairPlanned, Result]):
 
 
 def delays_of(text: str) -> tuple[float, ...]:
-    """Milliseconds with commas between; raises UsageError."""
-    try:
-        delays = tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
-    for delay in delays:
-        check_delay(delay)
-    return delays
-
-
-def check_delay(milliseconds: float) -> None:
-    """Raises UsageError if the emulated network cannot have it."""
-    if not 0 <= milliseconds <= LONGEST_DELAY:
-        raise UsageError(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
+    """Milliseconds with commas between; raises UsageError if the emulated network cannot have them."""
+    return numbers_of("--delay-ms", text, 0, LONGEST_DELAY)
 
 
 # A core for each model, the drafter at a distance.
@@ -189,30 +177,25 @@ class WatchedSession:
         return self.session.traffic
 
     def send(self, request: Any, /) -> None:
-        """As the session's own."""
         if self.port.keeps_messages:
             self.port.requests.append(request)
         self.session.send(request)
 
     def close(self) -> None:
-        """As the session's own."""
         self._end()
         self.session.close()
 
     def opened(self) -> None:
-        """As in `links.Listener`."""
         self.is_open = True
         self.port.live.append(self.choice)
         self.listener.opened()
 
     def received(self, reply: Any, /) -> None:
-        """As in `links.Listener`."""
         if self.port.keeps_messages:
             self.port.replies.append(reply)
         self.listener.received(reply)
 
     def lost(self, error: ServiceError, /) -> None:
-        """As in `links.Listener`."""
         self._end()
         self.listener.lost(error)
 

@@ -167,7 +167,6 @@ class Moments(BaseStreamer):
         self._began = False  # what comes first is the prompt
 
     def put(self, value: Tensor) -> None:
-        """As BaseStreamer: more tokens."""
         self.found += [time.monotonic()] * value.numel() if self._began else []
         self._began = True
 

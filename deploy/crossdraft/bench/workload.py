@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crossdraft.bench.commands import PromptsPlan, SettingsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
@@ -58,6 +58,29 @@ class Setting:
             )
             for number, text in enumerate(prompts)
         ]
+
+
+NO_DRAFTER, AUTO = "no drafter", "auto"
+CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a request says for each
+    NO_DRAFTER: {},
+    AUTO: {},
+    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
+    "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
+    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
+}
+
+
+def request_of(choice: str, number: int, method: str, temperature: float, max_tokens: int) -> GenerationRequest:
+    """One output of a made-up prompt of this number; raises ValueError."""
+    return GenerationRequest(
+        f"Prompt number {number}: ",
+        method=method,
+        max_tokens=max_tokens,
+        options=SamplingOptions(temperature),
+        seed=number if method_named(method).keyed else None,
+        ignore_eos=True,
+        **CHOICES[choice],
+    )
 
 
 SETTING: Columns = {
