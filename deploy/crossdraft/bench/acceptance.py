@@ -159,7 +159,7 @@ class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
 
 
 def _reasons(results: Sequence[Cell | Skipped]) -> Iterator[str]:
-    for one in dict.fromkeys(results):
+    for one in results:
         if isinstance(one, Skipped):
             yield f"Skipped {one.method} with {one.drafter}: it {one.reason}"
 
