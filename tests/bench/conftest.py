@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import acceptance, overlap, workload
+from crossdraft.bench import overlap, workload
 from crossdraft.bench.services import Distant, Served
 from crossdraft.client import Statistics
-from crossdraft.console.processes import Running, Wanted
+from crossdraft.console.processes import Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
@@ -52,7 +52,7 @@ def figures(**counted: float) -> Statistics:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No benchmark gives a service up because the machine stands still for seconds."""
-    monkeypatch.setattr(acceptance, "PATIENCE", Patience(reply_seconds=acceptance.PATIENCE.reply_seconds))
+    monkeypatch.setattr(workload, "PATIENCE", Patience(reply_seconds=workload.PATIENCE.reply_seconds))
 
 
 @pytest.fixture
@@ -121,17 +121,10 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
         yield [addresses[one.role] for one in wanted]
 
     @asynccontextmanager
-    async def target_service(target: Served) -> AsyncIterator[Running]:
-        asked.append(target)
-        yield Running(addresses["target"], PROCESS)
+    async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+        asked.append(served)
+        yield Distant(addresses[role], PROCESS, None)
 
-    @asynccontextmanager
-    async def drafter_service(drafter: Served, distant: bool) -> AsyncIterator[Distant]:
-        asked.append(drafter)
-        yield Distant(addresses["drafter"], PROCESS, None)
-
-    for module in (workload, acceptance):
-        monkeypatch.setattr(module, "services", services)
-    monkeypatch.setattr(overlap, "target_service", target_service)
-    monkeypatch.setattr(overlap, "drafter_service", drafter_service)
+    monkeypatch.setattr(workload, "services", services)
+    monkeypatch.setattr(overlap, "service", service)
     return asked

@@ -1,4 +1,4 @@
-"""`crossdraft bench acceptance` and `trees`: what is measured, how it is summed up, what is refused."""
+"""`crossdraft bench acceptance`: what is measured, how it is summed up, what is refused."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from crossdraft.bench import workload
-from crossdraft.bench.acceptance import SHAPES, cell_of
+from crossdraft.bench.acceptance import cell_of
 from crossdraft.bench.harness import SEED
 from crossdraft.bench.workload import Setting, pairs_of, settings_of
-from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.console.processes import Wanted
 from tests.bench.conftest import Measure, figures
 from tests.cli.conftest import Cli
@@ -57,10 +56,10 @@ def test_an_affinity_is_given_to_its_drafter_only(monkeypatch: pytest.MonkeyPatc
         yield ["nowhere:1" for _ in wanted]
 
     monkeypatch.setattr(workload, "services", services)
-    settings = settings_of("big", ["a", "b"], ["rdk"], [1.0], [5])
+    settings = settings_of("big", ["a", "b"], ["rdk"], [1.0], [5], {"b": "m"})
 
     async def run() -> None:
-        async with aclosing(pairs_of("big", settings, {"b": Path("m")})) as pairs:
+        async with aclosing(pairs_of("big", settings)) as pairs:
             async for _ in pairs:
                 pass
 
@@ -87,21 +86,6 @@ def test_a_target_that_drafts_for_itself_is_always_right(
     assert cell["tokens_per_pass"] > 2
 
 
-def test_trees_have_nodes_and_branches(measure: Measure, started: object, prompts_file: Path) -> None:
-    options = ("--method", "coupled", "--temperature", 1, "--max-tokens", 6, "-k", 2)
-    cells = measure("trees", "--prompts", prompts_file, "--limit", 1, "--drafter", "tiny", *options)
-    assert [cell["shape"]["paths"] for cell in cells] == [shape.paths for shape in SHAPES]
-    assert all(cell["nodes"] >= 0 and cell["passes"] > 0 for cell in cells)
-    assert cells[0]["nodes"] > 0
-    assert [cell["branches_hit"] is None for cell in cells[:4]] == [True] * 4
-
-
-def test_trees_have_more_paths_and_branches_only_where_there_is_overlap() -> None:
-    requests = [shape.request(GenerationRequest("x", "coupled", overlap=Overlap.OFF)) for shape in SHAPES]
-    assert [request.paths for request in requests] == [1, 2, 1, 2, 2, 6]
-    assert [bool(request.branches) for request in requests] == [False] * 4 + [True] * 2
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -109,8 +93,6 @@ def test_trees_have_more_paths_and_branches_only_where_there_is_overlap() -> Non
         (("acceptance", "--method", "guess"), "unknown method"),
         (("acceptance", "--temperature", "-1"), "temperature must be 0 or more"),
         (("acceptance", "-k", "0"), "num_speculative_tokens must be between"),
-        (("trees", "-k", "0"), "num_speculative_tokens must be between"),
-        (("trees", "--method", "none"), "none"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(
@@ -123,7 +105,7 @@ def test_wrong_options_are_refused_before_anything_starts(
 
 
 def test_settings_are_in_the_order_of_drafters() -> None:
-    settings = settings_of("big", ["one", "two"], ["standard", "slem", "tli"], [1.0], [5])
+    settings = settings_of("big", ["one", "two"], ["standard", "slem", "tli"], [1.0], [5], {})
     pairs = [(setting.method, setting.drafter) for setting in settings]
     assert pairs == [("slem", "one"), ("tli", "one"), ("slem", "two"), ("tli", "two"), ("standard", "big")]
 

@@ -12,19 +12,17 @@ from crossdraft.bench import controller
 from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.controller import (
     ALL,
-    AUTO,
-    NONE,
-    OF_REAL_PAIR,
     SHORT,
     Conditions,
     ControllerBenchmark,
     Curve,
-    Sample,
     compared,
     covering,
     summary,
 )
+from crossdraft.bench.harness import Timed
 from crossdraft.bench.services import Distant, Killable, Served
+from crossdraft.bench.workload import AUTO, NO_DRAFTER
 from crossdraft.console.processes import Running, Wanted
 from tests.bench.conftest import PROCESS, Measure, Pair, figures
 from tests.cli.conftest import Cli
@@ -81,26 +79,28 @@ def test_more_noise_is_never_said_to_accept_more() -> None:
     assert Curve((0.1, 1.0, 10.0), (0.9, 0.5, 0.6)).noise(0.7) == pytest.approx(0.1**0.5)
 
 
-def samples(*speeds: float) -> list[Sample]:
-    return [Sample(100, 100 / speed, figures(tokens=100, passes=50)) for speed in speeds]
+def samples(*speeds: float) -> list[Timed]:
+    return [Timed(100, 100 / speed, figures(tokens=100, passes=50)) for speed in speeds]
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
-    found = compared(GIVEN, "", {NONE: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)})
+    found = compared(GIVEN, "", {NO_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)})
     assert found.best == "overlapped, 8"
     assert [ratio.value for ratio in (found.to_best, found.to_none) if ratio] == pytest.approx([0.9, 1.8])
     assert found.tokens_per_pass == 2
-    assert compared(GIVEN, "", {NONE: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)}).best == NONE
+    assert (
+        compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)}).best == NO_DRAFTER
+    )
 
 
 def test_without_a_token_of_the_others_there_is_no_ratio() -> None:
-    found = compared(GIVEN, "", {NONE: [Sample(0, 1.0)], AUTO: [Sample(5, 1.0)]})
+    found = compared(GIVEN, "", {NO_DRAFTER: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
     assert (found.to_best, found.to_none, found.accepted, found.tokens_per_pass) == (None, None, None, None)
 
 
 def test_the_summary_counts_cells() -> None:
     cells = [
-        compared(GIVEN, "", {NONE: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
+        compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
         for auto in (20, 19, 9, 17)
     ]
     assert summary(cells) == (
@@ -117,7 +117,7 @@ def test_a_cell_is_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -
     assert min(cell["speeds"].values()) > 0
     assert 0 < cell["accepted"] <= 1
     assert cell["tokens_per_pass"] >= 1
-    assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][NONE])
+    assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][NO_DRAFTER])
 
 
 @pytest.fixture
@@ -158,25 +158,12 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.usefixtures("signals")
-def test_real_models_are_compared_greedily_and_sampling(
-    measure: Measure, in_this_process: list[tuple[str, Served]]
-) -> None:
-    found = measure("controller", *TINY, "--scenario", "pair", "--target", "some-model")
-    assert [(one["conditions"]["method"], one["conditions"]["temperature"]) for one in found] == [
-        ("slem", 0),
-        ("coupled", 0.8),
-    ]
-    assert all(set(one["speeds"]) == set(OF_REAL_PAIR) for one in found)
-    assert in_this_process == [("drafter", Served("bundled:drafter-b")), ("target", Served("some-model"))]
-
-
 def test_bad_drafters_are_noisy_slow_or_stopped(
     measure: Measure, in_this_process: list[tuple[str, Served]], signals: list[tuple[int, int]]
 ) -> None:
     found = measure("controller", *TINY, "--scenario", "bad", "--outputs", 1, "--method", "slem")
     assert [one["conditions"]["drafter"] for one in found] == ["useless", "slow", "dead"]
-    assert all(set(one["speeds"]) == {NONE, AUTO} and one["best"] == NONE for one in found)
+    assert all(set(one["speeds"]) == {NO_DRAFTER, AUTO} and one["best"] == NO_DRAFTER for one in found)
     drafters = [served for role, served in in_this_process if role == "drafter"]
     assert [served.pace for served in drafters] == ["1,0.01", "100,0", "1,0.01"]
     assert [served.logit_noise > 10 for served in drafters] == [True, False, False]
@@ -185,7 +172,7 @@ def test_bad_drafters_are_noisy_slow_or_stopped(
 
 @pytest.mark.usefixtures("in_this_process")
 def test_short_requests_are_grouped_by_their_place(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "ALL", (NONE, AUTO))
+    monkeypatch.setattr(controller, "ALL", (NO_DRAFTER, AUTO))
     found = measure("controller", *TINY, "--scenario", "short", "--method", "slem")
     assert [one["part"] for one in found] == list(SHORT)
     assert all(one["to_none"]["value"] > 0 for one in found)

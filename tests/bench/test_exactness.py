@@ -11,7 +11,7 @@ import torch
 from crossdraft.bench import acceptance
 from crossdraft.bench.acceptance import NextTokenDistributions
 from crossdraft.bench.harness import Fit
-from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
+from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from tests.cli.conftest import Cli
 from tests.endtoend.reference import Reference
 
@@ -100,7 +100,7 @@ def test_distributions_are_the_models_softmax() -> None:
 def test_continuations_are_target_ids_and_differ() -> None:
     torch.manual_seed(1)
     assisted = AssistedGeneration("bundled:target", "bundled:drafter-b")
-    found = list(assisted.continuations(CODE, 20, 3, 2))
+    found = [assisted.continuation(CODE, 3, 2, 1.0) for _ in range(20)]
     assert all(1 <= len(ids) <= 3 for ids in found)
     assert max(map(len, found)) == 3
     assert all(0 <= token < 4096 for ids in found for token in ids)
@@ -108,5 +108,5 @@ def test_continuations_are_target_ids_and_differ() -> None:
 
 
 def test_a_pair_that_transformers_cannot_do_is_an_error() -> None:
-    with pytest.raises(AssistanceFailedError, match="transformers cannot generate with this pair"):
-        list(AssistedGeneration("bundled:target", "bundled:drafter-c").continuations(CODE, 3, 3, 2))
+    with pytest.raises(PeerFailedError, match="transformers cannot generate with this pair"):
+        AssistedGeneration("bundled:target", "bundled:drafter-c").continuation(CODE, 3, 2, 1.0)

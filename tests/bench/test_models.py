@@ -16,7 +16,7 @@ from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size,
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import tree_of
 from tests.bench.conftest import Cli
-from tests.bench.test_measuring import PROMPTS, greedy
+from tests.bench.test_transformers_peer import PROMPTS, greedy
 from tests.engine.tiny import CONTEXT, tiny_gpt2, tiny_llama
 from tests.services.conftest import save
 from tests.text.kinds import kind

@@ -1,21 +1,21 @@
 """`crossdraft bench overlap`: what is compared, how it is summed up, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crossdraft.bench.commands import OverlapPlan
+from crossdraft.bench.harness import Timed
 from crossdraft.bench.overlap import (
     CONTROLLED,
     PLAIN,
     Assisted,
-    Cell,
     Conditions,
-    Outcome,
     OverlapBenchmark,
-    Task,
+    Stage,
     branched,
-    cell_of,
+    compared,
     lock_steps,
     overlapped,
 )
@@ -24,7 +24,6 @@ from crossdraft.types.request import Overlap
 from tests.bench.conftest import Measure, figures
 from tests.cli.conftest import Cli
 
-TASK = Task(("one", "two"), "seeded", 1.0, 32)
 BENCH = OverlapBenchmark(
     OverlapPlan(logit_noise=(0.0, 0.5), delay_ms="0,2", method="slem", k=(1,), window=("4,1",), branches=("2,1",))
 )
@@ -37,24 +36,24 @@ def test_each_way_is_asked_for_what_it_says() -> None:
     assert [way.label for way in (PLAIN, locked, drafted_on, with_branches, CONTROLLED)] == [
         *("plain", "lock-step, K = 3", "overlapped, 16/4", "with branches, 16/4, branches 4×2", "controlled")
     ]
-    request = TASK.request(locked, 0)
+    request = BENCH.request(locked, 1.0, 0)
     assert (request.overlap, request.num_speculative_tokens, request.max_draft_tokens) == (Overlap.OFF, 3, None)
-    request = TASK.request(with_branches, 1, max_tokens=7)
-    assert (request.prompt, request.max_tokens, request.choice) == ("two", 7, 1)
+    request = BENCH.request(with_branches, 1.0, 1, max_tokens=7)
+    assert (request.prompt, request.max_tokens, request.choice) == (BENCH.prompts[1], 7, 1)
     assert (request.overlap, request.max_draft_tokens, request.min_draft_tokens) == (Overlap.ON, 16, 4)
     assert (request.branches, request.branch_width) == (4, 2)
-    request = TASK.request(CONTROLLED, 0)
+    request = BENCH.request(CONTROLLED, 1.0, 0)
     assert (request.overlap, request.max_draft_tokens, request.branches) == (Overlap.AUTO, None, None)
 
 
 def test_only_a_method_that_takes_a_seed_gets_one() -> None:
-    assert TASK.request(CONTROLLED, 0).seed is not None
-    assert Task(("one",), "coupled", 1.0, 8).request(CONTROLLED, 0).seed is None
-    assert Task(("one",), None, 1.0, 8).request(CONTROLLED, 0).seed is None
+    assert BENCH.request(CONTROLLED, 1.0, 0).seed is not None
+    for method in ("coupled", None):
+        assert OverlapBenchmark(replace(BENCH.plan, method=method)).request(CONTROLLED, 1.0, 0).seed is None
 
 
-def outcome(seconds: float, **counted: float) -> Outcome:
-    return Outcome(100, seconds, figures(tokens=100, **counted))
+def outcome(seconds: float, **counted: float) -> Timed:
+    return Timed(100, seconds, figures(tokens=100, **counted))
 
 
 def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
@@ -66,10 +65,9 @@ def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
             outcome(1.0, passes=20, idle_seconds=0.2, target_lane_seconds=1.0, branches_tried=4, branches_hit=1),
             outcome(1.0, passes=30, idle_seconds=0.4, target_lane_seconds=1.0, branches_tried=6, branches_hit=2),
         ],
-        Assisted(None, 1): [Outcome(80, 1.0), Outcome(80, 3.0)],
+        Assisted(None, 1): [Timed(80, 1.0), Timed(80, 3.0)],
     }
-    cell = cell_of(CONDITIONS, found, {"overlapped": 5.0})
-    plain, lock, ours, other = cell.configurations
+    plain, lock, ours, other = compared(CONDITIONS, found, {"overlapped": 5.0})
     assert (plain.ratio.value, lock.ratio.value, ours.ratio.value, other.ratio.value) == (1, 2, 4, 1.6)
     assert ours.beside_lock_step is not None
     assert ours.beside_lock_step.value == 2
@@ -81,7 +79,7 @@ def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
 def test_the_better_of_lock_step_and_plain_is_what_the_controller_is_held_to() -> None:
     (locked,) = lock_steps((3,))
     found = {PLAIN: [outcome(1.0)], locked: [outcome(2.0)], CONTROLLED: [outcome(1.25)]}
-    controlled = cell_of(CONDITIONS, found, {}).configurations[-1]
+    *_, controlled = compared(CONDITIONS, found, {})
     assert controlled.beside_better is not None
     assert controlled.beside_lock_step is not None
     assert (controlled.beside_better.value, controlled.beside_lock_step.value) == (0.8, 1.6)
@@ -89,8 +87,7 @@ def test_the_better_of_lock_step_and_plain_is_what_the_controller_is_held_to() -
 
 def test_the_table_has_a_row_for_each_way() -> None:
     (locked,) = lock_steps((3,))
-    cell = cell_of(CONDITIONS, {PLAIN: [outcome(1.0)], locked: [outcome(0.5)]}, {"lock-step": 1.9})
-    (table,) = BENCH.report([cell])
+    (table,) = BENCH.report(compared(CONDITIONS, {PLAIN: [outcome(1.0)], locked: [outcome(0.5)]}, {"lock-step": 1.9}))
     lines = table.markdown().splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert [line.split(" | ")[3] for line in lines[2:]] == ["plain", "lock-step, K = 3"]
@@ -102,24 +99,21 @@ TRIED = ("-k", 1, "-k", 3, "--window", "4,1", "--branches", "2,1")
 
 
 def test_every_kind_is_compared(measure: Measure, started: list[Served], prompts_file: Path) -> None:
-    (cell,) = measure("overlap", "--prompts", prompts_file, "--limit", 1, *OPTIONS, *TRIED, "--temperature", 1)
+    found = measure("overlap", "--prompts", prompts_file, "--limit", 1, *OPTIONS, *TRIED, "--temperature", 1)
     cache = ("--cache-mib", "64")  # of all tests
     assert [served.options for served in started] == [(*cache, "--pace", "1,0"), (*cache, "--pace", "0,0")]
-    found = cell["configurations"]
     assert [one["name"] for one in found] == ["plain", "lock-step", "overlapped", "with branches", "controlled"]
     assert all(one["tokens"] > 0 and one["seconds"] > 0 for one in found)
     assert found[0]["ratio"]["value"] == 1
     assert [one["predicted"] is None for one in found] == [True, False, False, False, True]
-    assert cell["estimates"]["target"]["base"] >= 0.0005  # paced to 0.001: an estimate from few passes
 
 
 async def test_every_condition_is_a_cell(started: list[Served], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def cell(bench: OverlapBenchmark, conditions: Conditions, *others: object) -> Cell:
-        return Cell(conditions, (), None)
+    async def measured(stage: Stage, conditions: Conditions) -> list[Conditions]:
+        return [conditions]
 
-    monkeypatch.setattr(OverlapBenchmark, "_cell", cell)
-    cells = [one async for one in BENCH.measure(lambda count=1, doing="": None)]
-    assert [one.conditions for one in cells] == [
+    monkeypatch.setattr(Stage, "measured", measured)
+    assert [one async for one in BENCH.measure(lambda count=1, doing="": None)] == [
         Conditions("slem", temperature, noise, delay)
         for noise in (0.0, 0.5)
         for delay in (0.0, 2.0)

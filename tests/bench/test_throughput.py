@@ -48,25 +48,23 @@ def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking()
     found = measured(
         "plain",
         2,
-        [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.6, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))],
+        [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))],
     )
     assert (found.tokens, found.outputs, found.tokens_per_second) == (12, 4, 1.0)
     assert found.first_token_ms is not None
     assert found.end_to_end_ms is not None
     assert found.per_token_ms is not None
     assert (found.first_token_ms.p50, found.end_to_end_ms.p50, found.per_token_ms.p50) == (1000, 2000, 500)
-    assert (found.target_cores, found.drafter_cores, found.here_ms) == pytest.approx((0.5, 1 / 12, 50))
+    assert (found.target_cores, found.drafter_cores, found.loop_cores) == pytest.approx((0.5, 1 / 12, 0.4 / 12))
     assert (found.busy, found.sessions, found.acceptance, found.same) == (None, None, None, None)
 
 
 def test_what_services_and_pipelines_count_is_summed_up() -> None:
     told = (figures(passes=4, accepted=6, corrected=2), figures(passes=2, accepted=2, corrected=6))
-    run = RunResult(
-        (made(*range(1, 7)), made(*range(1, 7))), 10.0, ProcessorTime(1.0), ForwardCounts(4, 10, 40, 5.0), told
-    )
+    run = RunResult((made(*range(1, 7)), made(*range(1, 7))), 10.0, ProcessorTime(1.0), ForwardCounts(4, 10, 5.0), told)
     found = measured("crossdraft", 2, [run])
     assert (found.tokens_per_pass, found.acceptance) == (2.0, 0.5)
-    assert (found.sessions, found.fed, found.busy) == (2.5, 10, 0.5)
+    assert (found.sessions, found.forward_ms, found.busy) == (2.5, 1250, 0.5)
 
 
 def test_forwards_of_all_services_are_captured_or_of_none() -> None:
@@ -139,9 +137,9 @@ def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
 
 
 def test_counters_are_read_from_metrics_by_name() -> None:
-    names = ("model_steps_total", "batch_size_sum", "model_tokens_total", "model_seconds_total")
+    names = ("model_steps_total", "batch_size_sum", "model_seconds_total")
     lines = [f'crossdraft_service_{name}{{role="target"}} {value}' for value, name in enumerate(names, 1)]
-    assert difference(counts_of("\n".join(lines) + "\n"), ForwardCounts(1, 0, 1, 4)) == ForwardCounts(0, 2, 2, 0)
+    assert difference(counts_of("\n".join(lines) + "\n"), ForwardCounts(1, 0, 3)) == ForwardCounts(0, 2, 0)
     with pytest.raises(CommandFailed, match="no crossdraft_service_batch_size_sum"):
         counts_of(lines[0] + "\n")
 
@@ -187,8 +185,8 @@ def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monke
 
 
 def test_a_full_event_loop_is_said() -> None:
-    busy = measured("plain", 64, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 1.95, 1.9))])
-    idle = measured("plain", 1, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 0.2, 0.1))])
+    busy = measured("plain", 64, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 1.9))])
+    idle = measured("plain", 1, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 0.1))])
     *_, warning = plan().report([idle, busy])
     assert "outputs waited for it: plain with 64" in str(warning)
     assert len(list(plan().report([idle]))) == 3
@@ -203,7 +201,7 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
 
     async def forward_counts(address: str) -> ForwardCounts:
         counted.append(address)
-        return ForwardCounts(len(counted), 2 * len(counted), 3 * len(counted))
+        return ForwardCounts(len(counted), 2 * len(counted))
 
     monkeypatch.setattr(throughput, "running", running)
     monkeypatch.setattr(throughput, "forward_counts", forward_counts)
@@ -211,7 +209,7 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     found = measure("throughput", "--way", "crossdraft", "--way", "plain", *options)
     ran = [(one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
     assert ran == [(way, count, 4, 12) for count in (1, 2) for way in ("crossdraft", "plain")]
-    assert all((one["sessions"], one["fed"], one["same"]) == (2, 3, None) for one in found)
+    assert all((one["sessions"], one["same"]) == (2, None) for one in found)
     assert all(one["tokens_per_pass"] >= 1 for one in found)
     assert set(counted) == {"target"}
 

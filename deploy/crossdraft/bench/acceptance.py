@@ -1,60 +1,47 @@
-"""Tokens per pass of methods and drafters over many prompts (`crossdraft bench acceptance`, `trees` and `pruning`), and
-whether what they draw has the target's distribution (`distribution`)."""
+"""Tokens per pass of methods and drafters over many prompts (`crossdraft bench acceptance` and `pruning`), and whether
+what they draw has the target's distribution (`distribution`)."""
 
 import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan, PruningPlan, TreesPlan
-from crossdraft.bench.engine import check_shares, sizes_of
-from crossdraft.bench.harness import (
-    Advance,
-    Benchmark,
-    Columns,
-    Fit,
-    Table,
-    branches_matched,
-    finished,
-    fit_of,
-    optional,
-    total_of,
-)
-from crossdraft.bench.services import Watch
-from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
+from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan, PruningPlan
+from crossdraft.bench.harness import Advance, Benchmark, Columns, Fit, Table, finished, fit_of, optional, total_of
+from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from crossdraft.bench.workload import (
-    PATIENCE,
     SETTING,
-    Epochs,
     OfSettings,
     Setting,
     affinities_of,
     gathered,
-    pairs_of,
+    pipelines_of,
     settings_of,
 )
-from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
 from crossdraft.console.corpora import Named, corpus_texts, find_corpus
-from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import CommandFailed, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.loader import load_model
-from crossdraft.session.resolution import Models, fault_of_pair, resolve, tokenization_of
+from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.training.corpus import read_corpus
 from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named
+
+AcceptancePlanned = TypeVar("AcceptancePlanned", bound=AcceptancePlan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +100,7 @@ class Skipped:
     reason: str
 
 
-class Acceptance(OfSettings[AcceptancePlan, Cell | Skipped]):
+class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
 
     unit: ClassVar[str] = "generations"
@@ -133,23 +120,34 @@ class Acceptance(OfSettings[AcceptancePlan, Cell | Skipped]):
     def total(self) -> int:
         return len(self.settings) * len(self.prompts)
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
+    def measure(self, advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
+        return self._cells(self.settings, advance)
+
+    async def _cells(self, settings: Iterable[Setting], advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
         refused: set[Skipped] = set()
-        async with aclosing(self.pairs()) as pairs:
-            async for target, drafter, settings in pairs:
-                async with connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline:
-                    for setting in settings:
-                        advance(0, f"{setting.method}, {setting.drafter}")
-                        fault = fault_of_pair(method_named(setting.method), pipeline.models)
-                        if not fault:
-                            requests = setting.requests(self.prompts, self.plan.max_tokens)
-                            yield await _cell(pipeline, setting, requests, self.plan.concurrency, advance)
-                            continue
-                        advance(len(self.prompts))
-                        skipped = Skipped(method=setting.method, drafter=setting.drafter, reason=fault)
-                        if skipped not in refused:
-                            refused.add(skipped)
-                            yield skipped
+        async with aclosing(pipelines_of(self.plan.target, settings, self.plan.engine)) as pipelines:
+            async for pipeline, setting, fault in pipelines:
+                advance(0, f"{setting.method}, {setting.drafter}")
+                if not fault:
+                    yield await self._cell(pipeline, setting, advance)
+                    continue
+                advance(len(self.prompts))
+                skipped = Skipped(method=setting.method, drafter=setting.drafter, reason=fault)
+                if skipped not in refused:
+                    refused.add(skipped)
+                    yield skipped
+
+    async def _cell(self, pipeline: Pipeline, setting: Setting, advance: Advance) -> Cell:
+        began = time.monotonic()
+
+        async def generated(request: GenerationRequest) -> Statistics:
+            figures = await finished(pipeline.run(request))
+            advance()
+            return figures
+
+        requests = setting.requests(self.prompts, self.plan.max_tokens)
+        figures = await gathered(generated, requests, self.plan.concurrency)
+        return cell_of(setting, figures, time.monotonic() - began)
 
     def report(self, results: Sequence[Cell | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, Cell)]
@@ -157,119 +155,17 @@ class Acceptance(OfSettings[AcceptancePlan, Cell | Skipped]):
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
         at = {str(place + 1): _accepted_at(place) for place in range(places)}
         yield Table.of(cells, {**SETTING, **at}, "Accepted by place in a round, of the draft tokens judged there")
-        for one in results:
-            if isinstance(one, Skipped):
-                yield f"Skipped {one.method} with {one.drafter}: it {one.reason}"
+        yield from _reasons(results)
+
+
+def _reasons(results: Sequence[Cell | Skipped]) -> Iterator[str]:
+    for one in results:
+        if isinstance(one, Skipped):
+            yield f"Skipped {one.method} with {one.drafter}: it {one.reason}"
 
 
 def _accepted_at(place: int) -> Callable[[Cell], str]:
     return lambda cell: f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
-
-
-async def _cell(
-    pipeline: Pipeline,
-    setting: Setting,
-    requests: Sequence[GenerationRequest],
-    concurrency: int,
-    advance: Callable[[], None],
-) -> Cell:
-    began = time.monotonic()
-
-    async def generated(request: GenerationRequest) -> Statistics:
-        figures = await finished(pipeline.run(request))
-        advance()
-        return figures
-
-    figures = await gathered(generated, requests, concurrency)
-    return cell_of(setting, figures, time.monotonic() - began)
-
-
-# What it brings that a pass carries a tree of paths instead of a chain.
-
-BRANCH_DEPTH = 4  # draft tokens of a prepared continuation
-
-
-@dataclass(frozen=True)
-class Shape(Epochs):
-    """How epochs are run, and how many paths a tree has at most."""
-
-    paths: int = 1
-
-    def request(self, plain: GenerationRequest) -> GenerationRequest:
-        """The same request, run with this shape."""
-        if not self.overlap:
-            return replace(plain, paths=self.paths)
-        width = 2 if self.branches else 1
-        return replace(plain, overlap=Overlap.ON, paths=self.paths, branches=self.branches, branch_width=width)
-
-
-SHAPES = (
-    *(Shape(overlap, paths=paths) for overlap in (False, True) for paths in (1, 2)),
-    *(Shape(True, BRANCH_DEPTH, paths) for paths in (2, 6)),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeCell(Cell):
-    """One setting with one shape, over all prompts."""
-
-    shape: Shape
-    nodes: float  # of a pass's tree, on average
-    branches_hit: float | None  # share of the refusals that a branch continued; None: no branches
-
-
-class Trees(OfSettings[TreesPlan, TreeCell]):
-    """`crossdraft bench trees`: every setting with every shape of a pass."""
-
-    columns: ClassVar[Columns] = {
-        **SETTING,
-        "epochs run": lambda one: one.shape.label,
-        "paths": lambda one: one.shape.paths,
-        "tokens/pass": _tokens_per_pass,
-        "row misses": lambda one: f"{one.row_misses:,}",
-        "a pass": lambda one: f"{one.row_misses / one.passes:.3f}",
-        "nodes a pass": lambda one: f"{one.nodes:.1f}",
-        "accepted": lambda one: f"{one.acceptance:.1%}",
-        "branches hit": lambda one: optional(one.branches_hit, ".0%"),
-    }
-
-    @property
-    def total(self) -> int:
-        return len(self.settings) * len(SHAPES)
-
-    def check(self) -> None:
-        super().check()
-        with checked_options():
-            for setting in self.settings:
-                for shape in SHAPES:
-                    shape.request(setting.requests(self.prompts[:1], self.plan.max_tokens)[0])
-
-    async def measure(self, advance: Advance) -> AsyncGenerator[TreeCell, None]:
-        async with aclosing(self.pairs()) as pairs:
-            async for target, drafter, settings in pairs:
-                async with AsyncExitStack() as stack:
-                    async with connect(target, drafter, needs_drafter=True) as pipeline:
-                        models = pipeline.models
-                    watch = await Watch.of([target], [drafter], stack)
-                    for setting in settings:
-                        for shape in SHAPES:
-                            yield await self._cell(setting, shape, models, watch)
-                            advance()
-
-    async def _cell(self, setting: Setting, shape: Shape, models: Models, watch: Watch) -> TreeCell:
-        async def generated(plain: GenerationRequest) -> Statistics:
-            return await finished(Generation(resolve(shape.request(plain), models), watch.services))
-
-        began, nodes = time.monotonic(), watch.nodes
-        requests = setting.requests(self.prompts, self.plan.max_tokens)
-        figures = await gathered(generated, requests, self.plan.concurrency)
-        cell = cell_of(setting, figures, time.monotonic() - began)
-        return TreeCell(
-            **asdict(cell),
-            shape=shape,
-            nodes=(watch.nodes - nodes) / cell.passes,
-            branches_hit=branches_matched(total_of(figures)),
-        )
 
 
 # Drafters that keep fewer and fewer ids of their head.
@@ -283,75 +179,61 @@ class PrunedCell(Cell):
     covered: float  # share of the corpus's tokens that the `keep` most frequent ids make
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A drafter's vocabulary ranked by a corpus."""
-
-    name: str
-    ranking: TokenFrequencies
-    file: Path
-
-    @staticmethod
-    def of(name: str, corpus: Path | None, file: Path) -> "Ranked":
-        """Counts a corpus's tokens and writes their ranking to a file; raises CommandFailed."""
-        named = Named.load(name, Side.DRAFTER)
-        texts = (one.text for one in read_corpus().training) if corpus is None else corpus_texts(corpus, name)
-        ranking = count_frequencies(named.tokenizer_json, named.tokenization, texts)
-        ranking.write(file)
-        return Ranked(name, ranking, file)
-
-    def options(self, keep: int) -> tuple[str, ...]:
-        """Those of the drafter's command that keep so many ids; none for the whole head."""
-        if keep >= len(self.ranking.counts):
-            return ()
-        return ("--vocab-keep", str(keep), "--frequencies", str(self.file))
+def ranked(name: str, corpus: Path | None, file: Path) -> TokenFrequencies:
+    """Counts a corpus's tokens by a drafter's vocabulary and writes their ranking to a file; raises CommandFailed."""
+    named = Named.load(name, Side.DRAFTER)
+    texts = (one.text for one in read_corpus().training) if corpus is None else corpus_texts(corpus, name)
+    ranking = count_frequencies(named.tokenizer_json, named.tokenization, texts)
+    ranking.write(file)
+    return ranking
 
 
-class Pruning(OfSettings[PruningPlan, PrunedCell]):
+def sizes_of(size: int, shares: Sequence[float]) -> list[int]:
+    """How many ids the shares of a vocabulary are, the whole of it first."""
+    return sorted({size, *(max(1, round(size * share)) for share in shares)}, reverse=True)
+
+
+class Pruning(Acceptance[PruningPlan]):
     """`crossdraft bench pruning`: every drafter with every size of its head, the whole one first."""
-
-    unit: ClassVar[str] = "generations"
 
     @property
     def total(self) -> int:
-        return (1 + len(set(self.plan.share) - {1.0})) * len(self.settings) * len(self.prompts)
+        return (1 + len(set(self.plan.share) - {1.0})) * super().total
 
     def check(self) -> None:
-        check_shares(self.plan.share)
+        for share in self.plan.share:
+            if not 0 < share <= 1:
+                raise UsageError(f"--share must be above 0 and at most 1, got {share}")
         if self.plan.corpus is not None:
             find_corpus(self.plan.corpus)
         super().check()
 
-    def measure(self, advance: Advance) -> AsyncGenerator[PrunedCell, None]:
-        folder = TemporaryDirectory()
-        names = dict.fromkeys(setting.drafter for setting in self.settings)
-        ranked = [Ranked.of(name, self.plan.corpus, Path(folder.name, str(place))) for place, name in enumerate(names)]
-        return self._cells(ranked, folder, advance)
+    async def measure(self, advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
+        with TemporaryDirectory() as folder:
+            heads = dict(await asyncio.to_thread(list, self._heads(Path(folder))))
+            async with aclosing(self._cells(heads, advance)) as cells:
+                async for one in cells:
+                    if isinstance(one, Cell):
+                        keep, covered = heads[Setting(one.method, one.drafter, one.temperature, one.k, one.options)]
+                        yield PrunedCell(**asdict(one), keep=keep, covered=covered)
+                    else:
+                        yield one
 
-    async def _cells(
-        self, ranked: Sequence[Ranked], folder: "TemporaryDirectory[str]", advance: Advance
-    ) -> AsyncGenerator[PrunedCell, None]:
-        threads, plan = threads_each(2), self.plan
-        affinities = affinities_of(plan.affinity, plan.drafter)
-        with folder:
-            async with services([Wanted("target", plan.target, threads, engine=plan.engine)]) as (target,):
-                for one in ranked:
-                    for keep in sizes_of(len(one.ranking.counts), plan.share):
-                        more = ("--affinity", str(affinities[one.name])) if one.name in affinities else ()
-                        wanted = Wanted("drafter", one.name, threads, (*one.options(keep), *more), engine=plan.engine)
-                        async with (
-                            services([wanted]) as (drafter,),
-                            connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline,
-                        ):
-                            for setting in (each for each in self.settings if each.drafter == one.name):
-                                advance(0, f"{one.name}, {keep:,} kept")
-                                requests = setting.requests(self.prompts, plan.max_tokens)
-                                cell = await _cell(pipeline, setting, requests, plan.concurrency, advance)
-                                yield PrunedCell(**asdict(cell), keep=keep, covered=one.ranking.covered(keep))
+    def _heads(self, folder: Path) -> Iterator[tuple[Setting, tuple[int, float]]]:
+        """Each setting with each size of its drafter's head: how many ids it keeps, and what these cover."""
+        for place, (name, alike) in enumerate(groupby(self.settings, key=lambda setting: setting.drafter)):
+            settings, file = list(alike), folder / str(place)
+            ranking = ranked(name, self.plan.corpus, file)
+            size = len(ranking.counts)
+            for keep in sizes_of(size, self.plan.share):
+                cut = ("--vocab-keep", str(keep), "--frequencies", str(file)) if keep < size else ()
+                for one in settings:
+                    yield replace(one, options=(*cut, *one.options)), (keep, ranking.covered(keep))
 
-    def report(self, results: Sequence[PrunedCell]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[Cell | Skipped]) -> Iterator[Table | str]:
+        cells = [one for one in results if isinstance(one, PrunedCell)]
         whole: dict[tuple[object, ...], PrunedCell] = {}
-        for one in results:  # the whole head comes first
+        for one in cells:  # the whole head comes first
             whole.setdefault(_setting(one), one)
         columns: Columns = {
             **SETTING,
@@ -362,7 +244,8 @@ class Pruning(OfSettings[PruningPlan, PrunedCell]):
             "accepted": lambda one: f"{one.acceptance:.1%}",
             "tokens": lambda one: f"{one.tokens:,}",
         }
-        yield Table.of(results, columns, "Tokens per pass")
+        yield Table.of(cells, columns, "Tokens per pass")
+        yield from _reasons(results)
 
 
 def _setting(cell: Cell) -> tuple[object, ...]:
@@ -482,7 +365,8 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
     def settings(self) -> tuple[Setting, ...]:
         """By drafter; raises UsageError."""
         plan = self.plan
-        return settings_of(plan.target, plan.drafter, plan.methods, [1.0], [plan.k])
+        affinities = affinities_of(plan.affinity, plan.drafter)
+        return settings_of(plan.target, plan.drafter, plan.methods, [1.0], [plan.k], affinities)
 
     @property
     def peers(self) -> Sequence[str]:
@@ -510,7 +394,6 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
             )
 
     def check(self) -> None:
-        affinities_of(self.plan.affinity, self.plan.drafter)
         with checked_options():
             for setting in self.settings:
                 next(self.requests(setting))
@@ -518,18 +401,15 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
     async def measure(self, advance: Advance) -> AsyncGenerator[Tested, None]:
         plan = self.plan
         trial = await asyncio.to_thread(Trial, plan.target, plan.prompt)
-        affinities = affinities_of(plan.affinity, plan.drafter)
-        async with aclosing(pairs_of(plan.target, self.settings, affinities)) as pairs:
-            async for target, drafter, settings in pairs:
-                async with connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline:
-                    for setting in settings:
-                        advance(0, f"{setting.method}, {setting.drafter}")
-                        if fault := fault_of_pair(method_named(setting.method), pipeline.models):
-                            print(f"crossdraft: {setting.method!r} is left out: it {fault}", file=sys.stderr)
-                            advance(plan.count)
-                            continue
-                        for test in trial.tests(await self._drawn(pipeline, setting, advance)):
-                            yield test
+        async with aclosing(pipelines_of(plan.target, self.settings)) as pipelines:
+            async for pipeline, setting, fault in pipelines:
+                advance(0, f"{setting.method}, {setting.drafter}")
+                if fault:
+                    print(f"crossdraft: {setting.method!r} is left out: it {fault}", file=sys.stderr)
+                    advance(plan.count)
+                    continue
+                for test in trial.tests(await self._drawn(pipeline, setting, advance)):
+                    yield test
         for name in self.peers if plan.transformers else ():
             advance(0, f"{TRANSFORMERS}, {name}")
             drawn = await asyncio.to_thread(self._assisted, name, advance)
@@ -553,13 +433,13 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
 
     def _assisted(self, drafter: str, advance: Advance) -> Drawn:
         """The same by transformers' own assisted generation, which promises nothing."""
-        continuations, plan = [], self.plan
+        continuations, plan = list[Continuation](), self.plan
         try:
             pair = AssistedGeneration(plan.target, drafter)
-            for ids in pair.continuations(plan.prompt, plan.transformers, TOKENS, plan.k):
-                continuations.append(ids)
+            for _ in range(plan.transformers):
+                continuations.append(pair.continuation(plan.prompt, TOKENS, plan.k, 1.0))
                 advance()
-        except AssistanceFailedError as error:
+        except PeerFailedError as error:
             print(f"crossdraft: {drafter}: {error}", file=sys.stderr)
         return Drawn(TRANSFORMERS, drafter, continuations)
 

@@ -24,15 +24,10 @@ DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
 EXACTNESS, SPEED = "Acceptance and exactness", "Speed"
 ROBUSTNESS, PARTS = "Robustness", "Parts: what each costs by itself"
 SECTIONS = (EXACTNESS, SPEED, ROBUSTNESS, PARTS)
-ALIASES = {"law": "distribution", "governor": "controller"}  # earlier names
 
 
 class Sections(TyperGroup):
-    """Lists the commands in sections, and knows their earlier names."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """As click does."""
-        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+    """Lists the commands in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """One list for each section."""
@@ -128,7 +123,6 @@ Affinities = Annotated[
 ]
 Shares = Annotated[tuple[float, ...], Option("--share", help="Share of the vocabulary to keep; repeatable.")]
 StreamTokens = Annotated[int, Option(min=8, help="Tokens of each output.")]
-Size = Annotated[int, Option(min=1000, help="Ids of each vocabulary.")]
 Seed = Annotated[int, Option(min=0, help="Random seed.")]
 Dtype = Annotated[str, Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str, Option(help="Torch device of all models.")]
@@ -181,24 +175,6 @@ class AcceptancePlan(SettingsPlan):
     concurrency: Concurrency = 16
 
 
-@command("expected", EXACTNESS, "expected.ExpectedAcceptance")
-@dataclass(frozen=True)
-class ExpectedPlan(PromptsPlan):
-    """Expected acceptance of a round's first token, computed from whole rows after each prompt."""
-
-    drafter: Drafters = tuple(DRAFTERS)
-    temperatures: Temperatures = (0.0, 0.6, 1.0)
-    k: NumberOfDraftTokens = 5
-    least: Annotated[
-        float,
-        Option(
-            min=0, max=1, help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow."
-        ),
-    ] = 1e-4
-    after: Annotated[int, Option(min=0, help="Tokens that the target first appends greedily.")] = 0
-    affinity: Affinities = ()
-
-
 @command("distribution", EXACTNESS, "acceptance.Exactness")
 @dataclass(frozen=True)
 class ExactnessPlan:
@@ -215,21 +191,9 @@ class ExactnessPlan:
     affinity: Affinities = ()
 
 
-@command("trees", EXACTNESS, "acceptance.Trees")
-@dataclass(frozen=True)
-class TreesPlan(SettingsPlan):
-    """Tokens per pass and row misses with chains, trees of paths, and trees that hold prepared continuations."""
-
-    limit: Limit = 20
-    methods: Methods = ("coupled", "tli")
-    temperatures: Temperatures = (1.0, 0.6)
-    max_tokens: MaxTokens = 64
-    concurrency: Concurrency = 4
-
-
 @command("pruning", EXACTNESS, "acceptance.Pruning")
 @dataclass(frozen=True)
-class PruningPlan(SettingsPlan):
+class PruningPlan(AcceptancePlan):
     """Tokens per pass with drafters that keep only the most frequent tokens of their LM head."""
 
     drafter: Drafters = tuple(DRAFTERS[:2])
@@ -239,7 +203,6 @@ class PruningPlan(SettingsPlan):
     corpus: Annotated[Path | None, Option(help="Text whose tokens are counted; by default Python's own sources.")] = (
         None
     )
-    concurrency: Concurrency = 16
 
 
 @command("rdk", EXACTNESS, "rdk.Study")
@@ -294,40 +257,17 @@ class OverlapPlan(PairPlan):
     ] = ()
 
 
-@command("speculation", SPEED, "speculation.SpeculationParallelism")
-@dataclass(frozen=True)
-class SpeculationPlan(PairPlan):
-    """Two targets with and without speculation parallelism, beside one target; outputs are seeded and compared."""
-
-    drafter: OneDrafter = TARGET
-    pace_target: PaceTarget = "100,0"
-    logit_noise: LogitNoises = (0.3, 1.0)
-    delay_ms: Delays = "0,5,25"
-    tokens: StreamTokens = 128
-    max_draft_tokens: Annotated[
-        int,
-        Option(
-            "--max-draft-tokens", "--window", help="Max draft tokens ahead, in configurations without a controller."
-        ),
-    ] = 32
-    min_draft_tokens: Annotated[
-        int, Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
-    ] = 4
-
-
 @command("controller", SPEED, "controller.ControllerBenchmark")
 @dataclass(frozen=True)
 class ControllerPlan:
     """The controller beside fixed choices and no drafter, on paced services: near the best, and never slower?
 
-    Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), pair (real models), bad (drafters that
-    are useless, slow or dead), and with the middle value of each list: short (40 short requests on a new connection),
-    turning (the drafter becomes useless, then good again), load (one output, many, one).
+    Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
+    dead), and with the middle value of each list: short (40 short requests on a new connection), turning (the drafter
+    becomes useless, then good again), load (one output, many, one).
     """
 
-    scenario: Annotated[tuple[str, ...], Option(help="grid, pair, bad, short, turning or load; repeatable.")] = (
-        "grid",
-    )
+    scenario: Annotated[tuple[str, ...], Option(help="grid, bad, short, turning or load; repeatable.")] = ("grid",)
     outputs: Annotated[str, Option(metavar="N,N", help="Outputs at once.")] = "1,4,16,64"
     acceptance: Annotated[str, Option(metavar="SHARE,SHARE", help="Draft tokens that are accepted.")] = "0.5,0.8,0.95"
     pass_ms: Annotated[str, Option(metavar="MS,MS", help="Pass of the target; a node takes 1/400 of it.")] = "8,25,60"
@@ -346,9 +286,6 @@ class ControllerPlan:
     seconds: Annotated[
         float, Option(min=0.0, help="Of a turn without a drafter; the others are as long in tokens.")
     ] = 2.0
-    target: Annotated[str, Option(help="The target of pair; its drafter is bundled:drafter-b.")] = (
-        "inflated:8x1024:bundled:target"
-    )
 
 
 @command("throughput", SPEED, "throughput.Throughput")
@@ -390,7 +327,7 @@ class PrefillPlan:
 @command("device", SPEED, "device.DeviceBenchmark")
 @dataclass(frozen=True)
 class DevicePlan:
-    """Passes and throughput of models of real size on one accelerator, within a time limit."""
+    """Throughput of models of real size on one accelerator, within a time limit."""
 
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")]
     prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = PromptsPlan.prompts
@@ -403,7 +340,6 @@ class DevicePlan:
     dtype: Dtype = "bfloat16"
     concurrency: Concurrencies = "1,16,64"
     tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
-    turns: Annotated[int, Option(min=1, help="Repetitions of each pass.")] = 30
     cache_mib: CacheMib = 16384
     seconds: Annotated[float, Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0
     enforce_eager: EnforceEager = False
@@ -448,24 +384,10 @@ class CutsPlan(FaultsPlan):
     ] = (5.0, 5.0)
 
 
-@command("memory", ROBUSTNESS, "engine.Memory")
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Many sessions of all lengths through one engine: memory of the process, and KV slots held, over time."""
-
-    target: Target = TARGET
-    sessions: Annotated[int, Option(min=10, help="Number of sessions.")] = 10_000
-    at_once: Annotated[int, Option("--concurrency", min=1, help="Sessions at once.")] = 32
-    longest: Annotated[int, Option(min=32, help="Max tokens of a session.")] = 512
-    steps: Annotated[int, Option(min=1, help="Max tokens that a session generates.")] = 8
-    cache_mib: CacheMib = 64
-    seed: Seed = 0
-
-
 # Parts.
 
 
-@command("round", PARTS, "overhead.Rounds")
+@command("round", PARTS, "rounds.Rounds")
 @dataclass(frozen=True)
 class RoundPlan(SettingsPlan):
     """What a round costs outside the two models, on loopback, one generation at a time."""
@@ -474,24 +396,6 @@ class RoundPlan(SettingsPlan):
     drafter: Drafters = tuple(DRAFTERS[1:2])
     methods: Methods = ("standard", "tli", "slem", "seeded")
     temperatures: Temperatures = (1.0,)
-
-
-@command("overhead", PARTS, "overhead.Overhead")
-@dataclass(frozen=True)
-class OverheadPlan:
-    """CPU time of the orchestrator for a pass, and bytes for a token, with large made-up vocabularies."""
-
-    methods: Methods = ("coupled", "tli", "slem", "seeded")
-    size: Size = 128_000
-    tokens: StreamTokens = 256
-    outputs: Annotated[int, Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4
-    pass_ms: Annotated[float, Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0
-    draft_token_ms: Annotated[
-        float, Option("--draft-token-ms", "--proposal-ms", min=0, help="Emulated time of a draft token, in ms.")
-    ] = 1.0
-    k: NumberOfDraftTokens = 5
-    branches: Annotated[int, Option(min=1, help="Draft tokens of each prepared continuation.")] = 4
-    profile: Annotated[Path | None, Option(metavar="FILE", help="Write a profile of this process to this file.")] = None
 
 
 @command("dataplane", PARTS, "dataplane.Dataplane")
@@ -508,49 +412,6 @@ class DataplanePlan:
     drafter_pace: Annotated[str, Option(metavar="A,B", help="A draft step of n tokens takes A + B n ms.")] = "1,0.01"
     noise: Annotated[float, Option(min=0.0, help="Noise on the drafter's logits: 0.02 agrees in 0.97.")] = 0.02
     turns: Annotated[int, Option(min=1, help="How often each configuration runs.")] = 2
-
-
-@command("verification", PARTS, "overhead.Verification")
-@dataclass(frozen=True)
-class VerificationPlan:
-    """What a round costs without any service: state machine, planner and walk, over made-up vocabularies."""
-
-    methods: Methods = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded")
-    k: NumberOfDraftTokens = 5
-    width: Annotated[int, Option(min=1, help="Ids of a row, on both sides.")] = 512
-    size: Size = 128_000
-    rounds: Annotated[int, Option(min=20, help="Rounds of each method.")] = 500
-
-
-@command("engine", PARTS, "engine.EnginePasses")
-@dataclass(frozen=True)
-class EnginePlan:
-    """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
-
-    target: Target = TARGET
-    load: Annotated[
-        tuple[str, ...], Option(metavar="SESSIONSxTOKENS", help="Sessions and tokens of a pass; repeatable.")
-    ] = ("1x1", "1x6", "16x1", "16x6")
-    context: Annotated[int, Option(min=1, help="Tokens of each session before the pass.")] = 128
-    turns: Annotated[int, Option(min=1, help="Repetitions of each load.")] = 50
-    dtype: Dtype = "float32"
-    device: Device = "cpu"
-    enforce_eager: EnforceEager = False
-    cache_mib: CacheMib = 1024
-
-
-@command("head", PARTS, "engine.DraftingSteps")
-@dataclass(frozen=True)
-class HeadPlan:
-    """How much of a drafting step is LM head and softmax, with the whole head and with cut ones."""
-
-    drafter: Annotated[tuple[str, ...], Option(help="A model, or random:SHAPE with random weights.")] = (
-        *DRAFTERS[:2],
-        "random:qwen2.5-0.5b",
-        "random:eagle-llama-3-8b",
-    )
-    share: Shares = (0.5, 0.25, 0.125, 0.0625)
-    turns: Annotated[int, Option(min=1, help="Drafts of five tokens with each head.")] = 20
 
 
 @app.command(rich_help_panel=PARTS)

@@ -1,10 +1,9 @@
 """`crossdraft bench controller`: controlled generations (auto) beside fixed choices and no drafter, on real services.
 
 Target and drafter are one small model that costs next to nothing. Their steps are paced, noise on the drafter's logits
-sets how much of its draft is accepted, and it stands behind an emulated network; the scenario `pair` runs real models
-instead. What is compared takes turns on the same prompts, and all turns of auto share one connection, as in a server,
-so that it may learn. The best fixed choice, which may be no drafter, is chosen afterwards from the same runs: chance
-is in its favour.
+sets how much of its draft is accepted, and it stands behind an emulated network. What is compared takes turns on the
+same prompts, and all turns of auto share one connection, as in a server, so that it may learn. The best fixed choice,
+which may be no drafter, is chosen afterwards from the same runs: chance is in its favour.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from crossdraft.bench.commands import DRAFTER, ControllerPlan
+from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.harness import (
     Advance,
     Benchmark,
@@ -34,6 +33,7 @@ from crossdraft.bench.harness import (
     drafts_accepted,
     finished,
     in_turns,
+    numbers_of,
     on_core,
     optional,
     speed_of,
@@ -42,9 +42,10 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
+from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import EngineOptions, Wanted
-from crossdraft.console.running import PROMPTS, STARTS_PROCESSES, Run, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.served_model import ModelOptions
@@ -52,23 +53,11 @@ from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
-NONE, AUTO = "no drafter", "auto"
-
-
-CHOICES: dict[str, dict[str, Any]] = {  # what a request says for each
-    NONE: {},
-    AUTO: {},
-    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 3, 4, 8)},
-    "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
-    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
-}
-ALL = tuple(name for name in CHOICES if name != "lock-step, K = 3")
-FEW = (NONE, AUTO, "lock-step, K = 4", "overlapped, 8")
-OF_REAL_PAIR = (NONE, AUTO, "lock-step, K = 3", "overlapped, 8")
+ALL = tuple(CHOICES)
+FEW = (NO_DRAFTER, AUTO, "lock-step, K = 4", "overlapped, 8")
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SLOW_PACE = "100,0"  # of a drafter that is slow
-PAIR_PASS_MS = 20.0  # about what the inflated target takes on a core
 
 
 @dataclass(frozen=True)
@@ -79,17 +68,10 @@ class Conditions:
     method: str
     temperature: float
     outputs: int  # at once
-    acceptance: float | None  # of a draft token, as wanted; None: what the drafter has
+    acceptance: float  # of a draft token, as wanted
     pass_ms: float  # of a pass of the target that computes few tokens
     trip_ms: float  # to the drafter and back
     drafter: str = "good"
-
-
-@dataclass(frozen=True)
-class Sample(Timed):
-    """All outputs of one choice, once or for a while."""
-
-    figures: Statistics | None = None  # of outputs that have ended
 
 
 @dataclass(frozen=True)
@@ -107,7 +89,7 @@ class Compared:
     lost: int  # times that a drafter was lost, of all choices
 
 
-def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Sample]]) -> Compared:
+def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Timed]]) -> Compared:
     """Sums up; samples at the same place are of the same prompts or the same time."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
@@ -119,14 +101,14 @@ def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Sam
         speeds,
         best,
         _ratio(found[AUTO], found[best]),
-        _ratio(found[AUTO], found[NONE]),
+        _ratio(found[AUTO], found[NO_DRAFTER]),
         drafts_accepted(total_of(judged)) if judged else None,
         total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
         sum(one.drafters_lost for figured in figures.values() for one in figured),
     )
 
 
-def _ratio(ours: Sequence[Sample], others: Sequence[Sample]) -> Ratio | None:
+def _ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio | None:
     return speed_ratio(ours, others) if all(one.tokens for one in others) else None
 
 
@@ -165,17 +147,6 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 def _groups(values: tuple[Any, ...], size: int) -> set[Any]:
     return set(combinations(enumerate(values), size))
-
-
-def _numbers(option: str, text: str, least: float, most: float) -> tuple[float, ...]:
-    """Numbers with commas between; raises UsageError."""
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"{option} takes numbers with commas between, such as 4,16, got {text}") from error
-    if not all(least <= one <= most for one in found):
-        raise UsageError(f"{option} must be between {least:g} and {most:g}, got {text}")
-    return found
 
 
 # Noise for a wanted acceptance.
@@ -217,7 +188,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
-    given = Conditions("", method, temperature_of(method), CALIBRATED_ON, None, 0.0, 0.0)
+    given = Conditions("", method, temperature_of(method), CALIBRATED_ON, 1.0, 0.0, 0.0)
     stage = Stage(given, CALIBRATED_TOKENS, {})
     sample = await stage.sample("lock-step, K = 4", 0, pipeline)
     assert sample.figures is not None
@@ -243,7 +214,7 @@ class Stage:
 
     given: Conditions
     tokens: int  # of each output
-    pipelines: Mapping[str, Pipeline]  # NONE, AUTO, and the one of all other choices under an empty name
+    pipelines: Mapping[str, Pipeline]  # NO_DRAFTER, AUTO, and the one of all other choices under an empty name
 
     def pipeline(self, choice: str) -> Pipeline:
         """The connection that a choice generates on."""
@@ -252,30 +223,22 @@ class Stage:
     def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
         """For the prompt of this number."""
         given = self.given
-        return GenerationRequest(
-            PROMPTS[number % len(PROMPTS)] if given.scenario == "pair" else f"Prompt number {number}: ",
-            method=given.method,
-            max_tokens=tokens or self.tokens,
-            options=SamplingOptions(given.temperature),
-            seed=number if method_named(given.method).keyed else None,
-            ignore_eos=True,
-            **CHOICES[choice],
-        )
+        return request_of(choice, number, given.method, given.temperature, tokens or self.tokens)
 
     async def sample(
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
-    ) -> Sample:
+    ) -> Timed:
         """All outputs at once, of the prompts from a number on."""
         pipeline, began = pipeline or self.pipeline(choice), time.monotonic()
         requests = [self.request(choice, first + number, tokens) for number in range(self.given.outputs)]
         figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in requests))
         total = total_of(figures)
-        return Sample(total.tokens, time.monotonic() - began, total)
+        return Timed(total.tokens, time.monotonic() - began, total)
 
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""
         for name, pipeline in self.pipelines.items():
-            choice = NONE if name == NONE else "lock-step, K = 2"
+            choice = NO_DRAFTER if name == NO_DRAFTER else "lock-step, K = 2"
             await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
 
     async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
@@ -296,16 +259,11 @@ class Floor:
 
     async def target(self, given: Conditions) -> str:
         """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
-        if given.scenario == "pair":
-            return (await self._service("target", Served(self.plan.target), False)).address
         pace = f"{given.pass_ms:g},{given.pass_ms / 400:g}"
         return (await self._service("target", Served(self.folder, pace, engine=FREE), False)).address
 
     def drafted_by(self, given: Conditions) -> Served:
         """The drafter that these conditions ask for."""
-        if given.scenario == "pair":
-            return Served(DRAFTER)
-        assert given.acceptance is not None
         noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
         return Served(self.folder, pace, noise, FREE)
@@ -333,7 +291,7 @@ class Floor:
             connect(target, drafter, needs_drafter=True) as auto,
             connect(target, drafter, needs_drafter=True) as fixed,
         ):
-            pipelines = {NONE: plain, AUTO: auto, "": fixed}
+            pipelines = {NO_DRAFTER: plain, AUTO: auto, "": fixed}
             stage = Stage(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
             await stage.warm_up()
             freeze_heap()
@@ -347,14 +305,14 @@ async def grid(floor: Floor, given: Conditions) -> list[Compared]:
     """All choices in turns."""
     drafter = await floor.drafter(given)
     async with floor.stage(given, drafter.address) as stage:
-        return [await stage.in_turns(OF_REAL_PAIR if given.scenario == "pair" else ALL, floor.plan.turns)]
+        return [await stage.in_turns(ALL, floor.plan.turns)]
 
 
 async def short(floor: Floor, given: Conditions) -> list[Compared]:
     """Short requests one after another, on new connections for each choice and turn."""
     drafter = await floor.drafter(given)
 
-    async def run(choice: str, turn: int) -> list[Sample]:
+    async def run(choice: str, turn: int) -> list[Timed]:
         async with floor.stage(given, drafter.address) as stage:
             return [await stage.sample(choice, place, tokens=LEAST_TOKENS) for place in range(max(SHORT.values())[1])]
 
@@ -389,7 +347,7 @@ async def bad(floor: Floor, given: Conditions) -> list[Compared]:
         stage = await stack.enter_async_context(floor.stage(given, drafter.address))
         if given.drafter == "dead":
             stack.enter_context(stopped(drafter.process_id))
-        return [await stage.in_turns((NONE, AUTO), floor.plan.turns)]
+        return [await stage.in_turns((NO_DRAFTER, AUTO), floor.plan.turns)]
 
 
 # Outputs that go on while something changes.
@@ -406,7 +364,7 @@ class Phase:
     enter: Callable[[], Awaitable[None]] | None = None  # what changes before, while outputs go on
 
 
-async def course(stage: Stage, choice: str, phases: Sequence[Phase]) -> dict[str, Sample]:
+async def course(stage: Stage, choice: str, phases: Sequence[Phase]) -> dict[str, Timed]:
     """By window: one output after another at each of so many places, as the phases say."""
     moments: list[float] = []
     marks: list[tuple[str, float]] = []
@@ -428,7 +386,7 @@ async def course(stage: Stage, choice: str, phases: Sequence[Phase]) -> dict[str
     finally:
         await _ended(places)
     return {
-        name: Sample(bisect_left(moments, end) - bisect_left(moments, begin), end - begin)
+        name: Timed(bisect_left(moments, end) - bisect_left(moments, begin), end - begin)
         for (name, begin), (_, end) in pairwise(marks)
     }
 
@@ -451,12 +409,12 @@ async def _ended(places: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _courses(floor: Floor, given: Conditions, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
-    async def run(choice: str, turn: int) -> dict[str, Sample]:
+    async def run(choice: str, turn: int) -> dict[str, Timed]:
         async with floor.stage(replace(given, outputs=1), drafter) as stage:
             return await course(stage, choice, phases)
 
     found = await in_turns(FEW, floor.plan.turns, run)
-    parts = found[NONE][0]
+    parts = found[NO_DRAFTER][0]
     return [
         compared(given, part, {choice: [run[part] for run in runs] for choice, runs in found.items()}) for part in parts
     ]
@@ -490,7 +448,7 @@ async def turning(floor: Floor, given: Conditions) -> list[Compared]:
 
 
 Scenario = Callable[[Floor, Conditions], Awaitable[list[Compared]]]
-SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)} | {"pair": grid}
+SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)}
 
 
 # The benchmark.
@@ -510,9 +468,9 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
         "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
         "drafter": lambda one: one.part or one.conditions.drafter,
-        "wanted": lambda one: optional(one.conditions.acceptance, ".0%"),
+        "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
         "accepted": lambda one: optional(one.accepted, ".0%"),
-        NONE: lambda one: f"{one.speeds[NONE]:,.1f}",
+        NO_DRAFTER: lambda one: f"{one.speeds[NO_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
         "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",
         "choice": lambda one: one.best,
@@ -531,10 +489,10 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             for method in methods:
                 method_named(method)
         return (
-            tuple(map(int, _numbers("--outputs", plan.outputs, 1, 1024))),
-            _numbers("--acceptance", plan.acceptance, 0, 1),
-            _numbers("--pass-ms", plan.pass_ms, 0.1, 10_000),
-            _numbers("--trip-ms", plan.trip_ms, 0, 10_000),
+            numbers_of("--outputs", plan.outputs, 1, 1024, int),
+            numbers_of("--acceptance", plan.acceptance, 0, 1),
+            numbers_of("--pass-ms", plan.pass_ms, 0.1, 10_000),
+            numbers_of("--trip-ms", plan.trip_ms, 0, 10_000),
             methods,
         )
 
@@ -551,9 +509,6 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             if self.plan.all_cells:
                 cells += [one for one in product(*self.dimensions) if one not in cells]
             return [self._conditions(scenario, cell) for cell in cells[: self.plan.cells]]
-        if scenario == "pair":
-            real = replace(given, outputs=1, acceptance=None, pass_ms=PAIR_PASS_MS, trip_ms=0.0)
-            return [replace(real, method="slem", temperature=0.0), replace(real, method="coupled", temperature=0.8)]
         if scenario == "bad":
             kinds = product(("useless", "slow", "dead"), self.dimensions[0])
             return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
@@ -582,8 +537,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
             advance(0, "calibrating")
-            dialled = {one.method for one in self.comparisons if one.acceptance is not None}
-            curves = await calibrated(folder, sorted(dialled)) if dialled else {}
+            curves = await calibrated(folder, sorted({one.method for one in self.comparisons}))
             floor = Floor(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.scenario}, {given.method}, {given.outputs} at once")

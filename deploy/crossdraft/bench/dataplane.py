@@ -7,8 +7,6 @@ accelerator. So the speed is that of the machinery, and the processor time of th
 
 import asyncio
 import json
-import os
-import resource
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -22,9 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.harness import Advance, Benchmark, Columns, finished, in_turns
+from crossdraft.bench.harness import Advance, Benchmark, Columns, finished, in_turns, processor_seconds
 from crossdraft.bench.models import write_free
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
+from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
@@ -37,13 +36,7 @@ if TYPE_CHECKING:
     import aiohttp  # of the extra `serve`, which a pipeline does without
 
 MILLISECONDS = 1000.0
-NO_DRAFTER = "no drafter"
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    NO_DRAFTER: {},
-    "auto": {},
-    "lock-step, K = 8": {"overlap": Overlap.OFF, "num_speculative_tokens": 8},
-    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
-}
+CONFIGURATIONS = (NO_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
 PASSES = f"{PREFIX}target_passes"  # of /metrics
 PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
@@ -89,14 +82,12 @@ class Pipelines:
         self._passes = 0
 
     async def make(self, request: GenerationRequest, drafted: bool) -> int:
-        """As `Maker.make`."""
         lost = drafted and request.overlap is Overlap.AUTO
         figures = await finished(self._pipelines[drafted].run(request), lost=lost)
         self._passes += figures.passes
         return figures.tokens
 
     async def passes(self) -> int:
-        """As `Maker.passes`."""
         return self._passes
 
 
@@ -113,7 +104,6 @@ class OfServer:
         self._grpc = grpc
 
     async def make(self, request: GenerationRequest, drafted: bool) -> int:
-        """As `Maker.make`."""
         if self._grpc is not None:
             generation = self._grpc.run(request, drafter=None if drafted else "")
             async for _ in generation:
@@ -126,7 +116,6 @@ class OfServer:
         return int(json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"])
 
     async def passes(self) -> int:
-        """As `Maker.passes`."""
         async with self._http.get("/metrics", raise_for_status=True) as reply:
             families = text_string_to_metric_families(await reply.text())
         return int(sum(one.value for family in families if family.name == PASSES for one in family.samples))
@@ -179,7 +168,7 @@ class Turn:
     seconds: float
     tokens: int
     passes: int
-    processor: tuple[float, float, float]  # seconds of orchestrator, target, drafter
+    processor: tuple[float, ...]  # seconds of orchestrator, target, drafter
 
 
 class Dataplane(Benchmark[DataplanePlan, Measured]):
@@ -204,11 +193,9 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
 
     @property
     def total(self) -> int:
-        """Turns of all configurations."""
         return len(self.plan.outputs) * len(CONFIGURATIONS) * self.plan.turns
 
     def check(self) -> None:
-        """As `Benchmark.check`."""
         with checked_options():
             method_named(self.plan.method)
             Pace.parsed(self.plan.target_pace)
@@ -219,7 +206,6 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
-        """As `Benchmark.measure`."""
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
             await asyncio.to_thread(write_free, folder)
@@ -245,7 +231,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
                     advance()
                     return found
 
-                turns = await in_turns(list(CONFIGURATIONS), plan.turns, turn)
+                turns = await in_turns(CONFIGURATIONS, plan.turns, turn)
                 for one in _summed_up(count, turns):
                     yield one
 
@@ -266,42 +252,25 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         return OfServer(http, grpc and await stack.enter_async_context(grpc)), server
 
     async def _timed(
-        self, maker: Maker, configuration: str, count: int, processor: Callable[[], tuple[float, float, float]]
+        self, maker: Maker, configuration: str, count: int, processor: Callable[[], tuple[float, ...]]
     ) -> Turn:
         passes, before, began = await maker.passes(), processor(), time.monotonic()
         tokens = await self._run(maker, configuration, count, 0)
         took, after = time.monotonic() - began, processor()
-        spent = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
+        spent = tuple(late - early for late, early in zip(after, before, strict=True))
         return Turn(took, tokens, await maker.passes() - passes, spent)
 
     async def _run(self, maker: Maker, configuration: str, count: int, first: int) -> int:
         """Makes so many outputs at once; returns the number of their tokens."""
-        requests = [self._request(configuration, first + number) for number in range(count)]
+        given = (self.plan.method, self.plan.temperature, self.plan.max_tokens)
+        requests = [request_of(configuration, first + number, *given) for number in range(count)]
         return sum(await asyncio.gather(*(maker.make(one, configuration != NO_DRAFTER) for one in requests)))
 
-    def _request(self, configuration: str, number: int) -> GenerationRequest:
-        plan = self.plan
-        return GenerationRequest(
-            f"Prompt number {number}: ",
-            method=plan.method,
-            max_tokens=plan.max_tokens,
-            options=SamplingOptions(plan.temperature),
-            seed=number if method_named(plan.method).keyed else None,
-            ignore_eos=True,
-            **CONFIGURATIONS[configuration],
-        )
 
-
-def _processor_seconds(server: Running | None, services: Sequence[Running]) -> tuple[float, float, float]:
-    """Of the process that makes outputs, None being this one, and of the services, so far."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    target, drafter = map(_spent_by, services)
-    return own.ru_utime + own.ru_stime if server is None else _spent_by(server), target, drafter
-
-
-def _spent_by(process: Running) -> float:
-    fields = Path(f"/proc/{process.process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, as in proc(5)
+def _processor_seconds(server: Running | None, services: Sequence[Running]) -> tuple[float, ...]:
+    """Of the process that makes outputs, None being this one, and of target and drafter, so far."""
+    own = time.process_time() if server is None else processor_seconds(server.process_id)
+    return own, *(processor_seconds(one.process_id) for one in services)
 
 
 def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
@@ -309,7 +278,7 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
     speeds = {
         name: sum(one.tokens for one in found) / sum(one.seconds for one in found) for name, found in turns.items()
     }
-    best = max(speed for name, speed in speeds.items() if CONFIGURATIONS[name])
+    best = max(speed for name, speed in speeds.items() if CHOICES[name])
     results = []
     for name, found in turns.items():
         tokens, passes = sum(one.tokens for one in found), sum(one.passes for one in found)

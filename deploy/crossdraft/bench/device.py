@@ -1,4 +1,4 @@
-"""`crossdraft bench device`: passes and throughput of models of real size on one accelerator, within a time limit.
+"""`crossdraft bench device`: throughput of models of real size on one accelerator, within a time limit.
 
 The target is inflated where it runs, so that nothing large is read or written, and it accepts what the bundled one
 accepts. Each measurement is a process of its own; those that do not fit into the time are left out, and named. All
@@ -17,8 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import torch
+import transformers
+
 from crossdraft.bench.commands import DevicePlan
-from crossdraft.bench.engine import described
 from crossdraft.bench.harness import Advance, Benchmark, Table
 from crossdraft.bench.throughput import concurrencies_of
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
@@ -32,7 +34,6 @@ SIZES = {  # of the bundled target, whose heads are 64 wide; parameters in bfloa
 }
 LEAST = 30.0  # seconds that must be left for a measurement to begin
 GRACE = 5.0  # seconds in which a process may end by itself
-LOADS = ("1x1", "1x6", "16x1", "16x6", "64x1")
 WORDS = 2000  # characters of the last words of a process that failed
 WARNING = "crossdraft: "  # prefix of the warnings of our own packages
 SHARE = 0.4  # of the whole time that one measurement may take: one that hangs leaves time for others
@@ -64,7 +65,6 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
 
     @property
     def total(self) -> int:
-        """Measurements."""
         return len(steps_of(self))
 
     @property
@@ -73,7 +73,6 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         return {size: SIZES.get(size, size) for size in self.plan.size}
 
     def check(self) -> None:
-        """Raises UsageError for what no measurement could use, before any is begun."""
         try:
             device_of(self.plan.device)
             for size, name in self.models.items():
@@ -95,7 +94,6 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         return concurrencies_of(self.plan.concurrency)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Finding, None]:
-        """The device, and each measurement that fits into the time."""
         yield Finding("The device", described(self.plan.device))
         ends = time.monotonic() + self.plan.seconds
         for step in steps_of(self):
@@ -107,11 +105,9 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
             advance()
 
     def report(self, results: Sequence[Finding]) -> Iterator[Table | str]:
-        """A section for each."""
         yield from (f"## {one.title}\n\n{one.text.strip()}" for one in results)
 
     def finish(self, results: Sequence[Finding]) -> None:
-        """Raises CommandFailed if some of it failed, or nothing was measured."""
         failed = sum(one.failed for one in results)
         if failed:
             raise CommandFailed(f"{failed} of {self.total} measurements failed: the report says why")
@@ -129,24 +125,24 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         super().run(json_path or folder / "device.json", markdown_path or folder / "device.md")
 
 
+def described(name: str) -> str:
+    """What the device of a name is, and the versions of what drives it."""
+    device = torch.device(name)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if device.type != "cuda":
+        return f"{device}; {versions}"
+    found = torch.cuda.get_device_properties(device)
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return f"{found.name}, {found.total_memory >> 20} MiB; {versions}, {cuda}"
+
+
 def steps_of(bench: DeviceBenchmark) -> list[Step]:
-    """In their order: the passes of all sizes come before the throughput of any."""
+    """One for each size, in their order."""
     plan = bench.plan
-    eager = ("--enforce-eager",) if plan.enforce_eager else ()
-    where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.cache_mib), *eager)
-    most = max(bench.at_once)
-    fitting = [load for load in LOADS if int(load.partition("x")[0]) <= most]
-    loads = tuple(part for load in fitting for part in ("--load", load))
-    turns = ("--turns", str(plan.turns))
+    where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.cache_mib))
     speeds = ("--concurrency", plan.concurrency, "--tokens", str(plan.tokens), "--drafter", plan.drafter)
-    prompts = ("--prompts", str(plan.prompts))
-    models = bench.models.items()
-    passes = [Step(f"{size}: a pass", ("engine", "--target", name, *loads, *turns, *where)) for size, name in models]
-    outputs = [
-        Step(f"{size}: many outputs", ("throughput", "--target", name, *speeds, *prompts, *where))
-        for size, name in models
-    ]
-    return passes + outputs
+    more = (*speeds, "--prompts", str(plan.prompts), *where, *(("--enforce-eager",) if plan.enforce_eager else ()))
+    return [Step(size, ("throughput", "--target", name, *more)) for size, name in bench.models.items()]
 
 
 async def run(step: Step, seconds: float) -> Finding:

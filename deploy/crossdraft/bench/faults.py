@@ -6,7 +6,6 @@ Seeded outputs are generated over and over, all at once, and compared with undis
 import asyncio
 import random
 import time
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,14 +21,13 @@ from crossdraft.bench.harness import (
     SEED,
     Advance,
     Columns,
-    Result,
     Table,
 )
 from crossdraft.bench.services import (
     Killable,
     OfPair,
     Watch,
-    check_delay,
+    delays_of,
 )
 from crossdraft.client import Generation, GenerationRequest, connect
 from crossdraft.client.roster import Services
@@ -184,7 +182,10 @@ class Outcomes:
     gap: float  # seconds between the tokens of undisturbed streams, the median
 
 
-class Disturbance(OfPair[FaultsPlanned, Result]):
+OutcomesResult = TypeVar("OutcomesResult", bound=Outcomes)
+
+
+class Disturbance(OfPair[FaultsPlanned, OutcomesResult]):
     """Faults while seeded streams run."""
 
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
@@ -196,13 +197,10 @@ class Disturbance(OfPair[FaultsPlanned, Result]):
         watch = await Watch.of(targets, [drafter], stack)
         return Streams(self.prompts, self.plan.tokens, models, watch.services), watch
 
-    @abstractmethod
-    def faults(self, results: Sequence[Result]) -> Iterator[str]:
-        """What was wrong with streams."""
-
-    def report(self, results: Sequence[Result]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[OutcomesResult]) -> Iterator[Table | str]:
         yield from super().report(results)
-        yield from self.faults(results)
+        yield f"Undisturbed, {results[0].gap * 1000:.0f} ms between tokens (median). Times in seconds."
+        yield from (fault for one in results for fault in one.verdict.faults)
 
 
 async def in_use(watch: Watch, addresses: Iterable[str]) -> list[str]:
@@ -305,10 +303,6 @@ class Kills(Disturbance[KillsPlan, Killed]):
         services[services.index(victim)] = await victim.restarted()
         return Hit(at, time.monotonic() - at, struck)
 
-    def faults(self, results: Sequence[Killed]) -> Iterator[str]:
-        yield f"Undisturbed, {results[0].gap * 1000:.0f} ms between tokens (median). Times in seconds."
-        yield from (fault for one in results for fault in one.verdict.faults)
-
 
 TARGETS, DRAFTER = ("target 1", "target 2"), "drafter"  # hosts
 BOUND = 2.0  # seconds within which a stream should go on
@@ -370,7 +364,7 @@ class Cuts(Disturbance[CutsPlan, Cut]):
         cut, whole = self.plan.seconds
         if not (cut > 0 and whole >= 0):
             raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
-        check_delay(self.plan.delay_ms)
+        delays_of(str(self.plan.delay_ms))
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cut, None]:
         async with self._services() as (links, addresses):
@@ -421,6 +415,3 @@ class Cuts(Disturbance[CutsPlan, Cut]):
                 wanted.append(Wanted(role, served.model, 1, more, link.place.prefix))
             found = await stack.enter_async_context(running(wanted))
             yield links, {name: one.address for name, one in zip(links, found, strict=True)}
-
-    def faults(self, results: Sequence[Cut]) -> Iterator[str]:
-        yield from (fault for one in results for fault in one.verdict.faults)

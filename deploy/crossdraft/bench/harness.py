@@ -31,13 +31,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from crossdraft.client import Generation, Statistics
-from crossdraft.console.running import CommandFailed, Run, check_output, print_whole, run_to_end
+from crossdraft.console.running import CommandFailed, Run, UsageError, check_output, print_whole, run_to_end
 from crossdraft.types.rows import Probabilities
 
 SEED = 0
 Plan = TypeVar("Plan")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
+Number = TypeVar("Number", float, int)
 Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the table shows of a result
 Floats = npt.NDArray[np.float64]
 
@@ -83,6 +84,18 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 def optional(value: float | None, form: str) -> str:
     """A figure in this format; nothing where there is none."""
     return "" if value is None else format(value, form)
+
+
+def numbers_of(option: str, text: str, least: float, most: float, kind: type[Number] = float) -> tuple[Number, ...]:  # type: ignore[assignment]
+    """Numbers with commas between; raises UsageError."""
+    try:
+        found = tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{option} takes numbers with commas between, such as 1,4,16, got {text}") from error
+    for one in found:
+        if not least <= one <= most:
+            raise UsageError(f"{option} must be between {least:g} and {most:g}, got {one:g}")
+    return found
 
 
 # A benchmark, and the run of one.
@@ -280,10 +293,11 @@ RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
 
 @dataclass(frozen=True)
 class Timed:
-    """A generation: how many tokens it made, and how long that took."""
+    """One output or several: how many tokens were made, and how long that took."""
 
     tokens: int
     seconds: float
+    figures: Statistics | None = None  # None: it has not ended, or is not one of ours
 
     @property
     def speed(self) -> float:
@@ -311,39 +325,24 @@ def speed_of(runs: Sequence[Timed]) -> float:
 
 def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt."""
+    if len(ours) != len(others) or not ours:
+        raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
+    samples = [np.array([(run.tokens, run.seconds) for run in runs], dtype=np.float64).T for runs in (ours, others)]
 
     def ratio(tokens: Floats, seconds: Floats, others_tokens: Floats, others_seconds: Floats, axis: int = -1) -> Floats:
         ours_ = tokens.sum(axis) / seconds.sum(axis)
         found: Floats = ours_ / (others_tokens.sum(axis) / others_seconds.sum(axis))
         return found
 
-    return _interval(ratio, ours, others)
-
-
-def _interval(statistic: Callable[..., Floats], ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
-    """Of a statistic of our tokens and seconds and the others', each of shape (..., runs): the paired bootstrap."""
-    if len(ours) != len(others) or not ours:
-        raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
-    samples = [
-        np.array([getattr(run, name) for run in runs], dtype=np.float64)
-        for runs in (ours, others)
-        for name in ("tokens", "seconds")
-    ]
-    value = float(statistic(*samples))
+    columns = [column for sample in samples for column in sample]
+    value = float(ratio(*columns))
     if len(ours) == 1:  # every draw is this prompt
         return Ratio(value, value, value)
     from scipy import stats
 
-    interval = stats.bootstrap(
-        samples,
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(SEED),
-    ).confidence_interval
-    return Ratio(value, float(interval.low), float(interval.high))
+    rng = np.random.default_rng(SEED)
+    found = stats.bootstrap(columns, ratio, paired=True, n_resamples=RESAMPLES, method="percentile", rng=rng)
+    return Ratio(value, float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
 def check_scipy() -> None:

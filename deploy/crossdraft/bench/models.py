@@ -1,5 +1,5 @@
 """Models made for measurements: a costlier one with the same function (`crossdraft bench inflate`), a longer context
-than was trained, or random weights in a given shape."""
+than was trained, or one that costs next to nothing."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from crossdraft.bench.harness import print_table
@@ -153,7 +153,7 @@ def pass_times(model: PreTrainedModel, nodes: Sequence[int], turns: int) -> list
     return [median(times) for times in found]
 
 
-# A longer context, and random weights.
+# A longer context.
 
 CONFIGURATION = "config.json"
 CONTEXT = "max_position_embeddings"
@@ -183,49 +183,6 @@ def lengthened(name: str, context: int, folder: Path) -> str:
     changed = json.dumps(configuration | {CONTEXT: context}, indent=2)
     (folder / CONFIGURATION).write_text(changed, encoding="utf-8")
     return str(folder)
-
-
-SHAPES_CONTEXT = 512  # tokens; the real ones have more, which changes no time of a short text
-_QWEN = Qwen2Config(
-    vocab_size=151_936,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_hidden_layers=24,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    max_position_embeddings=SHAPES_CONTEXT,
-    tie_word_embeddings=True,
-)
-# What EAGLE-2 drafts with for Llama-3-8B: one layer, and the target's head. Tied here, which halves the memory.
-_EAGLE = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_hidden_layers=1,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=SHAPES_CONTEXT,
-    tie_word_embeddings=True,
-)
-_SHAPES: dict[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
-    "qwen2.5-0.5b": (Qwen2ForCausalLM, _QWEN),
-    "eagle-llama-3-8b": (LlamaForCausalLM, _EAGLE),
-}
-
-
-def random_model(shape: str, seed: int = 0) -> PreTrainedModel:
-    """A model with random weights, float32, in evaluation mode.
-
-    Raises:
-        ModelLoadError: there is no such shape.
-    """
-    if shape not in _SHAPES:
-        raise ModelLoadError(f"there is no shape {shape!r}: there are {', '.join(_SHAPES)}")
-    kind, config = _SHAPES[shape]
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = kind(config).eval()
-    return model
 
 
 def write_free(folder: Path) -> None:

@@ -51,11 +51,9 @@ class Prefill(Benchmark[PrefillPlan, Arrival]):
 
     @property
     def total(self) -> int:
-        """Arrivals, the first of which warms up."""
         return 1 + self.plan.times
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Arrival, None]:
-        """The arrivals that count."""
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
             try:
@@ -73,7 +71,6 @@ class Prefill(Benchmark[PrefillPlan, Arrival]):
                     yield found
 
     def report(self, results: Sequence[Arrival]) -> Iterator[Table | str]:
-        """A table, and how long the prompt itself waited."""
         usual, meanwhile = ([gap for one in results for gap in getattr(one, name)] for name in ("usual", "meanwhile"))
         before = Spread.of(usual, MILLISECONDS)
         beside = Spread.of((one.first_token for one in results), MILLISECONDS)

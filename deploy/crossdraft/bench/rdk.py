@@ -147,7 +147,6 @@ class Study(Benchmark[RdkPlan, Level]):
         check_picture(self.plan.plot)
 
     def measure(self, advance: Advance) -> Iterator[Level]:
-        """The levels of the large vocabulary, then those of the small one."""
         for tokens, taus in ((self.plan.tokens, ()), (self.plan.exact_tokens, TAUS)):
             draws = [self.draw(tokens, number) for number in range(self.plan.draws)]
             for pruning in draws[0].orders:

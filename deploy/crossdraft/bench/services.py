@@ -6,13 +6,13 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from crossdraft.bench.commands import PairPlan
 from crossdraft.bench.emulation import Link, network
-from crossdraft.bench.harness import Result, on_core
+from crossdraft.bench.harness import Result, numbers_of, on_core
 from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.client.roster import Roster, Services
@@ -22,7 +22,7 @@ from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.links import LinkSession, Listener
-from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
+from crossdraft.types.messages import OpenDrafter, OpenTarget
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
@@ -67,20 +67,8 @@ class OfPair(Prompted[PairPlanned, Result]):
 
 
 def delays_of(text: str) -> tuple[float, ...]:
-    """Milliseconds with commas between; raises UsageError."""
-    try:
-        delays = tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
-    for delay in delays:
-        check_delay(delay)
-    return delays
-
-
-def check_delay(milliseconds: float) -> None:
-    """Raises UsageError if the emulated network cannot have it."""
-    if not 0 <= milliseconds <= LONGEST_DELAY:
-        raise UsageError(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
+    """Milliseconds with commas between; raises UsageError if the emulated network cannot have them."""
+    return numbers_of("--delay-ms", text, 0, LONGEST_DELAY)
 
 
 # A core for each model, the drafter at a distance.
@@ -98,18 +86,6 @@ class Distant:
         """Sets the time of a message to it, and of one back."""
         if self.link is not None:
             await self.link.delay(milliseconds)
-
-
-@asynccontextmanager
-async def target_service(target: Served) -> AsyncIterator[Running]:
-    """A target on loopback, on the first core; raises CommandFailed."""
-    async with running([Wanted("target", target.model, 1, target.options, on_core(0))]) as (found,):
-        yield found
-
-
-def drafter_service(drafter: Served, distant: bool) -> AbstractAsyncContextManager[Distant]:
-    """A drafter on the second core, on a host with a link of its own if it is distant; raises CommandFailed."""
-    return service("drafter", drafter, 1, distant)
 
 
 @asynccontextmanager
@@ -170,13 +146,11 @@ def _free_port() -> int:
 
 @dataclass(eq=False)
 class WatchedPort:
-    """A client of a service that notes which sessions are open, what they send, and how long passes take."""
+    """A client of a service that notes which sessions are open, and what they send."""
 
     port: Any  # a TargetClient or a DrafterClient
     keeps_messages: bool = False
     live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session; 0 without keyed noise
-    nodes: int = 0  # of the trees of all passes
-    busy: float = 0.0  # seconds from passes that were sent to their return, of all sessions
     requests: list[Any] = field(default_factory=list)  # if messages are kept; the opening is not among them
     replies: list[Any] = field(default_factory=list)
 
@@ -196,7 +170,6 @@ class WatchedSession:
     listener: Listener
     session: LinkSession = field(init=False)
     is_open: bool = False
-    sent_at: float = 0.0  # when the latest pass left, in seconds
 
     @property
     def traffic(self) -> TrafficCount:
@@ -204,36 +177,25 @@ class WatchedSession:
         return self.session.traffic
 
     def send(self, request: Any, /) -> None:
-        """As the session's own."""
-        if isinstance(request, Pass):
-            self.sent_at = time.monotonic()
-            self.port.nodes += len(request.tree)
         if self.port.keeps_messages:
             self.port.requests.append(request)
         self.session.send(request)
 
     def close(self) -> None:
-        """As the session's own."""
         self._end()
         self.session.close()
 
     def opened(self) -> None:
-        """As in `links.Listener`."""
         self.is_open = True
         self.port.live.append(self.choice)
         self.listener.opened()
 
     def received(self, reply: Any, /) -> None:
-        """As in `links.Listener`."""
-        if isinstance(reply, PassDone):  # of a run, since the answer before
-            now = time.monotonic()
-            self.port.busy, self.sent_at = self.port.busy + now - self.sent_at, now
         if self.port.keeps_messages:
             self.port.replies.append(reply)
         self.listener.received(reply)
 
     def lost(self, error: ServiceError, /) -> None:
-        """As in `links.Listener`."""
         self._end()
         self.listener.lost(error)
 
@@ -268,15 +230,3 @@ class Watch:
             ports[address] = WatchedPort(await described(DrafterClient(address), stack))
             services.drafters.add(address, ports[address])
         return Watch(services, ports)
-
-    @property
-    def nodes(self) -> int:
-        """Of the trees of all passes, so far."""
-        return sum(port.nodes for port in self.ports.values())
-
-    def busy(self, addresses: Sequence[str]) -> tuple[float, ...]:
-        """Seconds that each was at work since this was last asked."""
-        found = tuple(self.ports[address].busy for address in addresses)
-        for address in addresses:
-            self.ports[address].busy = 0.0
-        return found

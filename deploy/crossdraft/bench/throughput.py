@@ -19,7 +19,17 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import ThroughputPlan
-from crossdraft.bench.harness import Advance, Columns, Table, in_turns, on_core, optional, processor_seconds, total_of
+from crossdraft.bench.harness import (
+    Advance,
+    Columns,
+    Table,
+    in_turns,
+    numbers_of,
+    on_core,
+    optional,
+    processor_seconds,
+    total_of,
+)
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
@@ -30,10 +40,9 @@ from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.session.resolution import requested_method
 
-CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_GENERATION = CONFIGURATIONS = (
-    *("crossdraft", "plain"),
-    *("generate_batch", "assisted"),
-)
+CROSSDRAFT, PLAIN = "crossdraft", "plain"
+GENERATE_BATCH, ASSISTED_GENERATION = "generate_batch", "assisted"
+CONFIGURATIONS = (CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_GENERATION)
 MILLISECONDS = 1000.0
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
@@ -54,7 +63,6 @@ class ForwardCounts:
 
     steps: float = 0.0  # forwards
     jobs: float = 0.0  # sessions, summed over the forwards
-    tokens: float = 0.0  # scheduled, summed over the forwards
     seconds: float = 0.0  # in forwards and draws
 
 
@@ -64,8 +72,7 @@ class ProcessorTime:
 
     target: float  # of its process
     drafter: float = 0.0
-    here: float = 0.0  # of the process that runs the orchestrator and measures
-    loop: float = 0.0  # of the thread of that process's event loop
+    loop: float = 0.0  # of the thread in which the orchestrator runs, and this measures
 
 
 Counts = TypeVar("Counts", ForwardCounts, ProcessorTime)
@@ -110,13 +117,11 @@ class Measured:
     tokens_per_pass: float | None
     acceptance: float | None  # of the judged tokens; None: none was judged
     sessions: float | None  # in a forward of the target, mean
-    fed: float | None  # tokens in a forward, mean
+    forward_ms: float | None  # mean, draws included
     busy: float | None  # share of the time that the target was in forwards and draws
     target_cores: float  # processor seconds a second
     drafter_cores: float
-    here_cores: float
-    loop_cores: float
-    here_ms: float  # processor time of this process for a token
+    loop_cores: float  # of the thread of the orchestrator's event loop
     tokens_per_target_second: float  # of its processor: what a busy machine changes least
     same: int | None  # outputs with the ids of those compared with; None: nothing to compare
 
@@ -127,8 +132,8 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
     statistics = [one for run in runs for one in run.statistics]
     ours = total_of(statistics) if statistics else None
-    steps, jobs, fed, in_model = total(run.forwards for run in runs)
-    target, drafter, here, loop = total(run.spent for run in runs)
+    steps, jobs, in_model = total(run.forwards for run in runs)
+    target, drafter, loop = total(run.spent for run in runs)
     return Measured(
         configuration=configuration,
         at_once=at_once,
@@ -144,13 +149,11 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
         tokens_per_pass=_ratio(tokens, ours.passes) if ours else None,
         acceptance=_ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
         sessions=_ratio(jobs, steps),
-        fed=_ratio(fed, steps),
+        forward_ms=_ratio(MILLISECONDS * in_model, steps),
         busy=in_model / seconds if steps else None,
         target_cores=target / seconds,
         drafter_cores=drafter / seconds,
-        here_cores=here / seconds,
         loop_cores=loop / seconds,
-        here_ms=MILLISECONDS * here / tokens,
         tokens_per_target_second=tokens / target if target else 0.0,
         same=same_outputs(runs, others) if others else None,
     )
@@ -208,13 +211,11 @@ WORK: Columns = {
     "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
     "accepted": lambda one: optional(one.acceptance, ".2f"),
     "sessions a forward": lambda one: optional(one.sessions, ".1f"),
-    "tokens a forward": lambda one: optional(one.fed, ".1f"),
+    "ms a forward": lambda one: optional(one.forward_ms, ".2f"),
     "target's model busy": lambda one: optional(one.busy, ".0%"),
     "cores: target": lambda one: f"{one.target_cores:.2f}",
     "drafter": lambda one: f"{one.drafter_cores:.2f}",
-    "here": lambda one: f"{one.here_cores:.2f}",
-    "here, its event loop": lambda one: f"{one.loop_cores:.2f}",
-    "CPU here, ms a token": lambda one: f"{one.here_ms:.2f}",
+    "event loop here": lambda one: f"{one.loop_cores:.2f}",
     "tokens a CPU second of the target": lambda one: f"{one.tokens_per_target_second:.1f}",
 }
 
@@ -223,11 +224,8 @@ WORK: Columns = {
 
 
 def concurrencies_of(text: str) -> tuple[int, ...]:
-    """From numbers with commas between them; raises UsageError."""
-    found = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
-    if min(found) < 1:
-        raise UsageError(f"--concurrency takes numbers from 1 on such as 1,4,16, got {text!r}")
-    return found
+    """From numbers with commas between; raises UsageError."""
+    return numbers_of("--concurrency", text, 1, 1024, int)
 
 
 def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
@@ -263,7 +261,6 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
 
     @property
     def total(self) -> int:
-        """Runs."""
         ours = sum(way in self.plan.way for way in (CROSSDRAFT, PLAIN))
         return len(self.at_once) * self.plan.repeat * (ours + len(self.theirs))
 
@@ -284,7 +281,6 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
         return max(FEWEST, at_once * self.plan.each)
 
     def check(self) -> None:
-        """Raises UsageError if a value is out of its range."""
         unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
         if unknown or not self.plan.way:
             raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
@@ -299,7 +295,6 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
         return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
-        """Each number of outputs at once with all configurations."""
         async with AsyncExitStack() as stack:
             configurations, texts = await start(self, stack)
             prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens)
@@ -322,7 +317,6 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
         return [measured(one.name, at_once, found, others) for one, found in runs.items()]
 
     def report(self, results: Sequence[Measured]) -> Iterator[Table | str]:
-        """The conditions, two tables, and a warning."""
         yield self.conditions
         yield Table.of(results, SPEEDS)
         yield Table.of(results, WORK)
@@ -389,32 +383,19 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list[Configur
 
 def served(bench: Throughput) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
-    where = (
-        "--dtype",
-        bench.plan.dtype,
-        "--device",
-        bench.plan.device,
-        *(("--enforce-eager",) if bench.plan.enforce_eager else ()),
-    )
-    options = (*where, "--cache-mib", str(bench.plan.cache_mib), "--metrics-port", "0", "--no-enable-prefix-caching")
-    target = Wanted("target", bench.plan.target, 1, options, bench.core(0))
-    drafter = Wanted("drafter", bench.plan.drafter, 1, where, bench.core(1))
-    return [target, drafter] if CROSSDRAFT in bench.plan.way else [target]
+    plan = bench.plan
+    where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
+    options = (*where, "--cache-mib", str(plan.cache_mib), "--metrics-port", "0", "--no-enable-prefix-caching")
+    target = Wanted("target", plan.target, 1, options, bench.core(0))
+    return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
 
 
 def transformers_process(bench: Throughput, way: str, threads: int) -> Startable:
     """The process of one of transformers' configurations."""
-    return TransformersProcess(
-        role=BATCHED if way == GENERATE_BATCH else ASSISTED,
-        target=bench.plan.target,
-        assistant=bench.plan.drafter,
-        threads=threads,
-        temperature=bench.plan.temperature,
-        mib=bench.plan.cache_mib,
-        dtype=bench.plan.dtype,
-        device=bench.plan.device,
-        prefix=bench.core(0) if threads == 1 else (),
-    )
+    plan, role = bench.plan, BATCHED if way == GENERATE_BATCH else ASSISTED
+    prefix = bench.core(0) if threads == 1 else ()
+    where = (plan.cache_mib, plan.dtype, plan.device, prefix)
+    return TransformersProcess(role, plan.target, plan.drafter, threads, plan.temperature, *where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,7 +415,6 @@ class Ours:
             await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
-        """As `Configuration.run`."""
         found: dict[int, tuple[Made, Statistics]] = {}
         waiting = iter(range(len(prompts)))
         forwards, spent = await forward_counts(self.target.ready["metrics"]), self._spent()
@@ -492,20 +472,18 @@ class Theirs:
             self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
-        """As `Configuration.run`."""
         before = _spent(self.process)
         asked = tuple(prompts[:ONE_BY_ONE] if self.one_by_one else prompts)
         answer = await ask(self.process.address, Question(asked, tokens, at_once, self.k))
         spent = difference(_spent(self.process), before)
         jobs = sum(len(made.ids) for made in answer.outputs)
-        fed = sum(map(len, asked)) + jobs - len(answer.outputs)
-        forwards = ForwardCounts(answer.forwards, jobs, fed, answer.seconds) if answer.forwards else ForwardCounts()
+        forwards = ForwardCounts(answer.forwards, jobs, answer.seconds) if answer.forwards else ForwardCounts()
         return RunResult(answer.outputs, answer.seconds, spent, forwards)
 
 
 def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:
     """Until now."""
-    return ProcessorTime(processor_seconds(target.process_id), drafter, time.process_time(), time.thread_time())
+    return ProcessorTime(processor_seconds(target.process_id), drafter, time.thread_time())
 
 
 async def forward_counts(address: str) -> ForwardCounts:
@@ -522,7 +500,7 @@ async def forward_counts(address: str) -> ForwardCounts:
 def counts_of(text: str) -> ForwardCounts:
     """From metrics as Prometheus reads them; raises CommandFailed if one is missing."""
     found = {sample.name: sample.value for one in text_string_to_metric_families(text) for sample in one.samples}
-    names = ("model_steps_total", "batch_size_sum", "model_tokens_total", "model_seconds_total")
+    names = ("model_steps_total", "batch_size_sum", "model_seconds_total")
     try:
         return ForwardCounts(*(found[f"{PREFIX}service_{name}"] for name in names))
     except KeyError as error:

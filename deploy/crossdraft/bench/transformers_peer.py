@@ -1,9 +1,8 @@
 """transformers' own generation in a process of its own, to compare with: asked over a socket on loopback.
 
-    python -m crossdraft.bench.transformers_peer KIND TARGET ASSISTANT THREADS TEMPERATURE MIB DTYPE DEVICE
+    python -m crossdraft.bench.transformers_peer JSON
 
-KIND is `batched` (continuous batching, greedy outputs of one length) or `assisted` (assisted generation, one at a
-time). A question is a line of JSON, and so is its answer.
+JSON has the fields of `TransformersProcess`. A question is a line of JSON, and so is its answer.
 """
 
 import asyncio
@@ -14,9 +13,9 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from threading import Thread
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,14 @@ from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap
 
+BATCHED, ASSISTED = "batched", "assisted"  # continuous batching; assisted generation, one output at a time
+LONGEST_LINE = 1 << 28  # bytes
+NEVER = -1  # an end-of-text id that no model draws
+
+
+class PeerFailedError(RuntimeError):
+    """transformers cannot generate with this model or pair; the text says why."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -40,13 +47,9 @@ class Made:
     moments: tuple[float, ...]  # when each token came, likewise
 
 
-BATCHED, ASSISTED = "batched", "assisted"
-LONGEST_LINE = 1 << 28  # bytes
-
-
 @dataclass(frozen=True)
 class Question:
-    """A request for outputs."""
+    """A request for outputs, which no end of text ends."""
 
     prompts: tuple[tuple[int, ...], ...]  # ids
     tokens: int  # of each output
@@ -82,9 +85,7 @@ class TransformersProcess:
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input."""
-        numbers = [str(self.threads), str(self.temperature), str(self.mib), self.dtype, self.device]
-        module = [sys.executable, "-m", "crossdraft.bench.transformers_peer"]
-        return [*self.prefix, *module, self.role, self.target, self.assistant, *numbers]
+        return [*self.prefix, sys.executable, "-m", "crossdraft.bench.transformers_peer", json.dumps(asdict(self))]
 
 
 async def ask(address: str, question: Question) -> Answer:
@@ -110,48 +111,15 @@ def answer_of(found: Mapping[str, Any]) -> Answer:
     return Answer(tuple(outputs), found["seconds"], found["forwards"])
 
 
-@contextmanager
-def _batched(asked: TransformersProcess) -> Iterator[Answering]:
-    batching = Batching.best(asked.device, asked.mib)
-    with ContinuousBatching(
-        asked.target, batching, asked.temperature, asked.threads, asked.dtype, asked.device
-    ) as running:
-
-        def answer(question: Question) -> Answer:
-            began, before = time.monotonic(), running.forwards
-            found = running.generate(question.prompts, question.tokens, question.at_once)
-            seconds = time.monotonic() - began
-            return Answer(tuple(found), seconds, running.forwards - before)
-
-        yield answer
-
-
-@contextmanager
-def _assisted(asked: TransformersProcess) -> Iterator[Answering]:
-    pair = AssistedGeneration(asked.target, asked.assistant, asked.threads, asked.dtype, asked.device)
-
-    def answer(question: Question) -> Answer:
-        began = time.monotonic()
-        outputs = []
-        for prompt in question.prompts:
-            at = time.monotonic() - began
-            ids, moments = pair.timed(prompt, question.tokens, question.k, asked.temperature)
-            outputs.append(Made(ids, at, tuple(at + moment for moment in moments)))
-        return Answer(tuple(outputs), time.monotonic() - began, 0)
-
-    yield answer
-
-
 async def _serve(answering: Answering) -> None:
     """Prints its address and answers one question at a time until the process is ended."""
     one_at_a_time = asyncio.Lock()
 
     async def connected(reader: StreamReader, writer: StreamWriter) -> None:
         asked = json.loads(await reader.readline())
-        prompts = tuple(tuple(ids) for ids in asked["prompts"])
+        asked["prompts"] = tuple(map(tuple, asked["prompts"]))
         async with one_at_a_time:
-            question = Question(prompts, asked["tokens"], asked["at_once"], asked["k"])
-            found = await asyncio.to_thread(_answered, answering, question)
+            found = await asyncio.to_thread(_answered, answering, Question(**asked))
         writer.write(json.dumps(found).encode() + b"\n")
         await writer.drain()
         writer.close()
@@ -171,23 +139,24 @@ def _answered(answering: Answering, question: Question) -> dict[str, object]:
         return {"error": str(error)}
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: str) -> None:
     """Loads the models and serves until its standard input ends."""
-    role, target, assistant, threads, temperature, mib, dtype, device = arguments
+    asked = TransformersProcess(**json.loads(arguments))
     Thread(target=end_with_stdin, daemon=True).start()
-    asked = TransformersProcess(role, target, assistant, int(threads), float(temperature), int(mib), dtype, device)
-    making = _batched(asked) if role == BATCHED else _assisted(asked)
-    with making as answering:
+    torch.set_num_threads(asked.threads)
+    if asked.role == ASSISTED:
+        pair = AssistedGeneration(asked.target, asked.assistant, asked.dtype, asked.device)
+        asyncio.run(_serve(partial(pair.answer, temperature=asked.temperature)))
+        return
+    with continuous_batching(asked.target, asked.mib, asked.temperature, asked.dtype, asked.device) as answering:
         asyncio.run(_serve(answering))
 
 
-# transformers' own assisted generation, to compare with.
+def _drawing(temperature: float) -> dict[str, Any]:
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
 
-NEVER = -1  # an end-of-text id that no model draws
 
-
-class AssistanceFailedError(RuntimeError):
-    """transformers cannot generate with this pair."""
+# Assisted generation.
 
 
 class Moments(BaseStreamer):
@@ -198,7 +167,6 @@ class Moments(BaseStreamer):
         self._began = False  # what comes first is the prompt
 
     def put(self, value: Tensor) -> None:
-        """As BaseStreamer: more tokens."""
         self.found += [time.monotonic()] * value.numel() if self._began else []
         self._began = True
 
@@ -211,14 +179,12 @@ class AssistedGeneration:
 
     At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does.
     It draws with torch's global generator, and so does this.
+
+    Raises:
+        ModelLoadError: one of the models cannot be loaded.
     """
 
-    def __init__(
-        self, target: str, assistant: str, threads: int | None = None, dtype: str = "float32", device: str = "cpu"
-    ) -> None:
-        """Loads both models; raises ModelLoadError. `threads` are torch's, in the whole process; None: as it is."""
-        if threads is not None:
-            torch.set_num_threads(threads)
+    def __init__(self, target: str, assistant: str, dtype: str = "float32", device: str = "cpu") -> None:
         self._target, self._assistant = (load_model(name, dtype, device).model for name in (target, assistant))
         self._tokenizer, self._assistant_tokenizer = (
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
@@ -228,18 +194,7 @@ class AssistedGeneration:
         self._own_k, self._own_schedule = settings.num_assistant_tokens, settings.num_assistant_tokens_schedule
         self._own_threshold = settings.assistant_confidence_threshold
 
-    def continuations(self, prompt: str, count: int, tokens: int, k: int) -> Iterator[tuple[int, ...]]:
-        """Target ids of `count` continuations at temperature 1, each of at most `tokens` tokens, `k` drafted at once.
-
-        Raises:
-            AssistanceFailedError: transformers fails on this pair.
-        """
-        for _ in range(count):
-            yield self.continuation(prompt, tokens, k, 1.0)
-
-    def continuation(
-        self, prompt: str, tokens: int, k: int | None, temperature: float, threads: int | None = None
-    ) -> tuple[int, ...]:
+    def continuation(self, prompt: str, tokens: int, k: int | None, temperature: float) -> tuple[int, ...]:
         """Target ids of one continuation of at most `tokens` tokens.
 
         Args:
@@ -247,33 +202,21 @@ class AssistedGeneration:
             tokens: at most so many.
             k: drafted at once, always; None: what transformers does by itself.
             temperature: 0 is greedy.
-            threads: of torch, in the whole process and from now on; None: as many as it has.
 
         Raises:
-            AssistanceFailedError: transformers fails on this pair.
+            PeerFailedError: transformers fails on this pair.
         """
-        if threads is not None:
-            torch.set_num_threads(threads)
-        inputs = self._tokenizer(prompt, return_tensors="pt").input_ids.to(self._target.device)
-        output = self._generate(inputs, tokens, k, temperature)
-        return tuple(output[0, inputs.shape[1] :].tolist())
+        return self._generate(self._tokenizer(prompt).input_ids, tokens, k, temperature)
 
-    def timed(
-        self, prompt: Sequence[int], tokens: int, k: int | None, temperature: float
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Target ids of one continuation, which no end of text ends, and the seconds in which each of them came.
-
-        Args:
-            prompt: its target ids.
-            tokens, k, temperature: as for `continuation`.
-
-        Raises:
-            AssistanceFailedError: transformers fails on this pair.
-        """
-        moments, began = Moments(), time.monotonic()
-        inputs = torch.tensor([list(prompt)], device=self._target.device)
-        output = self._generate(inputs, tokens, k, temperature, eos_token_id=NEVER, streamer=moments)
-        return tuple(output[0, inputs.shape[1] :].tolist()), tuple(moment - began for moment in moments.found)
+    def answer(self, question: Question, temperature: float) -> Answer:
+        """One output after another; raises PeerFailedError."""
+        began, outputs = time.monotonic(), []
+        for prompt in question.prompts:
+            asked, came = time.monotonic() - began, Moments()
+            more = {"eos_token_id": NEVER, "streamer": came}
+            ids = self._generate(prompt, question.tokens, question.k, temperature, **more)
+            outputs.append(Made(ids, asked, tuple(moment - began for moment in came.found)))
+        return Answer(tuple(outputs), time.monotonic() - began, 0)
 
     def _draft(self, k: int | None) -> None:
         """Sets how many tokens the assistant drafts at once."""
@@ -286,14 +229,16 @@ class AssistedGeneration:
             settings.assistant_confidence_threshold = 0.0
 
     @torch.inference_mode()
-    def _generate(self, inputs: Tensor, tokens: int, k: int | None, temperature: float, **more: Any) -> Tensor:
+    def _generate(
+        self, prompt: Sequence[int], tokens: int, k: int | None, temperature: float, **more: Any
+    ) -> tuple[int, ...]:
         self._draft(k)
-        drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        inputs = torch.tensor([list(prompt)], device=self._target.device)
         try:
             output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
                 inputs,
                 attention_mask=torch.ones_like(inputs),
-                **(drawing if temperature > 0 else {"do_sample": False}),
+                **({"do_sample": False} | _drawing(temperature)),
                 max_new_tokens=tokens,
                 assistant_model=self._assistant,
                 tokenizer=self._tokenizer,
@@ -302,131 +247,89 @@ class AssistedGeneration:
                 **more,
             )
         except AttributeError as error:  # 5.23, where every token of the assistant is shared
-            raise AssistanceFailedError(f"transformers cannot generate with this pair: {error}") from error
-        return output
+            raise PeerFailedError(f"transformers cannot generate with this pair: {error}") from error
+        return tuple(output[0, inputs.shape[1] :].tolist())
 
 
-# transformers' own continuous batching, to compare with: what its `generate_batch` runs, kept between calls.
+# Continuous batching: what `generate_batch` runs, kept between calls.
 
 FAILED = "FAILED"  # of a request's status
 MIB = 1 << 20
 
 
-class BatchingFailedError(RuntimeError):
-    """transformers cannot generate with this model; the text says why."""
+@contextmanager
+def continuous_batching(
+    name: str, mib: int, temperature: float = 0.0, dtype: str = "float32", device: str = "cpu"
+) -> Iterator[Answering]:
+    """Answers with a model that transformers serves by itself, without a network.
 
+    On a CPU its settings are those that are fastest there, by processor time; elsewhere what transformers does itself.
 
-@dataclass(frozen=True)
-class Batching:
-    """Settings of transformers' continuous batching."""
-
-    attention: str = "sdpa"  # or eager
-    budget: int = 512  # MiB for keys and values of all requests
-    max_batch_tokens: int | None = 512  # in one forward; None: its own rule
-    page_tokens: int = 64  # of a page of the KV cache
-    compiled: int = 0  # its `default_compile_level`
-
-    @staticmethod
-    def best(device: str, budget: int) -> "Batching":
-        """On a CPU what is fastest there, by processor time; elsewhere what transformers does by itself."""
-        return (
-            Batching(budget=budget)
-            if device == "cpu"
-            else Batching(budget=budget, max_batch_tokens=None, page_tokens=256)
-        )
-
-
-class ContinuousBatching:
-    """A model that transformers serves by itself, without a network. Use it with `with`.
-
-    Outputs do not stop at an end-of-text token: all of one call have the same length.
+    Args:
+        name: of the model.
+        mib: for keys and values of all requests.
+        temperature: 0 is greedy.
+        dtype: of the model.
+        device: of the model.
 
     Raises:
         ModelLoadError: it cannot be loaded.
     """
-
-    def __init__(
-        self,
-        name: str,
-        batching: Batching = Batching(),
-        temperature: float = 0.0,
-        threads: int = 1,
-        dtype: str = "float32",
-        device: str = "cpu",
-    ) -> None:
-        torch.set_num_threads(threads)
-        model = load_model(name, dtype, device).model
-        model.set_attn_implementation(batching.attention)
-        self._manager: Any = model.init_continuous_batching(  # type: ignore[operator]  # torch says: or a tensor
-            generation_config=_generation(temperature), continuous_batching_config=_configuration(model, batching)
-        )
-
-    def __enter__(self) -> Self:
-        self._manager.warmup()
-        self._manager.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._manager.destroy()
-
-    @property
-    def forwards(self) -> int:
-        """Of the model, so far."""
-        return int(self._manager.current_batch)
-
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int) -> list[Made]:
-        """An output of `tokens` tokens for each prompt, `at_once` of them under way as long as there are so many.
-
-        Raises:
-            BatchingFailedError: a request failed.
-        """
-        began = time.perf_counter()  # the clock that transformers' own moments are of
-        waiting = iter(enumerate(prompts))
-        numbers: dict[str, int] = {}
-        outputs: dict[int, Made] = {}
-        for _ in range(at_once):
-            self._ask(waiting, numbers, tokens)
-        while len(outputs) < len(prompts):
-            result = self._manager.get_result(timeout=1.0)
-            if result is None:
-                if not self._manager.is_running():
-                    raise BatchingFailedError("transformers' generation thread ended")
-                continue
-            if result.status.name == FAILED:
-                raise BatchingFailedError(f"transformers failed on a request: {result.error}")
-            asked, moments = result.created_time - began, tuple(moment - began for moment in result.timestamps)
-            outputs[numbers[result.request_id]] = Made(tuple(result.generated_tokens), asked, moments)
-            self._ask(waiting, numbers, tokens)
-        return [outputs[number] for number in range(len(prompts))]
-
-    def _ask(self, waiting: Iterator[tuple[int, Sequence[int]]], numbers: dict[str, int], tokens: int) -> None:
-        """Makes a request for the next prompt, if there is one."""
-        found = next(waiting, None)
-        if found is not None:
-            number, ids = found
-            name = self._manager.add_request(list(ids), max_new_tokens=tokens, record_timestamps=True)
-            numbers[name] = number
-
-
-def _generation(temperature: float) -> GenerationConfig:
-    drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(
-        **(drawing if temperature > 0 else {"do_sample": False}), eos_token_id=NEVER, pad_token_id=0
+    model = load_model(name, dtype, device).model
+    model.set_attn_implementation("sdpa")
+    drawing = {"do_sample": False} | _drawing(temperature)
+    manager = model.init_continuous_batching(  # type: ignore[operator]  # torch says: a module or a tensor
+        generation_config=GenerationConfig(**drawing, eos_token_id=NEVER, pad_token_id=0),
+        continuous_batching_config=_configuration(model, mib, *((64, 512) if device == "cpu" else (256, None))),
     )
+    manager.warmup()
+    manager.start()
+    try:
+        yield partial(_batched, manager)
+    finally:
+        manager.destroy()
 
 
-def _configuration(model: PreTrainedModel, batching: Batching) -> ContinuousBatchingConfig:
+def _configuration(
+    model: PreTrainedModel, mib: int, page_tokens: int, max_batch_tokens: int | None
+) -> ContinuousBatchingConfig:
     place = sum(shape.heads * (shape.key + shape.value) for shape in layer_shapes(model)) * model.dtype.itemsize
     return ContinuousBatchingConfig(
-        page_size=batching.page_tokens,
-        num_blocks=max(1, batching.budget * MIB // (place * batching.page_tokens)),
-        max_batch_tokens=batching.max_batch_tokens,
+        page_size=page_tokens,
+        num_blocks=max(1, mib * MIB // (place * page_tokens)),
+        max_batch_tokens=max_batch_tokens,
         allow_block_sharing=True,
-        default_compile_level=batching.compiled,
+        default_compile_level=0,
     )
+
+
+def _batched(manager: Any, question: Question) -> Answer:
+    """`at_once` outputs are under way as long as there are so many; raises PeerFailedError."""
+    began, forwards = time.perf_counter(), manager.current_batch  # the clock that transformers' own moments are of
+    waiting, numbers, outputs = enumerate(question.prompts), dict[str, int](), dict[int, Made]()
+
+    def ask_next() -> None:
+        for number, ids in waiting:
+            request = manager.add_request(list(ids), max_new_tokens=question.tokens, record_timestamps=True)
+            numbers[request] = number
+            return
+
+    for _ in range(question.at_once):
+        ask_next()
+    while len(outputs) < len(question.prompts):
+        result = manager.get_result(timeout=1.0)
+        if result is None:
+            if not manager.is_running():
+                raise PeerFailedError("transformers' generation thread ended")
+            continue
+        if result.status.name == FAILED:
+            raise PeerFailedError(f"transformers failed on a request: {result.error}")
+        asked, moments = result.created_time - began, tuple(moment - began for moment in result.timestamps)
+        outputs[numbers[result.request_id]] = Made(tuple(result.generated_tokens), asked, moments)
+        ask_next()
+    ordered = tuple(outputs[number] for number in range(len(question.prompts)))
+    return Answer(ordered, time.perf_counter() - began, int(manager.current_batch - forwards))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

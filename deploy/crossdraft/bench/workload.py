@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crossdraft.bench.commands import PromptsPlan, SettingsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
-from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.rpc.clients import Patience
+from crossdraft.session.resolution import fault_of_pair
 from crossdraft.training.prompts import read_prompts
 from crossdraft.verification.methods import method_named
 
@@ -33,6 +35,7 @@ class Setting:
     drafter: str  # a model's name
     temperature: float
     k: int  # draft tokens in a round
+    options: tuple[str, ...] = ()  # of the drafter's command
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
@@ -57,18 +60,27 @@ class Setting:
         ]
 
 
-@dataclass(frozen=True)
-class Epochs:
-    """How epochs are run."""
+NO_DRAFTER, AUTO = "no drafter", "auto"
+CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a request says for each
+    NO_DRAFTER: {},
+    AUTO: {},
+    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
+    "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
+    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
+}
 
-    overlap: bool
-    branches: int = 0  # draft tokens of each prepared continuation
 
-    @property
-    def label(self) -> str:
-        """For a table."""
-        branches = f", branches {self.branches}" if self.branches else ""
-        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
+def request_of(choice: str, number: int, method: str, temperature: float, max_tokens: int) -> GenerationRequest:
+    """One output of a made-up prompt of this number; raises ValueError."""
+    return GenerationRequest(
+        f"Prompt number {number}: ",
+        method=method,
+        max_tokens=max_tokens,
+        options=SamplingOptions(temperature),
+        seed=number if method_named(method).keyed else None,
+        ignore_eos=True,
+        **CHOICES[choice],
+    )
 
 
 SETTING: Columns = {
@@ -99,22 +111,17 @@ class OfSettings(Prompted[SettingsPlanned, Result]):
     def settings(self) -> tuple[Setting, ...]:
         """By drafter, so that each is started once; raises UsageError."""
         plan = self.plan
-        return settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k)
+        affinities = affinities_of(plan.affinity, plan.drafter)
+        return settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
 
     def check(self) -> None:
-        affinities_of(self.plan.affinity, self.plan.drafter)
         with checked_options():
             for setting in self.settings:
                 setting.requests(self.prompts, self.plan.max_tokens)
 
-    def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
-        """See `pairs_of`."""
-        affinities = affinities_of(self.plan.affinity, self.plan.drafter)
-        return pairs_of(self.plan.target, self.settings, affinities, self.plan.engine)
-
 
 async def pairs_of(
-    target: str, settings: Sequence[Setting], affinities: Mapping[str, Path], engine: EngineOptions = STARTED
+    target: str, settings: Iterable[Setting], engine: EngineOptions = STARTED
 ) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
     """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
 
@@ -125,10 +132,20 @@ async def pairs_of(
     """
     threads = threads_each(2)
     async with services([Wanted("target", target, threads, engine=engine)]) as (verifying,):
-        for name, alike in groupby(settings, key=lambda setting: setting.drafter):
-            more = ("--affinity", str(affinities[name])) if name in affinities else ()
+        for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
             async with services([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,):
                 yield verifying, drafting, tuple(alike)
+
+
+async def pipelines_of(
+    target: str, settings: Iterable[Setting], engine: EngineOptions = STARTED
+) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
+    """The same, setting by setting, with a pipeline for it, and why the pair refuses it; empty: it does not."""
+    async with aclosing(pairs_of(target, settings, engine)) as pairs:
+        async for verifying, drafting, alike in pairs:
+            async with connect(verifying, drafting, PATIENCE, needs_drafter=True) as pipeline:
+                for setting in alike:
+                    yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)
 
 
 async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item], concurrency: int) -> list[Made]:
@@ -143,7 +160,12 @@ async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item
 
 
 def settings_of(
-    target: str, drafters: Sequence[str], methods: Sequence[str], temperatures: Sequence[float], ks: Sequence[int]
+    target: str,
+    drafters: Sequence[str],
+    methods: Sequence[str],
+    temperatures: Sequence[float],
+    ks: Sequence[int],
+    affinities: Mapping[str, str],
 ) -> tuple[Setting, ...]:
     """Every combination; a method for one vocabulary has the target's own model as its drafter.
 
@@ -155,7 +177,7 @@ def settings_of(
     pairs = [(name, drafter) for drafter in drafters for name in methods if name not in own]
     pairs += [(name, target) for name in own]
     return tuple(
-        Setting(method, drafter, temperature, k)
+        Setting(method, drafter, temperature, k, ("--affinity", affinities[drafter]) if drafter in affinities else ())
         for method, drafter in pairs
         for temperature in temperatures
         for k in ks
@@ -183,18 +205,18 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
         ) from error
 
 
-def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, Path]:
+def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:
     """The files of options NAME=FILE, by drafter.
 
     Raises:
         UsageError: an option is not of this form, or its name is not one of the drafters.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for option in options:
         name, equals, file = option.rpartition("=")
         if not (equals and name and file):
             raise UsageError(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
         if name not in drafters:
             raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
-        found[name] = Path(file)
+        found[name] = file
     return found

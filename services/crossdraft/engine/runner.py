@@ -6,7 +6,6 @@ Forwards of one bucket are captured as a CUDA graph: all their kernels are repla
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -162,7 +161,6 @@ class ModelRunner:
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
-        self.inside: Callable[[], AbstractContextManager[object]] = nullcontext  # around each forward, to measure it
         self.graphs: GraphRunner | None = None  # for forwards that fit into a bucket; None: all are flat batches
         self._model, self._cache = model, cache
         self._device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
@@ -180,16 +178,13 @@ class ModelRunner:
         prepared = self.graphs.prepare(slices) if self.graphs is not None else None
         if prepared is None:
             return self._flat(slices)
-        with self.inside():
-            logits = prepared()
-        return _split(logits, slices)
+        return _split(prepared(), slices)
 
     def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device)
         self._cache.map_slots(batch.slot_mapping)
-        with self.inside():
-            options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}
-            logits = self._call(batch.ids, batch.positions, batch.layout, **options)[0]
+        options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}
+        logits = self._call(batch.ids, batch.positions, batch.layout, **options)[0]
         if batch.kept is not None and not options:
             logits = logits.index_select(0, batch.kept)
         return _split(logits.float(), batch.slices)

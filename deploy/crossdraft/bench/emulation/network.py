@@ -7,7 +7,6 @@ where the hosts are, then it answers each order with a line, once the order has 
 import asyncio
 import json
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -27,42 +26,31 @@ MILLISECONDS = 1000.0
 
 @dataclass(frozen=True)
 class Shape:
-    """Delays of a link, and whether it is cut.
+    """From now on the link to a host is like this.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    there_ms: float = 0.0  # to the host, one way
-    back_ms: float = 0.0  # from the host, one way
-    jitter_ms: float = 0.0  # each delay is drawn uniformly from delay ± jitter; the order of arrival stays
+    host: str
+    delay_ms: float = 0.0  # of what is sent to the host or by it, one way
     cut: bool = False  # nothing passes, and nobody is told
 
     def __post_init__(self) -> None:
-        if not (0 <= self.there_ms <= 60_000 and 0 <= self.back_ms <= 60_000 and 0 <= self.jitter_ms <= 60_000):
-            raise ValueError(f"delays and jitter must be between 0 and 60,000 ms, got {self}")
+        if not 0 <= self.delay_ms <= 60_000:
+            raise ValueError(f"a delay must be between 0 and 60,000 ms, got {self.delay_ms}")
 
 
 class Lane:
     """One direction of a link: when what enters may leave, in order."""
 
     def __init__(self) -> None:
-        self._rng = random.Random(0)  # of the jitter; the same in every run
         self._last = 0.0  # seconds of the clock
 
-    def due(self, now: float, delay_ms: float, jitter_ms: float) -> float:
+    def due(self, now: float, delay_ms: float) -> float:
         """When what enters `now` leaves, in seconds of the same clock; never before what entered earlier."""
-        jitter = self._rng.uniform(-jitter_ms, jitter_ms) if jitter_ms else 0.0
-        self._last = max(self._last, now + max(0.0, delay_ms + jitter) / MILLISECONDS)
+        self._last = max(self._last, now + delay_ms / MILLISECONDS)
         return self._last
-
-
-@dataclass(frozen=True)
-class Reshape:
-    """From now on the link to this host has this shape."""
-
-    host: str
-    shape: Shape
 
 
 @dataclass(frozen=True)
@@ -82,8 +70,8 @@ class Part:
     parted: bool
 
 
-Order = Reshape | Through | Part
-KINDS = {one.__name__: one for one in (Reshape, Through, Part)}
+Order = Shape | Through | Part
+KINDS = {one.__name__: one for one in (Shape, Through, Part)}
 
 
 @dataclass(frozen=True)
@@ -103,7 +91,7 @@ def read_order(line: bytes) -> Order:
     """Raises ValueError, KeyError or TypeError for anything that `write_order` does not write."""
     ((kind, fields),) = json.loads(line).items()
     order: Order = KINDS[kind](**fields)
-    return Reshape(order.host, Shape(**fields["shape"])) if isinstance(order, Reshape) else order
+    return order
 
 
 def write_places(places: dict[str, Place]) -> bytes:
@@ -162,25 +150,19 @@ class Link:
         self.name = name
         self.place = place
         self._carrier = carrier
-        self._shape = Shape()
+        self.shape = Shape(name)  # what it does now
 
-    @property
-    def shape(self) -> Shape:
-        """What it does now."""
-        return self._shape
-
-    async def delay(self, there_ms: float, back_ms: float | None = None, jitter_ms: float = 0.0) -> None:
-        """Sets the delays, one way each; back is as long as there unless it is given. Raises ValueError."""
-        back = there_ms if back_ms is None else back_ms
-        await self._reshape(replace(self._shape, there_ms=there_ms, back_ms=back, jitter_ms=jitter_ms))
+    async def delay(self, milliseconds: float) -> None:
+        """Sets the time that it takes, one way. Raises ValueError."""
+        await self._reshape(replace(self.shape, delay_ms=milliseconds))
 
     async def cut(self) -> None:
         """Nothing passes from now on, and neither side is told."""
-        await self._reshape(replace(self._shape, cut=True))
+        await self._reshape(replace(self.shape, cut=True))
 
     async def heal(self) -> None:
         """What is sent from now on passes again."""
-        await self._reshape(replace(self._shape, cut=False))
+        await self._reshape(replace(self.shape, cut=False))
 
     async def part(self, other: "Link") -> None:
         """Nothing passes between the two hosts from now on, and neither is told; all else passes as before.
@@ -204,8 +186,8 @@ class Link:
             raise NotAllowed(complaint)
 
     async def _reshape(self, shape: Shape) -> None:
-        await self._carrier.tell(Reshape(self.name, shape))
-        self._shape = shape
+        await self._carrier.tell(shape)
+        self.shape = shape
 
 
 @asynccontextmanager

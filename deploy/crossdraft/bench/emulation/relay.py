@@ -15,7 +15,6 @@ from crossdraft.bench.emulation.network import (
     Lane,
     Part,
     Place,
-    Reshape,
     Shape,
     Through,
     read_order,
@@ -33,8 +32,8 @@ Stamped = tuple[float, bytes]  # when the piece is due; an empty one: the end
 class Relayed:
     """The link to one host, and the servers that stand for its services."""
 
-    def __init__(self) -> None:
-        self.shape = Shape()
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self._open = asyncio.Event()
         self._open.set()
         self._servers: dict[str, asyncio.Server] = {}  # by the address that is reached through them
@@ -65,9 +64,8 @@ class Relayed:
         except OSError:
             writer.transport.abort()
             return
-        there, back = Direction(self, True), Direction(self, False)
         try:
-            await asyncio.gather(there.carry(reader, far_writer), back.carry(far_reader, writer))
+            await asyncio.gather(Direction(self).carry(reader, far_writer), Direction(self).carry(far_reader, writer))
         except OSError:  # either end is gone: so is the other
             pass
         finally:
@@ -82,8 +80,8 @@ class Relayed:
 class Direction:
     """One direction of one connection."""
 
-    def __init__(self, link: Relayed, there: bool) -> None:
-        self._link, self._there = link, there
+    def __init__(self, link: Relayed) -> None:
+        self._link = link
         self._lane = Lane()
         self._pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
 
@@ -104,9 +102,7 @@ class Direction:
                 piece = await reader.read(PIECE)
             except OSError:
                 piece = b""
-            shape = self._link.shape
-            delay = shape.there_ms if self._there else shape.back_ms
-            await self._pieces.put((self._lane.due(loop.time(), delay, shape.jitter_ms), piece))
+            await self._pieces.put((self._lane.due(loop.time(), self._link.shape.delay_ms), piece))
 
     async def _deliver(self, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -123,21 +119,21 @@ class Direction:
 
 
 async def _serve(names: Sequence[str]) -> None:
-    links = {name: Relayed() for name in names}
+    links = {name: Relayed(Shape(name)) for name in names}
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     say(write_places(dict.fromkeys(names, Place((), LOOPBACK))))
     while line := await orders.readline():
-        order = read_order(line)
-        match order:
-            case Reshape(host, shape):
-                links[host].reshape(shape)
-                say(b"\n")
+        answer = ""
+        match read_order(line):
+            case Shape() as shape:
+                links[shape.host].reshape(shape)
             case Part(host, other, _):
-                say(f"nothing passes between {host} and {other} in any case: each is reached from here\n".encode())
+                answer = f"nothing passes between {host} and {other} in any case: each is reached from here"
             case Through(host, address):
-                say((await links[host].through(address)).encode() + b"\n")
+                answer = await links[host].through(address)
+        say(answer.encode() + b"\n")
 
 
 def main(names: Sequence[str]) -> None:

@@ -29,7 +29,6 @@ from crossdraft.bench.emulation.network import (
     Lane,
     Part,
     Place,
-    Reshape,
     Shape,
     Through,
     read_order,
@@ -50,30 +49,31 @@ BURST = 64  # packets that one device may bring before the others are looked at
 PACKET = 65_536  # bytes
 STDIN = 0
 HERE = ""  # the name of this process's own namespace
-UNDELAYED = Shape()
 Packet = tuple[float, int, int, bytes]  # due, order of entry, device to leave by, IPv4 packet
 
 
 @dataclass(frozen=True)
-class Device:
-    """A network device with its address, seen from its far end."""
+class Port:
+    """A network device with its address, seen from its far end, and whose it is."""
 
+    name: str
     fd: int  # packets that the namespace sends are read here, and those for it written
     address: str  # IPv4
     namespace: int | None  # a file descriptor of the namespace it is in; None: this process's own
+    lanes: dict[int, Lane] = field(default_factory=dict)  # by the device that a packet leaves by
 
 
-def own_device(name: str, address: str) -> Device:
+def own_port(device: str, address: str) -> Port:
     """A device in this process's own namespace; raises OSError where that is not allowed."""
-    return Device(_configured(name, address), address, None)
+    return Port(HERE, _configured(device, address), address, None)
 
 
-def far_device(name: str, address: str) -> Device:
+def far_port(name: str, device: str, address: str) -> Port:
     """A device in a new namespace; raises OSError where that is not allowed."""
     with _aside():
         _check(_libc().unshare(_CLONE_NEWNET))
         _bring_up("lo")
-        return Device(_configured(name, address), address, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
+        return Port(name, _configured(device, address), address, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
 
 
 @contextmanager
@@ -118,33 +118,16 @@ def _check(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-@dataclass(frozen=True)
-class Port:
-    """A device of the switch, and whose it is."""
-
-    name: str
-    device: Device
-    lanes: dict[int, Lane] = field(default_factory=dict)  # by the device that a packet leaves by
-
-
 class Switch:
     """Ports, the shapes of their links, and the packets on their way."""
 
     def __init__(self, ports: Sequence[Port]) -> None:
-        self._by_fd = {port.device.fd: port for port in ports}
-        self._by_address = {bytes(map(int, port.device.address.split("."))): port for port in ports}
-        self._shapes = {port.name: UNDELAYED for port in ports}
+        self._by_fd = {port.fd: port for port in ports}
+        self._by_address = {bytes(map(int, port.address.split("."))): port for port in ports}
+        self._shapes = {port.name: Shape(port.name) for port in ports}
         self._parted: set[frozenset[str]] = set()  # names of two hosts each
         self._waiting: list[Packet] = []
         self._entered = 0
-
-    def reshape(self, name: str, shape: Shape) -> None:
-        """Takes effect for what enters from now on; a cut also drops what is on its way to or from the host."""
-        self._shapes[name] = shape
-
-    def part(self, names: frozenset[str], parted: bool) -> None:
-        """From now on nothing passes between two hosts, or it passes again."""
-        self._parted = self._parted | {names} if parted else self._parted - {names}
 
     def run(self) -> None:
         """Until standard input ends."""
@@ -163,16 +146,16 @@ class Switch:
         line = sys.stdin.buffer.readline()
         if not line:
             return False
-        order = read_order(line)
-        match order:
-            case Reshape(host, shape):
-                self.reshape(host, shape)
-                say(b"\n")
+        answer = ""
+        match read_order(line):
+            case Shape() as shape:  # a cut also drops what is on its way to or from the host
+                self._shapes[shape.host] = shape
             case Part(host, other, parted):
-                self.part(frozenset((host, other)), parted)
-                say(b"\n")
-            case Through(_, address):
-                say(address.encode() + b"\n")
+                names = {frozenset((host, other))}
+                self._parted = self._parted | names if parted else self._parted - names
+            case Through(_, answer):
+                pass
+        say(answer.encode() + b"\n")
         return True
 
     def _deliver(self) -> None:
@@ -190,7 +173,7 @@ class Switch:
     def _take(self, port: Port) -> None:
         for _ in range(BURST):
             try:
-                packet = os.read(port.device.fd, PACKET)
+                packet = os.read(port.fd, PACKET)
             except BlockingIOError:
                 return
             peer = self._by_address.get(packet[16:20]) if packet[0] >> 4 == 4 else None
@@ -200,12 +183,10 @@ class Switch:
     def _send(self, port: Port, peer: Port, packet: bytes) -> None:
         if self._cut(port, peer):
             return
-        out, into = self._shapes[port.name], self._shapes[peer.name]
-        lane = port.lanes.setdefault(peer.device.fd, Lane())
-        delay, jitter = out.back_ms + into.there_ms, out.jitter_ms + into.jitter_ms
+        delay = self._shapes[port.name].delay_ms + self._shapes[peer.name].delay_ms
+        due = port.lanes.setdefault(peer.fd, Lane()).due(time.monotonic(), delay)
         self._entered += 1
-        due = lane.due(time.monotonic(), delay, jitter)
-        heapq.heappush(self._waiting, (due, self._entered, peer.device.fd, packet))
+        heapq.heappush(self._waiting, (due, self._entered, peer.fd, packet))
 
     def _cut(self, one: Port, other: Port) -> bool:
         shapes = self._shapes
@@ -214,8 +195,8 @@ class Switch:
 
 def _ports(names: Sequence[str]) -> list[Port]:
     network = _free_network()
-    own = Port(HERE, own_device(f"cd{os.getpid()}", f"{network}.1"))
-    return [own, *(Port(name, far_device("cd0", f"{network}.{2 + number}")) for number, name in enumerate(names))]
+    own = own_port(f"cd{os.getpid()}", f"{network}.1")
+    return [own, *(far_port(name, "cd0", f"{network}.{number}") for number, name in enumerate(names, 2))]
 
 
 def _free_network() -> str:
@@ -235,8 +216,8 @@ def main(names: Sequence[str]) -> None:
     run_in_real_time()
     places = {}
     for port in ports[1:]:
-        file = f"/proc/{os.getpid()}/fd/{port.device.namespace}"
-        places[port.name] = Place(("nsenter", f"--net={file}", "--"), port.device.address)
+        file = f"/proc/{os.getpid()}/fd/{port.namespace}"
+        places[port.name] = Place(("nsenter", f"--net={file}", "--"), port.address)
     say(write_places(places))
     Switch(ports).run()
 
