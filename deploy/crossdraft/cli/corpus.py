@@ -40,7 +40,6 @@ class Job:
         return self.options.neighbours or NEIGHBOURS
 
     def texts(self) -> Iterator[str]:
-        """The corpus, with a progress bar."""
         return corpus_texts(self.corpus, "reading")
 
     def frequencies(self) -> TokenFrequencies:

@@ -61,11 +61,9 @@ class TextScreen:
             self._write(prompt, Style(dim=True))
 
     def token(self, token: Token) -> None:
-        """Its text, in the colour of its kind."""
         self._write(token.text, STYLES[token.kind])
 
     def end(self, generation: Generated) -> None:
-        """Legend and figures."""
         self._out.print()
         if self._out.color_system is not None:
             self._notes.print(legend())
@@ -95,7 +93,6 @@ class JsonScreen:
         self._write(shown | {"log_probability": token.log_probability})
 
     def end(self, generation: Generated) -> None:
-        """Text, ids, reason and statistics."""
         statistics, reason = generation.statistics, generation.reason
         record: dict[str, object] = {
             "text": generation.text,
@@ -113,7 +110,6 @@ class JsonScreen:
 
 
 def ratios(statistics: Statistics) -> dict[str, object]:
-    """The figures that follow from the counted ones."""
     return {name: getattr(statistics, name) for name in RATIOS}
 
 

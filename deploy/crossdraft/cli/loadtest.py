@@ -210,7 +210,6 @@ async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: T
 
 
 def _described(served: Served) -> str:
-    """The name of a model, and whether it is slowed down."""
     return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"
 
 

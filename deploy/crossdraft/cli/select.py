@@ -53,7 +53,6 @@ class Selection:
 
     @property
     def tried(self) -> tuple[str, ...]:
-        """The methods to measure with every drafter."""
         return self.methods or (GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS)
 
     def ks_for(self, copies: bool) -> tuple[int, ...]:
@@ -154,12 +153,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The drafter, in tables."""
         return short(self.model or self.drafter)
 
     @property
     def label(self) -> str:
-        """For people."""
         return f"{self.name}, {self.method}"
 
 

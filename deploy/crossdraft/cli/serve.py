@@ -56,7 +56,6 @@ MIB = 2**20
 
 
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
-    """Serves a target."""
     from crossdraft.target.service import ServeTarget, serve_target
 
     options = _model_options(model, service)
@@ -64,7 +63,6 @@ def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
 
 
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
-    """Serves a drafter with a model."""
     from crossdraft.drafter.service import ServeDrafter, serve_drafter
 
     options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
@@ -180,7 +178,6 @@ def _run(
     until_stdin_ends: bool,
     run: Callable[[Coroutine[Any, Any, None]], None] = run,
 ) -> None:
-    """Runs a server's main coroutine to its end."""
     if until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
@@ -325,7 +322,6 @@ class Together:
         self._others = others
 
     def ready_line(self) -> str:
-        """One line of JSON."""
         return json.dumps(
             json.loads(self._first.ready_line()) | {name: one.address for name, one in self._others.items()}
         )

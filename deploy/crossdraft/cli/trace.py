@@ -118,7 +118,6 @@ def title_of(recording: Recording) -> str:
 
 
 def figures_of(figures: Figures) -> list[tuple[str, str]]:
-    """Names and values for the head of the picture."""
     shown = [
         ("tokens/s", f"{figures.tokens_per_second:.1f}"),
         ("tokens per pass", f"{figures.tokens_per_pass:.2f}"),

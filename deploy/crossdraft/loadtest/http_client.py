@@ -61,7 +61,6 @@ class HttpClient:
         await self._session.close()
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        """As `Client.stream`."""
         refused = False
         async with aclosing(self._replies(request)) as replies:
             try:

@@ -147,22 +147,18 @@ class Request:
 
     @property
     def for_pipeline(self) -> GenerationRequest:
-        """For a pipeline in this process."""
         return GenerationRequest(self.prompt.content, **self._settings)
 
     @property
     def for_grpc(self) -> Generate:
-        """For crossdraft.v1.Generation."""
         return Generate(self.for_pipeline, model=self.options.model, drafter=self.options.drafter)
 
     @property
     def path(self) -> str:
-        """Of OpenAI's API."""
         return "/v1/chat/completions" if isinstance(self.prompt.content, Chat) else "/v1/completions"
 
     @property
     def body(self) -> dict[str, Any]:
-        """For OpenAI's API, as a stream."""
         options, content = self.options, self.prompt.content
         body: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature, "stream": True}
         if isinstance(content, Chat):

@@ -70,7 +70,6 @@ class Timeline:
 
     @property
     def ok(self) -> bool:
-        """Whether it has a complete answer of at least one token."""
         return not self.error and bool(self.chunks)
 
     @property
@@ -105,7 +104,6 @@ class Timeline:
 
 
 def under_way(timelines: Iterable[Timeline], moment: float) -> int:
-    """Requests that were due at a moment and had not ended yet."""
     return sum(one.due <= moment < one.ended for one in timelines)
 
 

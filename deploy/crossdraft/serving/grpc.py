@@ -82,7 +82,6 @@ class GenerationService:
             raise errors.Overloaded("too many requests of this client", wait)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """What is served now."""
         return await self._backend.models()
 
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
@@ -151,7 +150,6 @@ class GenerationServer:
 
     @property
     def address(self) -> str:
-        """host:port, once it listens."""
         return self._endpoint.address
 
     async def start(self) -> str:
@@ -177,7 +175,6 @@ class GenerationServer:
                 await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
     def ready_line(self) -> str:
-        """One line of JSON: role, address, models."""
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | self.marks)
 

@@ -127,7 +127,6 @@ class Metrics:
         )
 
     def _make_ended(self) -> None:
-        """What is counted when an output has ended."""
         self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
         self._success = self._counter(
             "request_success",
@@ -210,7 +209,6 @@ class Metrics:
         self._latency.labels(*labels).observe(seconds)
 
     def failed(self, labels: Sequence[str], cause: str) -> None:
-        """Counts an output that failed, by `cause_of` its error."""
         self._failures.labels(*labels, cause).inc()
 
     def _observe(self, labels: Sequence[str], figures: Statistics, timings: Timings) -> None:
@@ -274,21 +272,17 @@ class MeasuredBackend:
 
     @property
     def names(self) -> Sequence[str]:
-        """As `Backend.names`."""
         return self._backend.names
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """As `Backend.models`."""
         models = await self._backend.models()
         self._known = {model.name: model for model in models}
         return models
 
     async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
-        """As `Backend.written`."""
         return await self._backend.written(model, prompt, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """As `Backend.stream`."""
         began = self._clock()
         if request.model not in self._known:
             await self.models()
@@ -326,7 +320,6 @@ class _Measurement:
         self._ended = False
 
     def saw(self, item: OutputItem) -> None:
-        """Counts the next item."""
         match item:
             case Committed():
                 self._committed(len(item.tokens), self._clock() - self._began)
@@ -392,7 +385,6 @@ class _Measurement:
 
 
 def _losses(figures: Statistics) -> str:
-    """Which services failed in an output that was completed, and how."""
     lost = [(lane.address, lane.lost) for lane in figures.lanes if lane.role == "target" and lane.lost]
     targets = "".join(f"; target at {address} lost: {how}" for address, how in dict.fromkeys(lost) if address)
     return targets + (f"; drafter lost: {figures.drafter_lost}" if figures.drafter_lost else "")
@@ -410,7 +402,6 @@ def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """The label for the error that ended an output."""
     for kind, cause in CAUSES:
         if isinstance(error, kind):
             return cause
@@ -425,12 +416,10 @@ class BatchHistogram(Histogram):
     """
 
     def repeat(self, value: float, times: int) -> None:
-        """Observes the same value so many times."""
         self._buckets[bisect_left(self._upper_bounds, value)].inc(times)
         self._sum.inc(value * times)
 
     def merge(self, counts: Sequence[int], sum: float) -> None:
-        """Adds observations that were counted by bucket elsewhere."""
         for bucket, count in zip(self._buckets, counts, strict=True):
             bucket.inc(count)
         self._sum.inc(sum)

@@ -129,7 +129,6 @@ class Generation(TokenStream):
         self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
 
     async def aclose(self) -> None:
-        """Cancel what is still running and close its sessions."""
         self._over = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -401,7 +400,6 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
 
 
 def software() -> str:
-    """The version that is installed."""
     try:
         return version("crossdraft")
     except PackageNotFoundError:

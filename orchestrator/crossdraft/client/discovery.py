@@ -75,13 +75,11 @@ class Probe:
         self._task = asyncio.create_task(self._meet(client, welcome))
 
     def warn(self) -> None:
-        """Log a warning if the service is not known yet."""
         self._warned = self.error is not None or not self.tried.done()
         if self._warned:
             log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
 
     async def close(self) -> None:
-        """Stop asking and watching."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -132,7 +130,6 @@ class ProbedClient:
     probe: Probe
 
     async def close(self) -> None:
-        """Close the client, and with it its sessions."""
         await self.probe.close()
         await self.client.close()
 
@@ -229,7 +226,6 @@ class Discovery:
             await member.client.close()
 
     async def close(self) -> None:
-        """Close all clients, and with them their sessions."""
         parted = [member for _, _, member in self._parted]
         for member in (*self._targets.values(), *self._drafters.values(), *parted):
             await member.close()

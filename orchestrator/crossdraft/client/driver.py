@@ -87,18 +87,15 @@ class ServiceLane:
         self._session = self.roster[self.address].begin(self._opening, self)
 
     def opened(self) -> None:
-        """The service has opened it."""
         assert self._session is not None
         self.watch.opened(self._session.traffic, time.monotonic())
         self._report(Ready(self._number))
 
     def received(self, reply: Reply) -> None:
-        """A reply came."""
         self.watch.answered(reply, time.monotonic())
         self._report(Replied(self._number, reply))
 
     def lost(self, error: ServiceError) -> None:
-        """The service has ended it, or it or the link failed."""
         assert self.address is not None
         self.watch.lost = name_of(error)
         self.roster.failed(self.address, time.monotonic())
@@ -156,7 +153,6 @@ class Driver:
         self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
-        """The measurements so far."""
         return self._clock.times([lane.watch for lane in self._lanes.values()])
 
     async def run(self, emit: Emit) -> Finished:
@@ -235,7 +231,6 @@ class Driver:
             self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in, made))
 
     def _carry_out(self, commands: list[Command]) -> None:
-        """Never waits."""
         emitted = [command for command in commands if isinstance(command, Emitted)]
         if emitted:
             self._clock.token()
@@ -288,7 +283,6 @@ class Driver:
         self._timers[command.timer] = loop.call_later(command.seconds, self._report, expired)
 
     def _release(self) -> None:
-        """Stop timers, lanes and recorder."""
         self._session.abandon()
         for timer in self._timers.values():
             timer.cancel()

@@ -67,7 +67,6 @@ class TripWatch:
 
     @property
     def trips(self) -> Trips:
-        """The measurements so far."""
         return Trips(tuple(self._counts), self._seconds, self._queued)
 
 
@@ -155,11 +154,9 @@ class LaneWatch:
         self._owed_since: float | None = None
 
     def opened(self, traffic: TrafficCount, now: float) -> None:
-        """Its session is open."""
         self.traffic, self._opened = traffic, now
 
     def closed(self, now: float) -> None:
-        """Its session has ended."""
         self._passes_over(now, self._passes)
         self._closed = now
 
@@ -198,7 +195,6 @@ class LaneWatch:
             self._owed, self._owed_since = self._owed + now - self._owed_since, None
 
     def figures(self, now: float) -> LaneFigures:
-        """The lane's figures so far."""
         if self.traffic is None:
             return LaneFigures(self.role, self.address, 0, 0, self._trips.trips, self.lost)
         end = now if self._closed is None else self._closed
@@ -257,7 +253,6 @@ class Clock:
             self._events += 1
 
     def times(self, lanes: Sequence[LaneWatch]) -> Times:
-        """The measurements, over all lanes that there were."""
         now = self._ended or time.monotonic()
         idle = [lane.idle(now) for lane in lanes if lane.role == "target"]
         sent, received = traffic(lanes)

@@ -144,7 +144,6 @@ class Services:
 
     @staticmethod
     def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
-        """One of each role, or no drafter."""
         services = Services(Roster("target"), Roster("drafter"))
         services.targets.add("target", target)
         if drafter is not None:

@@ -99,7 +99,6 @@ class Matrix:
         return self.target_ids[part], self.weights[part]
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
-        """As `Affinity.redistribute`."""
         places = _places(self.drafter_ids, ids)
         lengths = self.starts[places + 1] - self.starts[places]
         entries = runs(self.starts[places], lengths)

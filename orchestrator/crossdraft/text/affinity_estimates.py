@@ -27,7 +27,6 @@ class Windows:
         self._count = 0  # windows
 
     def add(self, text: str) -> None:
-        """Counts one text."""
         ids = np.array(self._target.encode_continuation(from_bytes(text.encode())), dtype=np.int64)
         missing = -len(ids) % self._length
         windows = np.sort(np.concatenate([ids, np.full(missing, -1)]).reshape(-1, self._length))

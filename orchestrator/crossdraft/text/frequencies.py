@@ -34,7 +34,6 @@ class TokenFrequencies:
 
     @property
     def tokens(self) -> int:
-        """How many were counted."""
         return int(self.counts.sum())
 
     def most_frequent(self, count: int, size: int, always: Collection[int] = ()) -> NDArray[np.int64]:

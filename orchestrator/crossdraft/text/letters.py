@@ -43,7 +43,6 @@ class Side(Enum):
 
 
 def from_bytes(raw: bytes) -> Letters:
-    """Bytes as letters."""
     return Letters(raw.decode("latin-1"))
 
 
@@ -58,7 +57,6 @@ def to_bytes(letters: Letters) -> bytes:
 
 
 def common_length(one: str, other: str) -> int:
-    """The length of the longest common prefix."""
     for place, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return place

@@ -255,12 +255,10 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Number of ids: the length of the model's logits row."""
         return len(self.letters)
 
     @cached_property
     def longest(self) -> int:
-        """Letters of the longest token."""
         return max(map(len, self.letters), default=0)
 
     def ids_of(self, letters: Letters) -> tuple[int, ...]:
@@ -367,7 +365,6 @@ class Trie:
         return tuple(found)
 
     def extends(self, letters: Letters) -> bool:
-        """Whether a longer token starts with `letters`."""
         first, end = self.span(letters)
         return first < end and self._strings[end - 1] != letters
 

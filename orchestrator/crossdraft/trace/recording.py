@@ -77,13 +77,11 @@ class Recording:
 
     @property
     def steps(self) -> Iterator[Step]:
-        """All steps, in order."""
         for steps in self.rounds:
             yield from steps
 
     @property
     def finished(self) -> Finished | None:
-        """The session's last command, if it was recorded."""
         commands = (command for step in self.steps for command in step.commands)
         return next((command for command in commands if isinstance(command, Finished)), None)
 
@@ -121,7 +119,6 @@ class Writer:
         file.flush()
 
     def write(self, steps: Round) -> None:
-        """One round."""
         self._frame(self._packer.pack(steps))
         self._file.flush()
 
@@ -226,12 +223,10 @@ class Together:
         self._recorders = [one for one in recorders if one is not None]
 
     def record(self, step: Step) -> None:
-        """As Recorder says."""
         for recorder in self._recorders:
             recorder.record(step)
 
     def close(self) -> None:
-        """As Recorder says."""
         for recorder in self._recorders:
             recorder.close()
 
@@ -254,7 +249,6 @@ class FileRecorder:
         self._thread.start()
 
     def record(self, step: Step) -> None:
-        """As Recorder says."""
         self._round.append(step)
         event = step.event
         match event:

@@ -314,7 +314,6 @@ class Tracer:
         self._stall = 0  # number of the latest timer of that
 
     def read(self, step: Step) -> None:
-        """One call of the session."""
         if self._began is None:
             self._began = step.now
         begin = step.now - self._began  # when the event happened; it may have had to wait
@@ -536,5 +535,4 @@ def name_of(value: Event | Request | Reply | None) -> str:
 
 
 def named(track: Track) -> str:
-    """A label for people."""
     return track.role.value + (f" {track.place + 1}" if track.place else "")

@@ -133,7 +133,6 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 

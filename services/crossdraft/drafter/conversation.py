@@ -113,7 +113,6 @@ class Epochs:
         return self._latest if self._latest.allow(self._read) else None
 
     def scored(self, request: Score) -> Epoch:
-        """The epoch whose draft is to be scored."""
         if self._latest is not None and request.epoch != self.number:
             raise ProtocolBroken(f"epoch {request.epoch} cannot be scored; the latest is {self.number}")
         if self._latest is None or request.offset != self._latest.start:
@@ -125,7 +124,6 @@ class Epochs:
         return self._latest
 
     def close(self) -> None:
-        """Nothing more is wanted."""
         if self._latest is not None:
             self._latest.over = True
 
@@ -147,7 +145,6 @@ class ReplyBuffer:
 
     @property
     def made(self) -> int:
-        """Draft tokens of the epoch so far, sent or not."""
         return self._epoch.sent + len(self._draft_tokens)
 
     def resume(self, asked: float | None = None) -> None:
@@ -160,15 +157,12 @@ class ReplyBuffer:
         self._queued += seconds
 
     def add(self, draft_token: DraftToken) -> None:
-        """One more draft token."""
         self._draft_tokens.append(draft_token)
 
     def add_branch(self, branch: Branch) -> None:
-        """A branch that is finished."""
         self._branches.append(branch)
 
     def due(self) -> Iterator[Drafted]:
-        """The replies that are to be sent now."""
         epoch = self._epoch
         while True:
             size, left = self._size, max(0, epoch.count - epoch.sent)
@@ -259,14 +253,12 @@ class Conversation:
             raise ProtocolBroken(f"{MOST_WAITING} requests of this session wait already")
 
     def left(self, reply: Reply) -> None:
-        """A reply is being written: the client reads."""
         if isinstance(reply, Drafted):
             self._go_on(self._epochs.read(reply))
         else:
             self._unread_scores -= 1
 
     def close(self) -> None:
-        """Nothing more is wanted."""
         self._closed = True
         self._epochs.close()
         for task in (self._drafting, self._scoring):

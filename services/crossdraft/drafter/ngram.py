@@ -63,7 +63,6 @@ def continuation(text: Letters, count: int, lengths: Lengths) -> Letters:
 
 
 def plain_beginning(letters: Letters) -> Letters:
-    """The letters before the first control symbol."""
     end = next((place for place, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL), len(letters))
     return Letters(letters[:end])
 
@@ -111,7 +110,6 @@ class NgramSession:
         """It holds nothing but the text."""
 
     def begin(self, epoch: Epoch) -> None:
-        """As in `conversation.Drafter`."""
         request, written = epoch.request, len(self._text) - self._origin
         if request.offset > written:
             raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")

@@ -55,7 +55,6 @@ class DrafterService:
 
     @cached_property
     def description(self) -> Description:
-        """What it says of its model."""
         return replace(self.running.description, affinity="" if self.affinity is None else self.affinity.target)
 
     @cached_property
@@ -121,11 +120,9 @@ class DrafterSession:
         self._latest: tuple[Epoch, Drafting, Scoring] | None = None
 
     def close(self) -> None:
-        """Frees its KV slots."""
         self._thread.close_session(self)
 
     def begin(self, epoch: Epoch) -> None:
-        """As in `conversation.Drafter`."""
         self._pending.append(epoch)
 
     def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
@@ -138,7 +135,6 @@ class DrafterSession:
         return thread.submit(self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply))))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
-        """As in `conversation.Drafter`."""
         if self._state.source.whose is Whose.TARGET:
             raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
         if self._latest is None or self._latest[0] is not epoch:

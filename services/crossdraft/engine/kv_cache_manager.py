@@ -30,7 +30,6 @@ class Extent:
 
 
 def size_for(slots: int) -> int:
-    """The size of an extent for at least so many slots."""
     return UNIT << max(0, -(-slots // UNIT) - 1).bit_length()
 
 
@@ -151,7 +150,6 @@ class PrefixIndex:
             self._entries.setdefault(keys[-1], {})[entry] = None
 
     def forget(self, entry: CacheEntry) -> None:
-        """Removes an entry."""
         for key in self._keys.pop(entry, ()):
             self._drop(key, entry)
 
@@ -217,7 +215,6 @@ class KVCacheManager:
 
     @property
     def slots(self) -> int:
-        """All slots that can be allocated."""
         return self._allocator.slots
 
     @property
@@ -233,7 +230,6 @@ class KVCacheManager:
         return iter(self._live)
 
     def get(self, session: Hashable) -> CacheEntry | None:
-        """The entry of a live session."""
         return self._live.get(session)
 
     def can_allocate(self, request: ForwardRequest) -> bool:
@@ -347,7 +343,6 @@ class KVCacheManager:
         return self._allocator.allocate(size)
 
     def _release(self, entry: CacheEntry) -> None:
-        """Frees an entry's slots."""
         entry.cached = CachedTokens()
         self._prefixes.forget(entry)
         self._allocator.free(entry.extent)

@@ -85,7 +85,6 @@ class GraphRunner:
 
     @property
     def captured(self) -> int:
-        """Graphs so far."""
         return len(self._recorded)
 
     def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:

@@ -90,12 +90,10 @@ class RunningModel:
 
     @cached_property
     def clocks(self) -> Clocks:
-        """The noise of each column of its logits, on the same device."""
         return Clocks(self.noise, self.thread.engine.device, self.kept)
 
     @cached_property
     def lengths(self) -> Sequence[int]:
-        """How many letters each id has."""
         return [len(letters) for letters in self.tokenization.vocabulary.letters]
 
     def columns(self, allowed: Ids | None) -> Ids | None:

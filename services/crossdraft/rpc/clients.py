@@ -47,25 +47,20 @@ class ServiceSession:
         self._link_session: LinkSession
 
     def begin(self, session: LinkSession) -> None:
-        """What it sends with."""
         self._link_session = session
 
     def opened(self) -> None:
-        """As in `links.Listener`."""
         self._came.put_nowait(True)
 
     def received(self, reply: Any) -> None:
-        """As in `links.Listener`."""
         self._came.put_nowait(reply)
 
     def lost(self, error: ServiceError) -> None:
-        """As in `links.Listener`."""
         self._error = error
         self._came.put_nowait(error)
 
     @property
     def traffic(self) -> Traffic:
-        """What it has sent and received."""
         return self._link_session.traffic
 
     async def ready(self) -> None:
@@ -292,11 +287,9 @@ class _Client(ABC, Generic[Open, Session]):
         """A session that has not begun."""
 
     def reachable(self) -> bool | None:
-        """As `ServiceChannel.reachable`."""
         return self._channel.reachable()
 
     async def close(self) -> None:
-        """Closes the channel, and with it all its sessions."""
         for link in list(self._links):
             await link.close()
         await self._channel.close()

@@ -52,7 +52,6 @@ def check_max(count: int, most: int, name: str) -> None:
 
 
 def encode_letters(letters: Letters) -> bytes:
-    """Letters as the UTF-8 of their code points."""
     return letters.encode()
 
 
@@ -130,17 +129,14 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
 
 
 def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
-    """A noise key, or nothing."""
     return None if noise is None else pb.NoiseKey(**vars(noise))
 
 
 def decode_noise(message: pb.NoiseKey) -> NoiseKey:
-    """A noise key that is set."""
     return NoiseKey(message.seed, message.choice)
 
 
 def encode_description(description: Description) -> pb.Description:
-    """What a service says of its model."""
     template = description.chat_template
     return pb.Description(
         **vars(description)
@@ -198,7 +194,6 @@ class Lists:
 
     @property
     def spans(self) -> Iterator[slice]:
-        """Where each list is."""
         end = 0
         for count in self.counts:
             yield slice(end, end := end + count)
@@ -210,7 +205,6 @@ class Lists:
         return np.bincount(self.owners, values, len(self.counts)).astype(np.float64, copy=False)
 
     def split(self) -> list[Ids]:
-        """The lists."""
         return [self.ids[span] for span in self.spans]
 
 
@@ -430,7 +424,6 @@ def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> 
 
 
 def _distinct(lists: Lists) -> bool:
-    """Whether no list has an id twice."""
     ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
     return not bool((ids[1:] == ids[:-1]).any())
 

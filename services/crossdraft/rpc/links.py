@@ -102,7 +102,6 @@ class Outbox(Generic[Message]):
         return len(waiting)
 
     def finish(self) -> None:
-        """No message will follow those that wait."""
         self._finished = True
         self._news.set()
 
@@ -219,7 +218,6 @@ class TargetOwes:
 
     @property
     def due(self) -> bool:
-        """Whether a reply is due."""
         return self._unanswered > 0
 
     def sent(self, request: object) -> bool:
@@ -230,7 +228,6 @@ class TargetOwes:
         return self._unanswered == 1
 
     def received(self, reply: object) -> None:
-        """Counts a reply."""
         if not (isinstance(reply, PassDone | PromptScored) and reply.more):
             self._unanswered = max(0, self._unanswered - 1)
 
@@ -250,7 +247,6 @@ class DrafterOwes:
 
     @property
     def due(self) -> bool:
-        """Whether a reply is due."""
         return self._opening or self._draft or self._scores > 0
 
     def sent(self, request: object) -> bool:
@@ -269,7 +265,6 @@ class DrafterOwes:
         return self.due and not before
 
     def received(self, reply: object) -> None:
-        """Counts a reply."""
         match reply:
             case Opened():
                 self._opening = False
@@ -359,7 +354,6 @@ class Link:
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
-        """Begins a session."""
         self._latest += 1
         owes = TargetOwes() if isinstance(opening, OpenTarget) else DrafterOwes()
         session = self._sessions[self._latest] = LinkSession(self, self._latest, listener, owes)
@@ -368,14 +362,12 @@ class Link:
         return session
 
     def put(self, number: int, request: Any) -> None:
-        """Queues a request of a session."""
         session = self._sessions.get(number)
         if session is not None:
             self._outbox.put(number, request)
             self._note_sent(session, request)
 
     def close_session(self, number: int) -> None:
-        """Ends a session in order."""
         if self._forget(number) is not None:
             self._outbox.put(number, Close())
 
@@ -509,7 +501,6 @@ class Link:
         self._outbox.put(number, Close())
 
     def _lose(self, number: int, error: ServiceError) -> None:
-        """A session that is over."""
         session = self._forget(number)
         if session is not None:
             session.listener.lost(error)

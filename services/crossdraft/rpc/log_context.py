@@ -40,7 +40,6 @@ def current() -> LogContext:
 
 @contextmanager
 def about(**changes: str) -> Iterator[LogContext]:
-    """Changes fields of the context for the block, and for tasks that it begins."""
     token = _current.set(replace(_current.get(), **changes))
     try:
         yield _current.get()
@@ -65,7 +64,6 @@ def request_id(given: str | None = None) -> str:
 
 
 def to_metadata() -> Metadata:
-    """The metadata of a session that is opened now."""
     request = current().request
     return ((REQUEST_ID, request),) if request else ()
 

@@ -35,7 +35,6 @@ MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 
 
 def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
-    """A frame to a target."""
     frame, listed = pb.VerifyRequests(), list[Ids]()
     for session, request in messages:
         match request:
@@ -156,7 +155,6 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
 
 
 def weight_of_request(request: Request) -> int:
-    """As `FrameCodec.weight`."""
     match request:
         case Pass():
             return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
@@ -167,7 +165,6 @@ def weight_of_request(request: Request) -> int:
 
 
 def weight_of_reply(reply: Reply) -> int:
-    """As `FrameCodec.weight`."""
     match reply:
         case PassDone():
             return sum(map(_weight_of_node, reply.nodes))
@@ -187,12 +184,10 @@ def _weight_of_node(node: Row | Sample) -> int:
 
 
 def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
-    """The client's side of a target's link."""
     return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
 
 
 def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
-    """The target's side of its link."""
     return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
 
 

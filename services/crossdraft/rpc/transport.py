@@ -31,11 +31,9 @@ class MessageLimit:
 
     @property
     def bytes(self) -> int:
-        """The limit, serialized."""
         return self.mib * MIB
 
     def options(self) -> ChannelOptions:
-        """As options of a channel or server."""
         return (("grpc.max_send_message_length", self.bytes), ("grpc.max_receive_message_length", self.bytes))
 
 
@@ -139,7 +137,6 @@ class ServiceChannel:
         return REACHABLE.get(self.current().get_state(try_to_connect=True))
 
     async def close(self) -> None:
-        """Closes it, and with it all its sessions."""
         for channel in list(self._all):
             await channel.close(None)
 

@@ -58,7 +58,6 @@ class TargetService:
 
     @property
     def description(self) -> Description:
-        """What it says of its model."""
         return self.running.description
 
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
@@ -138,18 +137,15 @@ class TargetSession:
         self._go_on()
 
     def left(self, reply: Reply) -> None:
-        """A reply is being written."""
         self._left_at = self._loop.time()
 
     def close(self) -> None:
-        """Frees its KV slots."""
         self._closed = True
         if self._busy is not None:
             self._busy.cancel()
         self._running.thread.close_session(self)
 
     def _go_on(self) -> None:
-        """Begins the next request, if none is under way."""
         while self._busy is None and self._waiting:
             request = self._waiting.popleft()
             if isinstance(request, RunTo):  # what it is about is over
@@ -328,7 +324,6 @@ def _fetched(
 def _done(
     request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool = False, first: int = 0
 ) -> PassDone:
-    """What was found, as it is sent."""
     times = answer.seconds, answer.queued
     return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
 

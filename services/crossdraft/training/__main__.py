@@ -35,7 +35,6 @@ def main(
 
 
 def make(recipe: Recipe, folder: Path, work: Path, compiled: bool) -> None:
-    """Tokenizer, training, export and model card of one model."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = read_corpus()
     tokenizer = _tokenizer(recipe, folder)

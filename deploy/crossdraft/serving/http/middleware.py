@@ -111,7 +111,6 @@ class Gate:
             raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
 
     def _counted(self, receive: Receive) -> Receive:
-        """Also limits bodies that come without a content-length."""
         size = 0
 
         async def counted() -> Message:
@@ -130,7 +129,6 @@ class Gate:
 
 
 def _path(scope: Scope) -> str:
-    """Below where the application is mounted."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
@@ -142,6 +140,5 @@ def request_id(given: str | None) -> str:
 
 
 def reply_of(refusal: RefusedError) -> Response:
-    """A refusal as a reply."""
     body = refusal.body.model_dump_json()
     return Response(body, refusal.status, refusal.headers, "application/json")

@@ -177,7 +177,6 @@ class GenerationBody(Body):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -207,7 +206,6 @@ class GenerationBody(Body):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that the request asks for."""
         return len(self.prompts) * self.n
 
     @property
@@ -304,7 +302,6 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """One by one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = tuple(part for part in self.prompt if isinstance(part, int))
@@ -313,24 +310,20 @@ class CompletionBody(GenerationBody):
 
     @property
     def max_output_tokens(self) -> int:
-        """Of each output."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """As `GenerationBody.num_logprobs`."""
         return self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """As `GenerationBody.num_prompt_logprobs`."""
         if not self.echoes_tokens:
             return self.prompt_logprobs
         return max(self.logprobs or 0, self.prompt_logprobs or 0)
 
     @property
     def echoes_tokens(self) -> bool:
-        """As `GenerationBody.echoes_tokens`."""
         texts = self.truncate_prompt_tokens is None and all(isinstance(prompt, str) for prompt in self.prompts)
         return self.echo and (self.logprobs is not None or not texts)
 
@@ -387,7 +380,6 @@ class TemplateFields(Body):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
-        """Messages as a prompt."""
         settings = "" if self.chat_template_kwargs is None else json.dumps(self.chat_template_kwargs)
         said = tuple(one.message for one in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
@@ -415,17 +407,14 @@ class ChatBody(TemplateFields, GenerationBody):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The chat."""
         return [self.chat_of(self.messages)]
 
     @property
     def max_output_tokens(self) -> int:
-        """Of each output."""
         return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
 
     @property
     def num_logprobs(self) -> int | None:
-        """As `GenerationBody.num_logprobs`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -446,7 +435,6 @@ class TokenizeBody(TemplateFields):
 
     @property
     def asked(self) -> Prompt:
-        """What is to be tokenized."""
         return self.prompt if self.prompt is not None else self.chat_of(self.messages or ())
 
 

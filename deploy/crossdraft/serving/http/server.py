@@ -116,7 +116,6 @@ class HttpServer:
             await self._task
 
     def ready_line(self) -> str:
-        """One line of JSON: role, address, model."""
         return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})
 
     async def __aenter__(self) -> Self:

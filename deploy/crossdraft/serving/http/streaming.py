@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 
 def items(backend: Backend, requests: Sequence[OutputRequest]) -> AsyncGenerator[IndexedItem, None]:
-    """Those of all outputs, as they come."""
     return merged([backend.stream(request) for request in requests])
 
 
@@ -130,7 +129,6 @@ class Chunks:
 
 
 def event_of(value: BaseModel) -> bytes:
-    """A server-sent event."""
     return b"data: " + value.model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
 

@@ -83,7 +83,6 @@ class Scene:
 
 
 def scene_of(timeline: Timeline) -> Scene:
-    """The picture of a timeline."""
     return _Stage(timeline).scene()
 
 
@@ -187,7 +186,6 @@ class _Stage:
 
 
 def epoch_style(epoch: int) -> str:
-    """The name of an epoch's colour."""
     return f"epoch{epoch % EPOCH_STYLES}"
 
 
