@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Closed, ContextTooLong, Internal, NotServed, TimedOut, TooLarge, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
 from crossdraft.rpc.links import DrafterOwes, TargetOwes
@@ -41,6 +41,7 @@ from tests.rpc.services import (
     ToyTargetService,
     on_a_port_of_its_own,
 )
+from tests.rpc.sessions import DrafterClient, TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0, sessions=SessionLimits(idle_seconds=1e9))
