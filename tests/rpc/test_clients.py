@@ -130,7 +130,6 @@ async def test_traffic_counts_serialized_bytes(client):
         small = session.traffic.bytes_sent - before[0]
         await session.run(Pass(2, tuple(range(20, 60)), TokenTree()))
         large = session.traffic.bytes_sent - before[0] - small
-    assert (session.traffic.messages_sent, session.traffic.messages_received) == (3, 3)
     alone = 2 + 2 + 2  # envelope; session; envelope of the pass
     assert small == alone + 2 + 2 + 3  # number; tree's envelope; one token; a chain's parents go without saying
     assert large == alone + 2 + 2 + 2 + 40  # number; empty tree; packed field's head; forty ids of one byte

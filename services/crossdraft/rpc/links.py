@@ -44,8 +44,6 @@ TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a tim
 class Traffic:
     """What a session has sent and received so far; of the bytes of a frame each of its messages has the same share."""
 
-    messages_sent: int = 0
-    messages_received: int = 0
     bytes_sent: float = 0.0  # serialized, before HTTP/2 frames
     bytes_received: float = 0.0
     codec_seconds: float = 0.0  # making frames of messages and messages of frames, shared in the same way
@@ -449,7 +447,6 @@ class Link:
             if session is None:
                 continue
             traffic = session.traffic
-            traffic.messages_received += 1
             traffic.bytes_received += size
             traffic.codec_seconds += seconds
             self._received(number, session, message)
@@ -487,7 +484,6 @@ class Link:
     def _left(self, number: int, message: Any, size: float, seconds: float) -> None:
         session = self._sessions.get(number)
         if session is not None:
-            session.traffic.messages_sent += 1
             session.traffic.bytes_sent += size
             session.traffic.codec_seconds += seconds
 
