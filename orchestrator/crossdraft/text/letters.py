@@ -73,11 +73,6 @@ EVENTS = _NAMELESS + len(Side)  # number of codes: bytes, END, roles, control sy
 _OF_ROLE = {role.value: END + 1 + place for place, role in enumerate(Role)}
 
 
-def coding() -> str:
-    """Identifies the mapping of letters to codes; stored codes are valid for the same coding only."""
-    return repr((END, _NAMELESS, EVENTS, _OF_ROLE, [side.value for side in Side]))
-
-
 def codes_of(letters: str) -> Codes:
     """One code per letter, uint16 (len(letters),); a byte's code is the byte, that of U+0100 is END.
 
