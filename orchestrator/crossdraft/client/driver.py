@@ -35,11 +35,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.session import Session
 from crossdraft.trace.recording import Recorder, Step
-from crossdraft.types.messages import (
-    OpenDrafter,
-    OpenTarget,
-    PromptScored,
-)
+from crossdraft.types.messages import OpenDrafter, OpenTarget, PromptScored
 from crossdraft.types.statistics import Times
 
 

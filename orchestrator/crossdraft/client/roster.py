@@ -7,16 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.rpc.links import Listener
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    RunTo,
-    Score,
-)
+from crossdraft.types.messages import Advance, Draft, FetchRow, OpenDrafter, OpenTarget, Pass, RunTo, Score
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 

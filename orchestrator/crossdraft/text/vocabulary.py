@@ -10,16 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.text.letters import (
-    AFTER_ALL,
-    NAMELESS,
-    Letters,
-    Role,
-    Side,
-    Spelling,
-    from_bytes,
-    spelled,
-)
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, Letters, Role, Side, Spelling, from_bytes, spelled
 
 # What a tokenizer.json says of its tokens' letters.
 

@@ -109,21 +109,12 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
         return decode_id_tuple(field, f"options.{name}", vocabulary_size)
 
     biased = ids_of([bias.id for bias in message.logit_bias], "logit_bias")
+    given = {field.name: value for field, value in message.ListFields()}  # the others have the default of both sides
+    given |= {name: ids_of(given.get(name, ()), name) for name in ("allowed_token_ids", "end_ids")}
+    given["logit_bias"] = tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True))
+    given["bad_word_ids"] = tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids)
     try:
-        return SamplingOptions(
-            temperature=message.temperature if message.HasField("temperature") else 1.0,
-            top_k=message.top_k,
-            top_p=message.top_p if message.HasField("top_p") else 1.0,
-            min_p=message.min_p,
-            repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-            presence_penalty=message.presence_penalty,
-            frequency_penalty=message.frequency_penalty,
-            logit_bias=tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True)),
-            allowed_token_ids=ids_of(message.allowed_token_ids, "allowed_token_ids"),
-            bad_word_ids=tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids),
-            min_tokens=message.min_tokens,
-            end_ids=ids_of(message.end_ids, "end_ids"),
-        )
+        return SamplingOptions(**given)
     except ValueError as error:
         raise BadMessage(f"options: {error}") from error
 

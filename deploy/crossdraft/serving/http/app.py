@@ -27,13 +27,7 @@ from crossdraft.serving.http.errors import (
     refusal_of_status,
 )
 from crossdraft.serving.http.middleware import GUARDED, ID_HEADER, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
-from crossdraft.serving.http.requests import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeBody,
-)
+from crossdraft.serving.http.requests import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from crossdraft.serving.http.responses import (
     Alive,
     ChatCompletion,
@@ -46,15 +40,7 @@ from crossdraft.serving.http.responses import (
     Ready,
     Tokenized,
 )
-from crossdraft.serving.http.streaming import (
-    AnyFormat,
-    Chunks,
-    ClientGoneError,
-    EventStream,
-    items,
-    unless_gone,
-    whole,
-)
+from crossdraft.serving.http.streaming import AnyFormat, Chunks, ClientGoneError, EventStream, items, unless_gone, whole
 from crossdraft.serving.page import mount
 from crossdraft.types.output import ServedModel
 

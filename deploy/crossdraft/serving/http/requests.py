@@ -6,7 +6,7 @@ A body is checked by pydantic and then makes its `OutputRequest`s, one for each 
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
@@ -240,48 +240,33 @@ class GenerationBody(Body):
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
-        how = self.speculative
-        return GenerationRequest(
-            prompt,
-            method=how.method,
-            num_speculative_tokens=how.num_speculative_tokens,
-            max_tokens=self.max_output_tokens,
-            options=self._sampling_options(),
-            drafter_temperature=how.drafter_temperature,
-            seed=None if self.seed is None else self.seed % 2**64,
-            ignore_eos=self.ignore_eos,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            bad_words=tuple(self.bad_words),
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            allow_inexact=how.allow_inexact,
-            overlap=how.overlap,
-            max_draft_tokens=how.max_draft_tokens,
-            min_draft_tokens=how.min_draft_tokens,
-            branches=how.branches,
-            branch_width=how.branch_width,
-            paths=how.paths,
-            logprobs=self.num_logprobs,
-            prompt_logprobs=self.num_prompt_logprobs,
-        )
+        changed = {
+            "prompt": prompt,
+            "max_tokens": self.max_output_tokens,
+            "options": self._sampling_options(),
+            "seed": None if self.seed is None else self.seed % 2**64,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "logprobs": self.num_logprobs,
+            "prompt_logprobs": self.num_prompt_logprobs,
+        }
+        return GenerationRequest(**same(GenerationRequest, self) | same(GenerationRequest, self.speculative) | changed)
 
     def _sampling_options(self) -> SamplingOptions:
+        changed = {
+            "top_k": max(0, self.top_k),
+            "logit_bias": tuple((self.logit_bias or {}).items()),
+            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
+        }
         try:
-            return SamplingOptions(
-                temperature=self.temperature,
-                top_k=max(0, self.top_k),
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                logit_bias=tuple((self.logit_bias or {}).items()),
-                allowed_token_ids=tuple(self.allowed_token_ids or ()),
-                min_tokens=self.min_tokens,
-            )
+            return SamplingOptions(**same(SamplingOptions, self) | changed)
         except ValueError as error:
             raise RequestError(str(error)) from error
+
+
+def same(record: type, body: Body) -> dict[str, Any]:
+    """The values of a body whose names are fields of a record, lists as tuples."""
+    named = ((one.name, getattr(body, one.name)) for one in fields(record) if one.name in type(body).model_fields)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in named}
 
 
 class CompletionBody(GenerationBody):
