@@ -340,9 +340,7 @@ class Kinds(StrEnum):
     """How `affinity` makes its matrix."""
 
     ALIGNED = "aligned"
-    PREFIX = "prefix"
     CO_OCCURRENCE = "co-occurrence"
-    FIRST_ORDER = "first-order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +349,6 @@ class AffinityOptions:
 
     kind: Kinds = option(Kinds.ALIGNED, "How the matrix is made; docs/rdk.md compares the kinds.")
     neighbours: int | None = option(None, "Max target tokens of each draft token; by default 64.", min=1)
-    keep: float | None = option(None, "Share of its probability that each shared token keeps; by default 0.")
     window: int | None = option(None, "For co-occurrence: target tokens in a window; by default 8.", min=2)
     temperature: float | None = option(None, "For co-occurrence: temperature of the softmax; by default 0.0001.")
 
