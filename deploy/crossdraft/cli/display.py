@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -32,19 +32,6 @@ MEANINGS = {
 }
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
-
-
-class Screen(Protocol):
-    """Where a generation is shown."""
-
-    def begin(self, prompt: str) -> None:
-        """Before the first token."""
-
-    def token(self, token: Token) -> None:
-        """A token, as soon as it is there."""
-
-    def end(self, generation: Generated) -> None:
-        """After the last token."""
 
 
 class TextScreen:
@@ -107,6 +94,9 @@ class JsonScreen:
 
     def _write(self, record: dict[str, object]) -> None:
         print(json.dumps(record), file=self._output, flush=True)
+
+
+Screen = TextScreen | JsonScreen
 
 
 def ratios(statistics: Statistics) -> dict[str, object]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
@@ -33,26 +33,7 @@ class MismatchError(Exception):
     """A service that describes itself, but cannot be used beside the others of its role; the text says why."""
 
 
-class Described(Protocol):
-    """A client of a service."""
-
-    address: str
-
-    @property
-    def service(self) -> str:
-        """The service's name in error texts."""
-        ...
-
-    async def describe(self) -> Description:
-        """The service's description of its model; raises ServiceError."""
-        ...
-
-    def reachable(self) -> bool | None:
-        """Whether it can be reached now; None: that is being found out."""
-        ...
-
-
-Client = TypeVar("Client", bound=Described)
+Client = TypeVar("Client", TargetClient, DrafterClient)
 Welcome = Callable[[Client, Description], Awaitable[None]]
 
 
@@ -70,14 +51,14 @@ class Probe:
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self._client = client
+        self._service = client.service  # in error texts
         self._warned = False
         self._task = asyncio.create_task(self._meet(client, welcome))
 
     def warn(self) -> None:
         self._warned = self.error is not None or not self.tried.done()
         if self._warned:
-            log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
+            log.warning("%s; it is tried again", self.error or f"{self._service} has not answered yet")
 
     async def close(self) -> None:
         self._task.cancel()

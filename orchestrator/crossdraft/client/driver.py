@@ -44,7 +44,7 @@ class ServiceLane:
 
     Args:
         number: of the lane.
-        roster: of its role, a Roster[TargetPort] or Roster[DrafterPort].
+        roster: of its role, a Roster[ServicePort].
         opening: the first message.
         report: is told what happens there.
     """
@@ -60,7 +60,7 @@ class ServiceLane:
         self._number = number
         self._opening = opening
         self._report = report
-        self._session: SessionPort[Any] | None = None
+        self._session: SessionPort | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:

@@ -5,11 +5,10 @@ Its draft tokens are a function of the text alone, so each row is one-hot, and n
 """
 
 import asyncio
-import sys
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, Replies
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
@@ -206,8 +205,3 @@ def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
     marks = {} if options.pace is None else {"paced": str(options.pace)}
     return Server(DRAFTER, NgramService(options.lengths, options.pace), options.listening, marks)
-
-
-async def serve_ngram(options: ServeNgram, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens; raises CannotListen."""
-    await serve(ngram_server(options), output)

@@ -1,13 +1,11 @@
 """The drafter service: sessions on one model, and its server."""
 
 import asyncio
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import DRAFTER, Replies
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
 from crossdraft.text.tokenization import NotExpressible
@@ -215,13 +213,3 @@ def _load(options: ServeDrafter) -> DrafterService:
             running.close()
             raise AffinityMismatch(f"{options.affinity}: {error}") from error
     return DrafterService(running, affinity)
-
-
-async def serve_drafter(options: ServeDrafter, output: TextIO = sys.stdout) -> None:
-    """Serves a drafter until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens.
-
-    Raises:
-        ValueError: as `drafter_server`.
-        CannotListen: the address cannot be had.
-    """
-    await serve(await drafter_server(options), output)

@@ -1,12 +1,11 @@
 """The target service: sessions on one model, which answer passes over trees after the committed ids, and its server."""
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
@@ -15,7 +14,7 @@ from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest,
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
     MOST_RUN,
@@ -336,13 +335,3 @@ async def target_server(options: ServeTarget) -> TargetServer:
     """
     running = await asyncio.to_thread(run_model, options.model, Side.TARGET)
     return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)
-
-
-async def serve_target(options: ServeTarget, output: TextIO = sys.stdout) -> None:
-    """Serves a target until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens.
-
-    Raises:
-        ValueError: the model cannot be run with these options.
-        CannotListen: the address cannot be had.
-    """
-    await serve(await target_server(options), output)
