@@ -72,7 +72,7 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
         lambda one: bool(one.drafter_lost),
     ),
     ("target_open_seconds", "Seconds that sessions with targets were open.", lambda one: one.target_lane_seconds),
-    ("target_idle_seconds", "Seconds of them without a pass in flight.", lambda one: one.idle_seconds),
+    ("target_idle_seconds", "Seconds of them without a request in flight.", lambda one: one.idle_seconds),
     ("target_model_seconds", "Seconds in targets' models.", lambda one: one.target_seconds),
     ("drafter_model_seconds", "Seconds in drafters' models.", lambda one: one.drafter_seconds),
     ("orchestrator_cpu_seconds", "CPU time in the state machine.", lambda one: one.verification_seconds),

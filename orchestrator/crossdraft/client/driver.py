@@ -222,9 +222,8 @@ class Driver:
         if self._recorder is not None:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
-            bytes_out, bytes_in = sum(sent.values()), sum(received.values())
             made, self._session.choices = tuple(self._session.choices), []
-            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in, made))
+            self._recorder.record(Step(now, event, tuple(commands), spent, misses, sent, received, made))
 
     def _carry_out(self, commands: list[Command]) -> None:
         emitted = [command for command in commands if isinstance(command, Emitted)]

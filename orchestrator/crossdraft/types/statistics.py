@@ -82,7 +82,7 @@ class Statistics:
     events: int = 0  # handled by the state machine
     target_bytes: int = 0  # serialized, both ways, with targets
     drafter_bytes: int = 0  # ... with drafters
-    idle_seconds: float = 0.0  # of open targets without a pass in flight
+    idle_seconds: float = 0.0  # of open targets without an unanswered request
     target_lane_seconds: float = 0.0  # of open targets
     lanes: tuple[LaneFigures, ...] = ()  # streams with services, in the order of their opening
     runs: int = 0  # passes that asked the target for several tokens of its own
@@ -113,7 +113,7 @@ class Statistics:
 
     @property
     def idle_share(self) -> float:
-        """Share of the targets' open time without a pass in flight."""
+        """Share of the targets' open time without an unanswered request."""
         return self.idle_seconds / self.target_lane_seconds if self.target_lane_seconds else 0.0
 
     @property
