@@ -225,11 +225,9 @@ def replay(file: Recorded) -> None:
 @command(app)
 def timeline(
     file: Recorded,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write: a page (.html) or a picture (.png, .svg, .pdf).")
-    ],
-    first: int = option(1, "First round to show.", min=1),
-    rounds: int = option(15, "Max rounds to show; an .html page has all of them, and shows this many at first.", min=1),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write (.html).")],
+    first: int = option(1, "First round that is seen when the page is opened; it has all of them.", min=1),
+    rounds: int = option(15, "Rounds that are seen then.", min=1),
 ) -> None:
     """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
     from crossdraft.cli import trace as module
