@@ -152,14 +152,11 @@ def inspect(
         None, "Sample of the text that will be served; by default Python source code.", metavar="FILE"
     ),
     as_json: AsJson = False,
-    plot: Path | None = option(
-        None, "Write a plot: in how many ways draft tokens can spell a target token.", metavar="FILE"
-    ),
 ) -> None:
     """Compare two vocabularies. It counts the tokens that both have, and those that the other can spell."""
     from crossdraft.cli import inspect as module
 
-    module.inspect(target, drafter, sample, as_json, plot)
+    module.inspect(target, drafter, sample, as_json)
 
 
 @command(app)
@@ -181,7 +178,6 @@ def select(
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 48,
     as_json: AsJson = False,
-    plot: Path | None = option(None, "Write a plot: speed against the number of draft tokens.", metavar="FILE"),
     engine: EngineOptions = STARTED,
 ) -> None:
     """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
@@ -192,7 +188,7 @@ def select(
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
     selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens, engine)
-    module.select(selection, as_json, plot)
+    module.select(selection, as_json)
 
 
 @command(app)

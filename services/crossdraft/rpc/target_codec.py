@@ -224,7 +224,7 @@ def _encode_pass(request: Pass) -> pb.Pass:
     return pb.Pass(
         number=request.number,
         committed=request.committed,
-        tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
+        tree=pb.TokenTree(tokens=tree.tokens, parents=None if tree.is_chain else [at + 1 for at in tree.parents]),
         listed=len(request.listed),
         wanted=request.wanted,
         draws=request.draws,
@@ -266,10 +266,6 @@ def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTre
         return TokenTree(tokens, parents)
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
-
-
-def _is_chain(tree: TokenTree) -> bool:
-    return tree.parents == tuple(range(ROOT, ROOT + len(tree)))
 
 
 def _encode_fetch(request: FetchRow) -> pb.FetchRow:

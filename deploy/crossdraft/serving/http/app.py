@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from crossdraft.client.api import software
 from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.serving.backend import Backend, UnknownModelError
 from crossdraft.serving.http.bodies import refusal_of_faults, route_class
 from crossdraft.serving.http.errors import (
@@ -26,7 +27,7 @@ from crossdraft.serving.http.errors import (
     refusal_of,
     refusal_of_status,
 )
-from crossdraft.serving.http.middleware import GUARDED, ID_HEADER, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
+from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from crossdraft.serving.http.responses import (
     Alive,
@@ -63,7 +64,7 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
     if options.cors:  # before all others: a browser's first question has no key
-        app.add_middleware(CORSMiddleware, expose_headers=[ID_HEADER], **options.cors)
+        app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
     app.include_router(models_router(backend))

@@ -295,14 +295,17 @@ class PartialOutput:
     begun: bool = False  # a chunk of it was sent
     ended: Ended | None = None
 
-    def read(self, tokens: Sequence[PromptToken], echoed: bool) -> None:
-        """The next ones of the prompt, with which the text begins if they are echoed."""
-        self.text += text_of(tokens) if echoed else ""
-        self.prompt += tokens
-
-    def add(self, tokens: Sequence[Token]) -> None:
-        self.text += text_of(tokens)
-        self.tokens += tokens
+    def take(self, item: "Shown", echoed: bool) -> None:
+        """What comes next; with the prompt's tokens the text begins if they are echoed."""
+        match item:
+            case PromptTokens():
+                self.text += text_of(item.tokens) if echoed else ""
+                self.prompt += item.tokens
+            case Committed():
+                self.text += text_of(item.tokens)
+                self.tokens += item.tokens
+            case Ended():
+                self.ended = item
 
 
 class Format(ABC, Generic[BodyT]):

@@ -39,13 +39,8 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, be
     outputs = [PartialOutput() for _ in range(format.body.num_outputs)]
     async with aclosing(coming):
         async for index, item in coming:
-            match item:
-                case PromptTokens():
-                    outputs[index].read(item.tokens, format.body.echoes_tokens)
-                case Committed():
-                    outputs[index].add(item.tokens)
-                case Ended():
-                    outputs[index].ended = item
+            if not isinstance(item, TraceSpans):
+                outputs[index].take(item, format.body.echoes_tokens)
     values = sum(len(one.tokens) for one in outputs) * (1 + (format.body.num_logprobs or 0))
     return await beside.run(BYTES * values, lambda: format.whole(outputs).model_dump_json(exclude_unset=True))
 
@@ -91,13 +86,7 @@ class Chunks:
         if self._shows(item):
             chunk = event_of(self._format.chunk(index, output, item, self._trace(index, item)))
             output.begun = True
-        match item:
-            case PromptTokens():
-                output.read(item.tokens, self._body.echoes_tokens)
-            case Committed():
-                output.add(item.tokens)
-            case Ended():
-                output.ended = item
+        output.take(item, self._body.echoes_tokens)
         return chunk
 
     def _shows(self, item: Shown) -> bool:
