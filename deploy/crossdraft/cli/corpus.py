@@ -27,13 +27,6 @@ DIVISORS = (32, 16, 8, 4, 2)  # of the vocabulary's size: rows of the summary of
 def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options: AffinityOptions) -> None:
     """Estimates the matrix, writes the file and prints what is in it.
 
-    Args:
-        target: a folder, a hub id or a bundled model.
-        drafter: likewise.
-        corpus: a file or a folder of text.
-        output: the file.
-        options: how the matrix is made.
-
     Raises:
         UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written.
         CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.

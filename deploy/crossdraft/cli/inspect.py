@@ -21,12 +21,6 @@ LARGE = 10**6  # larger numbers are shown as powers of ten
 def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> None:
     """Compares two tokenizers and prints the report.
 
-    Args:
-        target: a folder, a hub id or a bundled model.
-        drafter: likewise.
-        sample: text of the kind that will be served; None: source code of Python's own.
-        as_json: whether to print JSON.
-
     Raises:
         UsageError: the sample cannot be read or is empty.
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.

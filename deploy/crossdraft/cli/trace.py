@@ -43,12 +43,6 @@ def replay(file: Path) -> None:
 def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
     """Writes the page.
 
-    Args:
-        file: a recording.
-        output: .html.
-        first: first round to show at first, from 1.
-        rounds: number of rounds to show at first.
-
     Raises:
         UsageError: the output cannot be written there, or has an unknown extension; the recording cannot be read, or
             has fewer rounds.

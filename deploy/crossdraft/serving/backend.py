@@ -263,10 +263,6 @@ class LocalBackend:
     Pipelines of default drafters are opened at the start, others when a request chooses them. One that cannot be
     opened is tried again with the next request for it, and whenever `models` is called.
 
-    Args:
-        models: what is served.
-        options: limits.
-
     Raises:
         ValueError: there is no model, or two have the same name.
     """

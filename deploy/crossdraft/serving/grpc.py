@@ -189,13 +189,7 @@ class GenerationServer:
 def serve_generation(
     backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
 ) -> GenerationServer:
-    """A server to use with `async with`, or between `start` and `drain`.
-
-    Args:
-        backend: makes the outputs.
-        listening: where, by default any free port of this machine; its message limit is that of requests.
-        options: keys and patience.
-    """
+    """A server to use with `async with`, or between `start` and `drain`."""
     return GenerationServer(backend, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 
@@ -204,12 +198,6 @@ LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process c
 
 def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
     """The message for a request.
-
-    Args:
-        request: what to generate.
-        model: of the server; empty: its only one.
-        drafter: of the model; None: its default one, empty: none.
-        name: id of the request; empty: the server makes one.
 
     Raises:
         RequestError: it has settings that a server cannot carry out, or a method that no pair of models could do.

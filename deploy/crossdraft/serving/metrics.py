@@ -184,14 +184,7 @@ class Metrics:
         )
 
     def finished(self, labels: Sequence[str], reason: str, figures: Statistics, timings: Timings) -> None:
-        """Counts an output that has ended.
-
-        Args:
-            labels: values of LABELS.
-            reason: `stop` or `length`.
-            figures: of its session.
-            timings: of the output.
-        """
+        """Counts an output that has ended."""
         self._success.labels(*labels, reason).inc()
         self._observe(labels, figures, timings)
         for counter, value in self._totals:
@@ -256,13 +249,7 @@ CAUSES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class MeasuredBackend:
-    """A `Backend` that counts and logs the outputs of another one.
-
-    Args:
-        backend: makes the outputs.
-        metrics: where they are counted.
-        clock: seconds.
-    """
+    """A `Backend` that counts and logs the outputs of another one."""
 
     def __init__(self, backend: Backend, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend

@@ -40,14 +40,7 @@ from crossdraft.types.statistics import Times
 
 
 class ServiceLane:
-    """A session with a service, and its listener: being opened, open, or over.
-
-    Args:
-        number: of the lane.
-        roster: of its role, a Roster[ServicePort].
-        opening: the first message.
-        report: is told what happens there.
-    """
+    """A session with a service, and its listener: being opened, open, or over."""
 
     def __init__(
         self, number: Lane, roster: Roster[Any], opening: OpenTarget | OpenDrafter, report: Callable[[Event], None]
@@ -126,13 +119,7 @@ Emit = Callable[[Sequence[Emitted] | PromptScored], None]
 
 
 class Driver:
-    """Runs one session from its first command to its last.
-
-    Args:
-        session: not begun.
-        services: where it may open lanes.
-        recorder: is told every step.
-    """
+    """Runs one session from its first command to its last."""
 
     def __init__(self, session: Session, services: Services, recorder: Recorder | None = None) -> None:
         self._session = session

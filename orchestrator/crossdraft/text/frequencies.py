@@ -84,11 +84,6 @@ def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: It
 def read_frequencies(path: Path, tokenizer_json: str, model: str) -> TokenFrequencies:
     """Reads a file of frequencies for this tokenizer.
 
-    Args:
-        path: what `crossdraft frequencies` wrote.
-        tokenizer_json: the model's own, whole.
-        model: its name, for the advice.
-
     Raises:
         FrequenciesError: there is no such file, it is damaged, or it was made with another tokenizer.
     """

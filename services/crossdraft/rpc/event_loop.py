@@ -50,12 +50,7 @@ def _trimmed(size: int, work: Callable[[], T]) -> T:
 
 
 class LoopLag:
-    """Measures how much later than asked for the running event loop calls back.
-
-    Args:
-        registry: of the metric.
-        role: its label: what the process is.
-    """
+    """Measures how much later than asked for the running event loop calls back."""
 
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
         self._lag = Histogram(

@@ -222,11 +222,7 @@ class Tally:
 
 
 class Activity:
-    """The sessions of one server since it began.
-
-    Args:
-        role: of the server; sessions are named by it.
-    """
+    """The sessions of one server since it began."""
 
     def __init__(self, role: str) -> None:
         self.opened = 0

@@ -86,13 +86,7 @@ class Exporter:
 
 
 class ServiceMetrics:
-    """A Prometheus collector.
-
-    Args:
-        role, model: labels of all metrics.
-        activity: of the server.
-        statistics: of the model; None: there is none.
-    """
+    """A Prometheus collector."""
 
     def __init__(
         self, role: str, model: str, activity: Activity, statistics: Callable[[], ModelStatistics] | None = None

@@ -86,13 +86,7 @@ def warn_if_open(listening: Listening, address: str) -> None:
 
 
 class Endpoint:
-    """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
-
-    Args:
-        listening: where.
-        services: what answers for each service, by its full name in the protos.
-        options: of the connections.
-    """
+    """One port with services on it, standard health and reflection among them. Must be made in a running event loop."""
 
     def __init__(
         self,

@@ -54,12 +54,7 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
-    """OpenAI's API, as an ASGI application.
-
-    Args:
-        backend: makes the outputs.
-        options: keys, limits, and metrics.
-    """
+    """OpenAI's API, as an ASGI application."""
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)

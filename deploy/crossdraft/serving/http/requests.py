@@ -225,10 +225,6 @@ class GenerationBody(Body):
     def output_requests(self, model: str, request_id: str) -> tuple[OutputRequest, ...]:
         """One for each choice, those of the first prompt first.
 
-        Args:
-            model: name of the served model.
-            request_id: of the client's request.
-
         Raises:
             RequestError: fields do not go together.
         """

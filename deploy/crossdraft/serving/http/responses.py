@@ -309,14 +309,7 @@ class PartialOutput:
 
 
 class Format(ABC, Generic[BodyT]):
-    """Writes the replies to one request.
-
-    Args:
-        body: the request.
-        model: name of the served model.
-        request_id: of the client's request.
-        prompts: the ids of each prompt, if the body `asks_of_prompts`.
-    """
+    """Writes the replies to one request."""
 
     PREFIX: ClassVar[str]  # of ids
 

@@ -46,12 +46,7 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, be
 
 
 class Chunks:
-    """The chunks of a stream, each a server-sent event.
-
-    Args:
-        format: of the reply.
-        request_id: of the client's request, for the log.
-    """
+    """The chunks of a stream, each a server-sent event."""
 
     def __init__(self, format: AnyFormat, request_id: str) -> None:
         self._format = format
