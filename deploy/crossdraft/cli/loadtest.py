@@ -120,7 +120,6 @@ class Started:
 
     @property
     def services(self) -> str:
-        """What is started, and where."""
         models = ", ".join(
             f"{role} {_described(one)}" for role, one in (("target", self.target), ("drafter", self.drafter))
         )
@@ -321,7 +320,6 @@ class LoadTest:
     faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
     async def run(self) -> None:
-        """All stages, then the tables."""
         columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as self._progress:
             self._task = self._progress.add_task("starting", total=None)

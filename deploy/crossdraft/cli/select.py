@@ -258,7 +258,6 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def advice(candidates: Sequence[Candidate]) -> str:
-    """One sentence: what to use."""
     if not candidates:
         return "None helps: no method can be used with these drafters."
     best = best_of(candidates)

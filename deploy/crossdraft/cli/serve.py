@@ -149,7 +149,6 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
 def _serve_api(
     api: ApiOptions, local: LocalOptions, serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]]
 ) -> None:
-    """Runs the server of an API over outputs that are made in this process."""
     model = _local_model(api)
 
     async def outputs() -> None:

@@ -223,7 +223,6 @@ def tables_of(report: Report) -> Iterator[Table]:
 
 
 def notes_of(report: Report) -> Iterator[str]:
-    """Warnings, a line each."""
     for run in report.runs:
         yield from _notes(run)
 

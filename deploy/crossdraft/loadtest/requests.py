@@ -174,7 +174,6 @@ class Request:
 
     @property
     def names_speculation(self) -> bool:
-        """Whether it asks for a method or a drafter, which only crossdraft has."""
         return self.options.method is not None or self.options.drafter is not None
 
     @property

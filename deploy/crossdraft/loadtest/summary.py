@@ -40,7 +40,6 @@ class Goal:
         return (self.first_token_ms, self.per_token_ms) != (None, None)
 
     def met(self, timeline: Timeline) -> bool:
-        """Whether a request was answered, and within all limits."""
         if not timeline.ok:
             return False
         took = ((self.first_token_ms, timeline.first_token), (self.per_token_ms, timeline.per_token))

@@ -74,7 +74,6 @@ class Timeline:
 
     @property
     def late(self) -> float:
-        """Seconds from when it was due until it was sent."""
         return self.sent - self.due
 
     @property
@@ -84,7 +83,6 @@ class Timeline:
 
     @property
     def end_to_end(self) -> float:
-        """Seconds until its end came."""
         return self.ended - self.due
 
     @property
@@ -94,7 +92,6 @@ class Timeline:
 
     @property
     def between_chunks(self) -> tuple[float, ...]:
-        """Seconds from each chunk to the next."""
         return tuple(after - before for before, after in pairwise(self.chunks))
 
     @property

@@ -189,7 +189,6 @@ class GenerationServer:
 def serve_generation(
     backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
 ) -> GenerationServer:
-    """A server to use with `async with`, or between `start` and `drain`."""
     return GenerationServer(backend, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 

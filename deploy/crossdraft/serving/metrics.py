@@ -114,7 +114,6 @@ class Metrics:
         self._make_services()
 
     def _make_live(self) -> None:
-        """What is counted while an output is being made."""
         self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
@@ -156,7 +155,6 @@ class Metrics:
         self._lengths = self._histogram("request_generation_tokens", "Tokens of an output.", LENGTHS, LABELS)
 
     def _make_services(self) -> None:
-        """What is counted of its sessions with services."""
         self._wire = self._counter(
             "wire_bytes", "Serialized messages of sessions with services.", ("role", "peer", "direction")
         )
@@ -184,7 +182,6 @@ class Metrics:
         )
 
     def finished(self, labels: Sequence[str], reason: str, figures: Statistics, timings: Timings) -> None:
-        """Counts an output that has ended."""
         self._success.labels(*labels, reason).inc()
         self._observe(labels, figures, timings)
         for counter, value in self._totals:
@@ -378,7 +375,6 @@ def _losses(figures: Statistics) -> str:
 
 
 def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
-    """The label for a request's drafter."""
     if model is None:
         return {None: DEFAULT, "": NONE}.get(request.drafter, UNKNOWN)
     if request.drafter is None:

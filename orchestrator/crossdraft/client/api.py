@@ -137,7 +137,6 @@ class Generation(TokenStream):
 
     @property
     def decisions(self) -> list[Decision]:
-        """How the epochs were run, if the request has `explain`."""
         return self._session.decisions
 
     @property
@@ -348,7 +347,6 @@ class Pipeline:
 
     @property
     def target_there(self) -> bool:
-        """Whether a target could be reached when its connection was last checked."""
         return self._connected.target_there
 
     @property

@@ -173,7 +173,6 @@ class Discovery:
 
     @property
     def target_there(self) -> bool:
-        """Whether one of the known targets can be reached."""
         return any(one.probe.reachable for one in self._targets.values())
 
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:

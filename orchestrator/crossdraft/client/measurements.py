@@ -99,7 +99,6 @@ class Owing:
 
     @property
     def owes(self) -> bool:
-        """Whether it owes anything."""
         return self._answers > 0 or self._drafted < self._wanted
 
     def asked(self, request: object) -> None:
@@ -222,7 +221,6 @@ class Clock:
 
     @contextmanager
     def verification(self) -> Iterator[None]:
-        """Count the block as the handling of one event."""
         began = time.perf_counter()
         try:
             yield
@@ -253,6 +251,5 @@ class Clock:
 
 
 def traffic(lanes: Sequence[LaneWatch]) -> tuple[int, int]:
-    """Bytes sent and bytes received."""
     known = [lane.traffic for lane in lanes if lane.traffic is not None]
     return round(sum(one.bytes_sent for one in known)), round(sum(one.bytes_received for one in known))

@@ -104,12 +104,10 @@ class Roster(Generic[Service]):
         return chosen
 
     def give_back(self, address: str) -> None:
-        """A session there has ended."""
         self._places[address].sessions -= 1
         self._forget(address)
 
     def failed(self, address: str, now: float) -> None:
-        """A session there failed, or its service was blamed."""
         if address in self._places:
             self._places[address].failed_at = now
 

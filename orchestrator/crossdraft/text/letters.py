@@ -47,7 +47,6 @@ def from_bytes(raw: bytes) -> Letters:
 
 
 def is_plain(letters: Letters) -> bool:
-    """Whether all letters are bytes."""
     return not letters or ord(max(letters)) < FIRST_CONTROL
 
 

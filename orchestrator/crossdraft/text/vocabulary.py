@@ -46,7 +46,6 @@ class Anatomy:
     lossy: tuple[str, ...]  # names of the parts that change text before it is tokenized
 
     def is_byte_piece(self, piece: str) -> bool:
-        """Whether the piece is a byte of the byte fallback."""
         return self.byte_fallback and piece in BYTE_PIECES
 
     def letters_of_piece(self, piece: str) -> Letters:

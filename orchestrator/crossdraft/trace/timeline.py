@@ -87,7 +87,6 @@ class Work:
 
     @property
     def counted(self) -> str:
-        """Its size in words."""
         drafted = self.task in (Task.DRAFT, Task.BRANCHES)
         return f"{self.size} {'draft tokens' if drafted else 'strings' if self.task is Task.SCORES else 'nodes'}"
 
@@ -509,7 +508,6 @@ def _share(part: float, whole: float) -> float:
 
 
 def name_of(value: Event | Request | Reply | None) -> str:
-    """A label for people."""
     match value:
         case None:
             return "start"

@@ -174,12 +174,10 @@ class ReplyBuffer:
 
     @property
     def lacking(self) -> int:
-        """Draft tokens that the next reply lacks."""
         return min(self._size, self._epoch.count - self._epoch.sent) - len(self._draft_tokens)
 
     @property
     def _size(self) -> int:
-        """Draft tokens of the next reply, if so many are wanted."""
         epoch, request = self._epoch, self._epoch.request
         return request.first - epoch.sent if epoch.sent < request.first else request.chunk
 
@@ -320,7 +318,6 @@ class Conversation:
             self._replies.fail(error)
 
     def _go_on(self, epoch: Epoch | None) -> None:
-        """Drafts on, if more is wanted and nothing is being drafted."""
         if epoch is not None and (self._drafting is None or self._drafting.done()):
             self._draft(epoch)
 

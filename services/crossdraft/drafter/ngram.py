@@ -191,13 +191,11 @@ def byte_tokenizer() -> str:
 
 @cache
 def byte_vocabulary() -> Vocabulary:
-    """The 256 bytes."""
     return Vocabulary.build(byte_tokenizer(), 256, (), (), Side.DRAFTER)
 
 
 @cache
 def byte_ids() -> dict[str, int]:
-    """The id of each byte's letter."""
     return {letter: token for token, letter in enumerate(byte_vocabulary().letters)}
 
 

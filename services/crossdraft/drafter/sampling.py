@@ -88,7 +88,6 @@ class DrawSource(ABC):
         """The text goes on with a token that was drawn; raises NotExpressible if the drafter cannot read it."""
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
-        """Those of the drafter's ids."""
         found = yield from DistributionRequest(logits, self._opening.options, row_width, self._columns).result()
         return [(self._running.ids(columns), weights) for columns, weights in found]
 

@@ -66,7 +66,6 @@ class SortedDistribution:
         return masses
 
     def weight(self, place: int) -> float:
-        """The probability of the id at a place."""
         at = int(np.searchsorted(self.places, place))
         return float(self.weights[at]) if at < len(self.places) and self.places[at] == place else 0.0
 

@@ -89,7 +89,6 @@ class DrafterService:
         return Conversation(await self._beside.run(len(request.prompt), DrafterSession, self, request), replies)
 
     async def close(self) -> None:
-        """Ends the model's thread."""
         await asyncio.to_thread(self.running.close)
 
 
@@ -183,7 +182,6 @@ class DrafterSession:
         return asked
 
     def _draws(self, epoch: int) -> Draws:
-        """Where an epoch's draws come from."""
         noise = self._opening.noise
         if noise is None:
             return self._random

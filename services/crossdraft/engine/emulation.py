@@ -57,7 +57,6 @@ class Pace:
         return f"{self.base:g},{self.each:g}"
 
     def seconds(self, tokens: int) -> float:
-        """The least time of a step of so many tokens."""
         return (self.base + self.each * tokens) / 1000
 
 

@@ -25,7 +25,6 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The slot after the last one."""
         return self.start + self.size
 
 
@@ -219,7 +218,6 @@ class KVCacheManager:
 
     @property
     def slots_in_use(self) -> int:
-        """Slots allocated to live sessions."""
         return self.slots - self._allocator.free_slots - sum(entry.extent.size for entry in [*self._ended])
 
     def __len__(self) -> int:
@@ -233,7 +231,6 @@ class KVCacheManager:
         return self._live.get(session)
 
     def can_allocate(self, request: ForwardRequest) -> bool:
-        """Whether `allocate` would give the request its slots."""
         known = self._live.get(request.session)
         count = len(request.context) + len(request.tree.tokens)
         if known is not None and known.extent.size >= count:

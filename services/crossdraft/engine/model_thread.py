@@ -227,7 +227,6 @@ class ModelThread:
 
     @property
     def preemptions(self) -> int:
-        """Sessions whose KV slots were given to others."""
         return self._admission.preemptions
 
     def submit(self, job: Job[T]) -> asyncio.Future[T]:

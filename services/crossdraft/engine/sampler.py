@@ -244,7 +244,6 @@ def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
 
 
 def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
-    """Results of all rows, divided among the requests, which have so many rows."""
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
@@ -261,7 +260,6 @@ class SampleTable:
     ranks: Ids | None = None  # int64 (n,), as `Sample.rank`
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Sample, ...]:
-        """Some of the nodes, one by one."""
         tokens, values = self.tokens[begin:end].tolist(), self.log_probabilities[begin:end].tolist()
         likely = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
         ranks = repeat(0) if self.ranks is None else self.ranks[begin:end].tolist()
@@ -276,7 +274,6 @@ class TableSlice(NamedTuple, Generic[N]):
     end: int
 
     def nodes(self) -> tuple[N, ...]:
-        """One by one."""
         return self.table.nodes(self.begin, self.end)
 
 

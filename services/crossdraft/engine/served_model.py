@@ -115,7 +115,6 @@ class RunningModel:
         )
 
     def close(self) -> None:
-        """Ends the thread when its jobs have ended."""
         self.thread.close()
 
 

@@ -71,7 +71,6 @@ class _Client(Generic[Open]):
 
     @property
     def service(self) -> str:
-        """What error texts call it."""
         return f"{self.role} at {self.address}"
 
     async def describe(self) -> Description:

@@ -89,7 +89,6 @@ def encode_seconds(seconds: float) -> int:
 
 
 def decode_seconds(microseconds: int) -> float:
-    """A duration in seconds."""
     return microseconds / MICRO
 
 

@@ -63,7 +63,6 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to measure the loop that runs now."""
         if self._timer is None:
             self._again()
 

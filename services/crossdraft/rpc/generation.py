@@ -255,7 +255,6 @@ def _decode_lane(message: pb.Lane) -> LaneFigures:
 
 
 def _plain(message: pb.Statistics | pb.Lane) -> dict[str, Any]:
-    """Its fields by name, lists as tuples."""
     values = ((field.name, getattr(message, field.name)) for field in message.DESCRIPTOR.fields)
     return {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in values}
 
@@ -348,7 +347,6 @@ class GenerationClient:
 
     @asynccontextmanager
     async def _foreign_errors(self) -> AsyncIterator[None]:
-        """Turns gRPC's exceptions into ServiceErrors."""
         try:
             yield
         except TimeoutError as error:

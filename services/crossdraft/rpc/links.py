@@ -104,7 +104,6 @@ class Outbox(Generic[Message]):
         self._news.set()
 
     def drop(self, session: int) -> list[Message]:
-        """Forgets what waits of a session, and returns it."""
         dropped = self._waiting.pop(session, [])
         self._count_out(dropped)
         return [message for message, _ in dropped]
@@ -148,7 +147,6 @@ class Outbox(Generic[Message]):
                 return
 
     def _taken(self) -> list[tuple[int, Message]]:
-        """The messages of the next frame."""
         taken: list[tuple[int, Message]] = []
         room = self._limit.bytes // 2
         while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
@@ -397,7 +395,6 @@ class Link:
         self._timer = None if soon is None else self._loop.call_later(soon, self._check)
 
     async def _run(self) -> None:
-        """Writes and reads until the stream ends."""
         writing = asyncio.create_task(self._outbox.write(self._call.write, self._left))
         writing.add_done_callback(lambda _: self._call.cancel())
         error: ServiceError = Closed(f"the link to the {self._service} was closed")
@@ -488,11 +485,9 @@ class Link:
             session.traffic.codec_seconds += seconds
 
     def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
-        """A request that cannot be sent."""
         self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
 
     def _fail(self, number: int, error: ServiceError) -> None:
-        """A session that this side ends for a fault."""
         self._lose(number, error)
         self._outbox.put(number, Close())
 

@@ -33,7 +33,6 @@ class RequestIdError(ValueError):
 
 
 def current() -> LogContext:
-    """That of this task."""
     return _current.get()
 
 

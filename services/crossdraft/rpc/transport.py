@@ -62,7 +62,6 @@ TLS_CONNECT_MS = 1000
 
 
 def client_options(tls: bool) -> ChannelOptions:
-    """Of a channel to a service."""
     changed = {"grpc.min_reconnect_backoff_ms": TLS_CONNECT_MS} if tls else {}
     return tuple((name, changed.get(name, value)) for name, value in CLIENT_OPTIONS)
 

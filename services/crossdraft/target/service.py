@@ -64,7 +64,6 @@ class TargetService:
         return TargetSession(self.running, request, replies)
 
     async def close(self) -> None:
-        """Ends the model's thread."""
         await asyncio.to_thread(self.running.close)
 
 

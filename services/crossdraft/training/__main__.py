@@ -56,7 +56,6 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _written(work: Path, tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:
-    """What the target wrote, in the drafter's ids."""
     target_tokenizer = _tokenizer(TARGET, work / TARGET.name)
     model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
     pool = tokenize(read_corpus().training, target_tokenizer, work / TARGET.name / "corpus.npz")

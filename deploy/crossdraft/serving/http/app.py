@@ -54,7 +54,6 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
-    """OpenAI's API, as an ASGI application."""
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
@@ -74,8 +73,6 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
 
 
 def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
-    """Adds the routes for health checks and Prometheus."""
-
     @app.get("/health", responses={**FAULTS})
     async def health() -> Alive:
         """The process is alive."""
@@ -153,7 +150,6 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
-    """The routes under /v1."""
     responses: dict[int | str, dict[str, Any]] = {**FAULTS}
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
 
@@ -194,7 +190,6 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
 
 
 def models_router(backend: Backend) -> APIRouter:
-    """The routes that say what is served."""
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
 
     @router.get("/models")
