@@ -1,8 +1,7 @@
 """Clients of the two services: each has a channel, gets the model's description, and begins sessions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -55,7 +54,11 @@ class _Client(Generic[Open]):
     other = ""  # the role that its address could be of by mistake
     describe_method = ""
     stream_method = ""
-    codec: ClassVar[Callable[[int], FrameCodec[Any, Any]]]  # of this side of the link
+
+    @staticmethod
+    def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
+        """Of this side of the link."""
+        raise NotImplementedError
 
     def __post_init__(self) -> None:
         self._channel = ServiceChannel(self.address, self.limit, self.tls)
@@ -139,7 +142,10 @@ class TargetClient(_Client[OpenTarget]):
     other = "drafter"
     describe_method = "/crossdraft.v1.Target/Describe"
     stream_method = "/crossdraft.v1.Target/Verify"
-    codec = staticmethod(target_codec.client_codec)
+
+    @staticmethod
+    def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
+        return target_codec.client_codec(vocabulary_size)
 
 
 class DrafterClient(_Client[OpenDrafter]):
@@ -149,4 +155,7 @@ class DrafterClient(_Client[OpenDrafter]):
     other = "target"
     describe_method = "/crossdraft.v1.Drafter/Describe"
     stream_method = "/crossdraft.v1.Drafter/Draft"
-    codec = staticmethod(drafter_codec.client_codec)
+
+    @staticmethod
+    def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
+        return drafter_codec.client_codec(vocabulary_size)

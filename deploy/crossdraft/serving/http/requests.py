@@ -236,7 +236,7 @@ class GenerationBody(Body):
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
-        changed = {
+        changed: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
             "options": self._sampling_options(),
@@ -248,7 +248,7 @@ class GenerationBody(Body):
         return GenerationRequest(**same(GenerationRequest, self) | same(GenerationRequest, self.speculative) | changed)
 
     def _sampling_options(self) -> SamplingOptions:
-        changed = {
+        changed: dict[str, Any] = {
             "top_k": max(0, self.top_k),
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
