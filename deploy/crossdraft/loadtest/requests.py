@@ -134,20 +134,16 @@ class Request:
         return self.options.seed + self.number if self.options.seeded else None
 
     @property
-    def _settings(self) -> dict[str, Any]:
-        """What pipelines and gRPC servers are given under the same names."""
-        options = self.options
-        return {
-            "method": options.method,
-            "max_tokens": options.max_tokens,
-            "options": SamplingOptions(options.temperature),
-            "seed": self.seed,
-            "ignore_eos": options.ignore_eos,
-        }
-
-    @property
     def for_pipeline(self) -> GenerationRequest:
-        return GenerationRequest(self.prompt.content, **self._settings)
+        options = self.options
+        return GenerationRequest(
+            self.prompt.content,
+            options.method,
+            max_tokens=options.max_tokens,
+            options=SamplingOptions(options.temperature),
+            seed=self.seed,
+            ignore_eos=options.ignore_eos,
+        )
 
     @property
     def for_grpc(self) -> Generate:
