@@ -18,10 +18,10 @@ from unittest.mock import patch
 import pytest
 
 from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import Unreachable
 from tests.cli.bad_clients import CROWD, KEY, MALFORMED, SILENT, Grpc, Http, Statuses, idle
 from tests.cli.conftest import COMMAND, serving
+from tests.rpc.sessions import TargetClient
 from tests.services.conftest import save
 from tests.text.kinds import kind
 

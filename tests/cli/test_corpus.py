@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.text.affinity import FirstOrder, Kernel, Matrix, load_affinity
-from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
+from crossdraft.text.affinity import Matrix, load_affinity
+from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence
 from crossdraft.text.frequencies import count_frequencies, read_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
@@ -19,7 +19,7 @@ from tests.text.kinds import kind
 
 TEXTS = ("def main(argument):\n    return argument\n", "The quick brown fox\n")
 TARGET, DRAFTER = kind("gpt2"), kind("llama2")  # those of the folders
-KINDS = ("aligned", "prefix", "co-occurrence", "first-order")
+KINDS = ("aligned", "co-occurrence")
 
 
 @pytest.fixture
@@ -45,25 +45,22 @@ def affinity(target_folder: Path, drafter_folder: Path, corpus: Path, tmp_path: 
     return ("affinity", *pair, corpus, "-o", tmp_path / "out")
 
 
-def expected(name: str) -> Kernel:
+def expected(name: str) -> Matrix:
     """What the text layer makes of the same corpus, with the command's own defaults."""
     target, drafter = TARGET.tokenization(Side.TARGET), DRAFTER.tokenization(Side.DRAFTER)
     pair = Pair(target.vocabulary, drafter.vocabulary)
-    counts = count_frequencies(TARGET.json, target, TEXTS).counts
     alignment, windows = Alignment(pair, target, drafter), Windows(target, 8)
     for text in TEXTS:
         alignment.add(text)
         windows.add(text)
-    kernels: dict[str, Kernel] = {
+    matrices = {
         "aligned": alignment.matrix(64),
-        "prefix": first_pieces(pair, drafter, counts, 64),
         "co-occurrence": co_occurrence(pair, windows, 1e-4, 64),
-        "first-order": FirstOrder.of(pair, counts.astype(np.float64)),
     }
-    return kernels[name]
+    return matrices[name]
 
 
-def same(one: Kernel, other: Kernel) -> bool:
+def same(one: Matrix, other: Matrix) -> bool:
     return type(one) is type(other) and all(
         np.array_equal(value, vars(other)[name]) for name, value in vars(one).items()
     )
@@ -75,7 +72,7 @@ def test_each_kind(cli: Cli, affinity: tuple[object, ...], tmp_path: Path, name:
     assert ended.code == 0
     made = load_affinity(tmp_path / "out")
     assert (made.target, made.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
-    assert same(made.kernel, expected(name))
+    assert same(made.matrix, expected(name))
     made.check_drafter(DRAFTER.json, DRAFTER.size)
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"wrote {tmp_path / 'out'}: {name}")
@@ -88,12 +85,8 @@ def test_each_kind(cli: Cli, affinity: tuple[object, ...], tmp_path: Path, name:
 
 def test_options_of_an_affinity(cli: Cli, affinity: tuple[object, ...], tmp_path: Path) -> None:
     assert cli(*affinity, "--neighbours", 1).code == 0
-    one = load_affinity(tmp_path / "out").kernel
-    assert isinstance(one, Matrix)
+    one = load_affinity(tmp_path / "out").matrix
     assert len(one.weights) == len(one.drafter_ids)
-    assert cli(*affinity, "--keep", 1).code == 0
-    pair = Pair(TARGET.vocabulary(), DRAFTER.vocabulary(Side.DRAFTER))
-    assert same(load_affinity(tmp_path / "out").kernel, Matrix.identity(pair))
     assert cli(*affinity, "--kind", "co-occurrence", "--temperature", 5, "--window", 3).code == 0
     assert load_affinity(tmp_path / "out").made == "co-occurrence, τ = 5, windows of 3 target tokens"
 
@@ -102,10 +95,7 @@ def test_options_of_an_affinity(cli: Cli, affinity: tuple[object, ...], tmp_path
     ("options", "complaint"),
     [
         (("--temperature", 1), "--temperature is not an option of --kind aligned"),
-        (("--window", 4, "--kind", "prefix"), "--window is not an option of --kind prefix"),
-        (("--keep", 0.5, "--kind", "first-order"), "--keep is not an option of --kind first-order"),
-        (("--keep", 1.5), "--keep must be between 0 and 1"),
-        (("--keep", "nan"), "--keep must be between 0 and 1"),
+        (("--window", 4), "--window is not an option of --kind aligned"),
         (("--kind", "co-occurrence", "--temperature", 0), "--temperature must be above 0"),
         (("--kind", "co-occurrence", "--temperature", "nan"), "--temperature must be above 0"),
         (("--neighbours", 0), "--neighbours"),

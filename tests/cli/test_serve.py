@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
 from tests.cli.conftest import COMMAND, Cli, serving
+from tests.rpc.sessions import DrafterClient
 
 GREEDY = ["once upon", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cli.trace import title_of, window_of
-from crossdraft.speculation.choice import Choice, Fixed, lock_step
+from crossdraft.speculation.choice import Choice, Fixed
 from crossdraft.trace.page import svg
 from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, Box, Scene, Stamp, scene_of
 from crossdraft.trace.page.svg import ticks_of
@@ -95,14 +95,6 @@ def test_the_script_can_be_parsed(tmp_path: Path) -> None:
     script = tmp_path / "page.js"
     script.write_text(Path(svg.__file__).with_name("page.js").read_text(encoding="utf-8"), encoding="utf-8")
     subprocess.run(["node", "--check", script], check=True)
-
-
-@pytest.mark.parametrize("controller", [lock_step(4), Fixed(Choice(0))])
-def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, controller: Fixed) -> None:
-    path = tmp_path / "picture.png"
-    record = save(virtual_recording(WORLD, controller), tmp_path / "record")
-    assert cli("timeline", record, "-o", path, "--first", 3, "--rounds", 6).code == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from crossdraft.client import Pipeline, connect
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import RandomDraws
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Secrets
 from crossdraft.speculation.choice import Fixed
 from crossdraft.speculation.controller import OutputController
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.rpc.unhurried import LIMIT, unhurry
 from tests.services.conftest import (  # noqa: F401 - fixtures
     drafter,

@@ -10,7 +10,7 @@ import pytest
 from crossdraft.client import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
@@ -20,6 +20,7 @@ from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended, open_together
 from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"

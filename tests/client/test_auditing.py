@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import KeyedDraws
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.session.assignment import Audit
 from crossdraft.types.messages import Drafted, NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose
@@ -19,6 +18,7 @@ from crossdraft.verification.methods import SLEM
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
 from tests.ports import assignment
+from tests.rpc.sessions import TargetClient
 from tests.tables import pseudo_distribution
 from tests.vocabularies import pair_of
 

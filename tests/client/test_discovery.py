@@ -12,13 +12,14 @@ from crossdraft.client.api import addresses_of
 from crossdraft.client.discovery import MismatchError, Probe
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.types.messages import Description
 from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"

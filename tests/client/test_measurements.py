@@ -60,21 +60,6 @@ async def test_what_was_measured() -> None:
     assert times.wire_seconds > 0
 
 
-def test_a_targets_idle_time_is_that_without_a_pass_in_flight() -> None:
-    watch = LaneWatch("target")
-    assert watch.idle(5.0) == (0.0, 0.0)
-    watch.opened(Traffic(), 10.0)
-    watch.asked(PASS, 11.0)
-    assert watch.idle(12.0) == (1.0, 2.0)
-    watch.answered(PassDone(1, (), 0.5), 14.0)
-    watch.asked(PASS, 15.0)
-    watch.asked(PASS, 16.0)
-    watch.answered(PassDone(2, (), 0.5), 17.0)
-    watch.answered(PassDone(3, (), 0.5), 18.0)
-    watch.closed(20.0)
-    assert watch.idle(99.0) == (4.0, 10.0)
-
-
 def test_the_wire_is_what_the_model_did_not_take_of_the_wait_for_a_first_answer() -> None:
     watch = LaneWatch("drafter")
     watch.opened(Traffic(), 0.0)

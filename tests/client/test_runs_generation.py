@@ -8,13 +8,13 @@ import pytest
 
 from crossdraft.client import Pipeline, SamplingOptions, connect
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.session import session
 from crossdraft.speculation.choice import Choice
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.trace.timeline import spans_of
 from tests.client.together import ended
+from tests.rpc.sessions import TargetClient
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)

@@ -27,7 +27,6 @@ from crossdraft.client.api import Generation
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.session.resolution import Prompts, prompts_of, resolve
@@ -39,6 +38,7 @@ from crossdraft.trace.replay import replay
 from crossdraft.types.messages import Draft, OpenDrafter
 from crossdraft.types.request import PromptTooLongError, plain
 from crossdraft.verification.methods import METHODS
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from crossdraft.client import Generation
-from crossdraft.rpc.clients import DrafterClient, TargetClient
+from tests.rpc.sessions import DrafterClient, TargetClient
 
 Opens = Callable[..., Awaitable[object]]
 HANGS = 120.0  # seconds after which the others never come

@@ -13,11 +13,11 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, DrafterSession
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.types.messages import Branch, Drafted
 from crossdraft.types.rows import DraftToken
+from tests.rpc.sessions import DrafterClient, DrafterSession
 from tests.services.conftest import AT_ONCE
 
 PATIENCE = 120  # seconds

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
 from crossdraft.drafter.ngram import Lengths, ServeNgram, byte_vocabulary, continuation, ngram_server
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Role, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.drafter.streaming import Epoch
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

@@ -11,12 +11,12 @@ from crossdraft.client import SamplingOptions, Statistics, connect
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.frequencies import FrequenciesError, count_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

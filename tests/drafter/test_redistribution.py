@@ -9,7 +9,6 @@ import pytest
 
 from crossdraft.drafter.service import DrafterService, ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions, RunningModel
-from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
@@ -20,6 +19,7 @@ from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
+from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

@@ -16,10 +16,10 @@ from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.engine.distributions import Columns, drafting_distributions
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, DrafterSession
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
+from tests.rpc.sessions import DrafterClient, DrafterSession
 from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
 

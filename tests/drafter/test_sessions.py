@@ -15,7 +15,6 @@ from crossdraft.drafter.conversation import Conversation
 from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.frames import Begin
 from crossdraft.rpc.handlers import DRAFTER
@@ -24,6 +23,7 @@ from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDra
 from crossdraft.v1 import drafter_pb2
 from tests.drafter.streaming import PATIENCE, Epoch, gated
 from tests.rpc.linked import Direct, RawLink
+from tests.rpc.sessions import DrafterClient
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")

@@ -28,7 +28,7 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     cli: Cli, tmp_path: Path, target_folder: Path, drafter_folder: Path
 ) -> None:
     models = "--target-model", target_folder, "--drafter-model", drafter_folder
-    ways = "--over", "http", "--over", "grpc", "--compare", "--delay-ms", DELAY, "--far", "target"
+    ways = "--over", "http", "--over", "grpc", "--compare", "--delay-ms", DELAY
     load = "--clients", 2, "--requests", 3, "--warm-up", 1, "--max-tokens", 8, "--ignore-eos", "--ttft-ms", 60_000
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "def f("}\n{"turns": ["Say"]}\n')
@@ -114,7 +114,7 @@ def test_a_test_without_an_answer_fails(answered: int, complaint: str, capsys: p
 
 
 def assert_measured(found: dict[str, Any]) -> None:
-    """Every figure is there, and the target is as far away as was asked for."""
+    """Every figure is there, and the drafter is as far away as was asked for."""
     summary = found["summary"]
     assert (summary["requests"], summary["errors"], summary["tokens"]) == (3, {}, 24)
     assert all(summary[name]["count"] > 0 for name in LATENCIES)
@@ -122,10 +122,10 @@ def assert_measured(found: dict[str, Any]) -> None:
     assert summary["goodput"]["share"] == 1
     assert summary["acceptance"]["tokens_per_pass"] >= 1
     assert [len(one["chunks_ms"]) for one in found["requests"]] == [8] * 3
-    target = summary["hops"][0]
-    assert target["role"] == "target"
+    target, drafter = summary["hops"]
+    assert (target["role"], drafter["role"]) == ("target", "drafter")
     assert target["questions"] >= 3
-    assert target["wire_ms"] >= 2 * DELAY
+    assert drafter["wire_ms"] >= 2 * DELAY
     assert target["bytes_per_token"] > 0
     assert 0 < target["model_share"] <= 1
     assert 0 <= target["idle_share"] < 1
@@ -141,7 +141,7 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
     ("options", "complaint"),
     [
         (["--rate", "1", "--clients", "2"], "--rate and --clients are two kinds of load"),
-        (["--clients", "2", "--most-at-once", "3"], "--max-concurrency is for --rate"),
+        (["--clients", "2", "--max-concurrency", "3"], "--max-concurrency is for --rate"),
         (["--rate", "0"], "--rate must be above 0"),
         (["--clients", "0"], "--clients must be at least 1"),
         (["--requests", "0"], "--requests must be at least 1"),

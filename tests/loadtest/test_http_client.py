@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from crossdraft.cli.loadtest import base_url
 from crossdraft.console.running import UsageError
@@ -132,6 +134,27 @@ async def test_another_servers_stream() -> None:
     assert chunk.made is None
     assert isinstance(end, End)
     assert (end.tokens, end.figures) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("card", "sent"),
+    [({"id": "llama"}, {"model": "llama"}), ({"id": "llama", "drafters": []}, {"speculative": {"trace": True}})],
+)
+async def test_a_server_that_is_not_crossdrafts_is_sent_what_it_knows(card: object, sent: dict[str, object]) -> None:
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [card]})
+
+    async def complete(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.Response(body=b"".join(STREAM))
+
+    bodies: list[dict[str, object]] = []
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    async with TestServer(app) as server, HttpClient(str(server.make_url("")).rstrip("/")) as client:
+        await client.learn()
+        await heard(client)
+    assert {name: bodies[0][name] for name in ("model", "speculative") if name in bodies[0]} == sent
 
 
 async def test_connections_are_used_again_where_the_server_allows_it() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Closed, ContextTooLong, Internal, NotServed, TimedOut, TooLarge, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
 from crossdraft.rpc.links import DrafterOwes, TargetOwes
@@ -41,6 +41,7 @@ from tests.rpc.services import (
     ToyTargetService,
     on_a_port_of_its_own,
 )
+from tests.rpc.sessions import DrafterClient, TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0, sessions=SessionLimits(idle_seconds=1e9))
@@ -129,7 +130,6 @@ async def test_traffic_counts_serialized_bytes(client):
         small = session.traffic.bytes_sent - before[0]
         await session.run(Pass(2, tuple(range(20, 60)), TokenTree()))
         large = session.traffic.bytes_sent - before[0] - small
-    assert (session.traffic.messages_sent, session.traffic.messages_received) == (3, 3)
     alone = 2 + 2 + 2  # envelope; session; envelope of the pass
     assert small == alone + 2 + 2 + 3  # number; tree's envelope; one token; a chain's parents go without saying
     assert large == alone + 2 + 2 + 2 + 40  # number; empty tree; packed field's head; forty ids of one byte

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from crossdraft.rpc.clients import DrafterClient, DrafterSession, TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, Internal
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
@@ -29,6 +28,7 @@ from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.rpc.linked import PuppetService, PuppetSession
 from tests.rpc.services import SLOW, ToyTargetService
+from tests.rpc.sessions import DrafterClient, DrafterSession, TargetClient
 
 OPEN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)
 OPEN_TARGET = OpenTarget((1,), SamplingOptions(), None)

@@ -6,7 +6,6 @@ import logging
 import pytest
 
 from crossdraft.rpc import log_context
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadMessage, Closed, ContextTooLong, Full, ServiceError, name_of
 from crossdraft.rpc.handlers import (
     TARGET,
@@ -23,6 +22,7 @@ from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
 from tests.rpc.clock import Clock
 from tests.rpc.services import FAULTY, FULL, ToyTargetService
+from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 

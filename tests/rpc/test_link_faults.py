@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from crossdraft.drafter.ngram import NgramService
 from crossdraft.rpc import links, target_codec
-from crossdraft.rpc.clients import Patience, TargetClient
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.codec import MAX_LISTS
 from crossdraft.rpc.errors import (
     BROKEN_WRITE,
@@ -56,6 +56,7 @@ from tests.rpc.linked import (
     raw_service,
 )
 from tests.rpc.proxy import Link as Proxy
+from tests.rpc.sessions import TargetClient
 from tests.rpc.test_frames import DIRECTIONS, FRAMES, VALID, mutated
 
 INVALID, NOT_DUE, TOO_LONG = (

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import pytest
 
-from crossdraft.rpc.clients import TargetClient, TargetSession
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
@@ -17,6 +16,7 @@ from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.proxy import Link
 from tests.rpc.services import DESCRIPTION, SLOW, ToyTargetService
+from tests.rpc.sessions import TargetClient, TargetSession
 from tests.rpc.unhurried import unhurry
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)

@@ -15,7 +15,6 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
@@ -25,6 +24,7 @@ from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.linked import RawLink
 from tests.rpc.services import DESCRIPTION, SLOW, ToyDrafterService, ToyTargetService
+from tests.rpc.sessions import TargetClient
 
 VERIFY = "/crossdraft.v1.Target/Verify"
 OPEN = OpenTarget((1,), SamplingOptions(), None)

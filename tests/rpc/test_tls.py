@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from crossdraft.rpc.authority import Purpose
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials
@@ -31,6 +30,7 @@ from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import FUTURE, PAST, Cluster
 from tests.rpc.services import ToyTargetService
+from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 

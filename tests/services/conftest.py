@@ -14,12 +14,12 @@ from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.sampler import RandomDraws
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
 from tests.engine.tiny import tiny_llama
+from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.rpc.unhurried import unhurry
 from tests.text.kinds import Kind, kind
 

@@ -6,7 +6,6 @@ import pytest
 
 from crossdraft.drafter.service import DrafterService, ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions, RunningModel
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
@@ -14,6 +13,7 @@ from crossdraft.target.service import ServeTarget, TargetService, target_server
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
+from tests.rpc.sessions import DrafterClient, TargetClient
 
 SHORT_GRACE = Listening(grace_seconds=0.1)
 

@@ -7,13 +7,13 @@ import urllib.request
 import pytest
 
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
+from tests.rpc.sessions import TargetClient
 from tests.serving.exposed import faults, value
 
 MEASURED = Listening(grace_seconds=0, metrics_port=0)

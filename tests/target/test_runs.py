@@ -12,7 +12,6 @@ import torch
 
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.target import service
 from crossdraft.target.service import Request, joined
@@ -31,6 +30,7 @@ from crossdraft.types.messages import (
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import Gate, nothing
 from tests.rpc.linked import ROW
+from tests.rpc.sessions import TargetClient
 from tests.target.talking import PROMPT, Talk
 
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)

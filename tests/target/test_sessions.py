@@ -10,7 +10,6 @@ import torch
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import TargetClient, TargetSession
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.target.service import MOST_WAITING
 from crossdraft.text.letters import Side
@@ -29,6 +28,7 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
+from tests.rpc.sessions import TargetClient, TargetSession
 from tests.target.talking import PROMPT, Talk
 
 GREEDY = SamplingOptions(temperature=0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.text.affinity import Matrix, Probabilities
-from crossdraft.text.affinity_estimates import Alignment, PairCounts, Windows, co_occurrence, first_pieces
+from crossdraft.text.affinity_estimates import Alignment, PairCounts, Windows, co_occurrence
 from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -88,23 +88,6 @@ def test_lines_that_a_lossy_tokenizer_changes_are_left_out() -> None:
 def _row(matrix: Matrix, drafted: int) -> dict[int, float]:
     targets, weights = matrix.row(drafted)
     return dict(zip(targets.tolist(), weights.tolist(), strict=True))
-
-
-@pytest.mark.parametrize("names", PAIRS)
-def test_first_pieces_share_by_the_targets_counts(names: tuple[str, str]) -> None:
-    pair, _, drafter = sides(*names)
-    counts = np.random.default_rng(1).integers(0, 3, pair.target.size)
-    counts[[token for token, _ in pair.target.nameless]] = 0  # no text has them
-    own = {int(token): int(pair.to_target_ids(np.array([token]))[0]) for token in pair.shared_drafter_ids}
-    rows: Rows = {drafted: {token: float(counts[token])} for drafted, token in own.items()}
-    for token in range(pair.target.size):
-        if counts[token] and token not in own.values():
-            first = drafter.encode_continuation(pair.target.letters[token])[0]
-            if first in own:
-                rows[first][token] = float(counts[token])
-    assert any(len(row) > 1 for row in rows.values())
-    wanted = {drafted: row for drafted, row in rows.items() if any(row.values())}
-    check(first_pieces(pair, drafter, counts, pair.target.size), pair, wanted)
 
 
 def dense_covariance(target: Tokenization, length: int) -> Probabilities:

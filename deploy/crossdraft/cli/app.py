@@ -152,14 +152,11 @@ def inspect(
         None, "Sample of the text that will be served; by default Python source code.", metavar="FILE"
     ),
     as_json: AsJson = False,
-    plot: Path | None = option(
-        None, "Write a plot: in how many ways draft tokens can spell a target token.", metavar="FILE"
-    ),
 ) -> None:
     """Compare two vocabularies. It counts the tokens that both have, and those that the other can spell."""
     from crossdraft.cli import inspect as module
 
-    module.inspect(target, drafter, sample, as_json, plot)
+    module.inspect(target, drafter, sample, as_json)
 
 
 @command(app)
@@ -181,7 +178,6 @@ def select(
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 48,
     as_json: AsJson = False,
-    plot: Path | None = option(None, "Write a plot: speed against the number of draft tokens.", metavar="FILE"),
     engine: EngineOptions = STARTED,
 ) -> None:
     """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
@@ -192,7 +188,7 @@ def select(
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
     selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens, engine)
-    module.select(selection, as_json, plot)
+    module.select(selection, as_json)
 
 
 @command(app)
@@ -225,11 +221,9 @@ def replay(file: Recorded) -> None:
 @command(app)
 def timeline(
     file: Recorded,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write: a page (.html) or a picture (.png, .svg, .pdf).")
-    ],
-    first: int = option(1, "First round to show.", min=1),
-    rounds: int = option(15, "Max rounds to show; an .html page has all of them, and shows this many at first.", min=1),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write (.html).")],
+    first: int = option(1, "First round that is seen when the page is opened; it has all of them.", min=1),
+    rounds: int = option(15, "Rounds that are seen then.", min=1),
 ) -> None:
     """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
     from crossdraft.cli import trace as module

@@ -82,7 +82,6 @@ def _use(options: CertsOptions) -> Purpose | None:
 
 
 def _authority(folder: Path) -> tuple[Issued, bool]:
-    """The folder's CA, and whether it is new."""
     certificate, key = _paths(folder, CA)
     if not certificate.exists() and not key.exists():
         return new_authority(CA_DAYS), True
@@ -106,7 +105,6 @@ def _write(folder: Path, name: str, issued: Issued) -> None:
 
 
 def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: bool) -> list[str]:
-    """The printed lines: what to copy where."""
     ca, ca_key = _paths(folder, CA)
     lines = [f"made a CA, valid until {ends(ca.read_bytes()):%Y-%m-%d}:"] if made else ["the CA that exists:"]
     lines += [
@@ -141,7 +139,6 @@ COMMANDS = {
 
 
 def file_name(host: str) -> str:
-    """The name of a host's files, without extension."""
     return host.replace(":", "_")
 
 

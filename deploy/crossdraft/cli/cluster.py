@@ -83,7 +83,6 @@ def _read(path: Path) -> Configuration:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[None]:
-    """Connects this process to the cluster for the time of the block."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
     try:

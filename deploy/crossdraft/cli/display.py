@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -34,19 +34,6 @@ MEANINGS = {
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
 
-class Screen(Protocol):
-    """Where a generation is shown."""
-
-    def begin(self, prompt: str) -> None:
-        """Before the first token."""
-
-    def token(self, token: Token) -> None:
-        """A token, as soon as it is there."""
-
-    def end(self, generation: Generated) -> None:
-        """After the last token."""
-
-
 class TextScreen:
     """Text on stdout, coloured on a terminal and unchanged elsewhere; legend and figures on stderr."""
 
@@ -61,11 +48,9 @@ class TextScreen:
             self._write(prompt, Style(dim=True))
 
     def token(self, token: Token) -> None:
-        """Its text, in the colour of its kind."""
         self._write(token.text, STYLES[token.kind])
 
     def end(self, generation: Generated) -> None:
-        """Legend and figures."""
         self._out.print()
         if self._out.color_system is not None:
             self._notes.print(legend())
@@ -95,7 +80,6 @@ class JsonScreen:
         self._write(shown | {"log_probability": token.log_probability})
 
     def end(self, generation: Generated) -> None:
-        """Text, ids, reason and statistics."""
         statistics, reason = generation.statistics, generation.reason
         record: dict[str, object] = {
             "text": generation.text,
@@ -112,8 +96,10 @@ class JsonScreen:
         print(json.dumps(record), file=self._output, flush=True)
 
 
+Screen = TextScreen | JsonScreen
+
+
 def ratios(statistics: Statistics) -> dict[str, object]:
-    """The figures that follow from the counted ones."""
     return {name: getattr(statistics, name) for name in RATIOS}
 
 

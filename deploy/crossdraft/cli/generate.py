@@ -49,12 +49,6 @@ def generate(
 ) -> None:
     """Generates and shows it.
 
-    Args:
-        request: what to generate.
-        where: with which services, or on which server.
-        as_json: whether to write JSON.
-        models: what to run where no address is given.
-
     Raises:
         UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
             such model or drafter.

@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from crossdraft.console.corpora import Named
-from crossdraft.console.pictures import check_picture, plot_combinations
 from crossdraft.console.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare
@@ -19,27 +18,16 @@ from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, Sa
 LARGE = 10**6  # larger numbers are shown as powers of ten
 
 
-def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot: Path | None = None) -> None:
+def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> None:
     """Compares two tokenizers and prints the report.
 
-    Args:
-        target: a folder, a hub id or a bundled model.
-        drafter: likewise.
-        sample: text of the kind that will be served; None: source code of Python's own.
-        as_json: whether to print JSON.
-        plot: where to write a picture of the combinations; None: nowhere.
-
     Raises:
-        UsageError: the sample cannot be read or is empty, or the picture cannot be written there.
+        UsageError: the sample cannot be read or is empty.
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
     """
-    check_picture(plot)
     text = _sample(sample)
     ours, theirs = Named.load(target, Side.TARGET), Named.load(drafter, Side.DRAFTER)
     report = compare(ours.tokenization, theirs.tokenization, text)
-    if plot is not None:
-        title = f"Ways to write a token of {target} with tokens of {drafter}"
-        plot_combinations(plot, title, report.combinations)
     if as_json:
         print(json.dumps(asdict(report)))
         return

@@ -113,32 +113,28 @@ class Started:
 
     target: Served
     drafter: Served
-    delays: tuple[float, ...]  # ms, one way, to a distant host; each in turn
-    far: frozenset[str]  # which of target and drafter are on hosts of their own; the server is where this process is
+    delays: tuple[float, ...]  # ms, one way, to the drafter's host; each in turn
     over: frozenset[str]  # HTTP, gRPC
     compare: bool  # with a pipeline in this process
     max_outputs: int  # that the server makes at once
 
     @property
     def services(self) -> str:
-        """What is started, and where."""
         models = ", ".join(
             f"{role} {_described(one)}" for role, one in (("target", self.target), ("drafter", self.drafter))
         )
         if not any(self.delays):
             return models
-        far = " and ".join(sorted(self.far, reverse=True))
-        return f"{models}; {far} at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
+        return f"{models}; drafter at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
         """One stage for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""
         distant = any(self.delays)
         async with (
-            service("target", self.target, 0, distant and "target" in self.far) as target,
-            service("drafter", self.drafter, 1, distant and "drafter" in self.far) as drafter,
+            service("target", self.target, 0, False) as target,
+            service("drafter", self.drafter, 1, distant) as drafter,
         ):
             for delay in self.delays:
-                await target.delay(delay)
                 await drafter.delay(delay)
                 async with AsyncExitStack() as stack:
                     clients = await self._clients(stack, target, drafter)
@@ -197,7 +193,9 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> Client:
         from crossdraft.loadtest.http_client import HttpClient
     except ImportError as error:
         raise CommandFailed(f"HTTP {EXTRA}; or use gRPC (--over grpc, --server)") from error
-    return await stack.enter_async_context(HttpClient(base_url(url), key))
+    client = await stack.enter_async_context(HttpClient(base_url(url), key))
+    await client.learn()
+    return client
 
 
 async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> Client:
@@ -210,7 +208,6 @@ async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: T
 
 
 def _described(served: Served) -> str:
-    """The name of a model, and whether it is slowed down."""
     return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"
 
 
@@ -285,12 +282,11 @@ def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Con
 
 def _load_of(options: LoadOptions) -> Load:
     """What --rate, --clients and --max-concurrency say together. Raises UsageError and ValueError."""
-    most = options.most_at_once if options.max_concurrency is None else options.max_concurrency
     if options.rate is not None and options.clients is not None:
         raise UsageError("--rate and --clients are two kinds of load: give one of them")
     if options.rate is not None:
-        return OpenLoop(options.rate, most)
-    if most is not None:
+        return OpenLoop(options.rate, options.max_concurrency)
+    if options.max_concurrency is not None:
         raise UsageError("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
     return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
 
@@ -306,8 +302,8 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
         Served(services.drafter_model, services.pace_drafter, engine=services.engine),
     )
     protocols = frozenset(HTTP if one is Over.HTTP else GRPC for one in services.over)
-    delays, far = delays_of(services.delay_ms or "0"), frozenset(services.far)
-    return Started(*models, delays, far, protocols, services.compare, max(MIN_OUTPUTS, requests))
+    delays = delays_of(services.delay_ms or "0")
+    return Started(*models, delays, protocols, services.compare, max(MIN_OUTPUTS, requests))
 
 
 @dataclass(eq=False)
@@ -324,7 +320,6 @@ class LoadTest:
     faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
     async def run(self) -> None:
-        """All stages, then the tables."""
         columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as self._progress:
             self._task = self._progress.add_task("starting", total=None)

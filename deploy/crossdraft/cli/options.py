@@ -340,9 +340,7 @@ class Kinds(StrEnum):
     """How `affinity` makes its matrix."""
 
     ALIGNED = "aligned"
-    PREFIX = "prefix"
     CO_OCCURRENCE = "co-occurrence"
-    FIRST_ORDER = "first-order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,16 +349,8 @@ class AffinityOptions:
 
     kind: Kinds = option(Kinds.ALIGNED, "How the matrix is made; docs/rdk.md compares the kinds.")
     neighbours: int | None = option(None, "Max target tokens of each draft token; by default 64.", min=1)
-    keep: float | None = option(None, "Share of its probability that each shared token keeps; by default 0.")
     window: int | None = option(None, "For co-occurrence: target tokens in a window; by default 8.", min=2)
     temperature: float | None = option(None, "For co-occurrence: temperature of the softmax; by default 0.0001.")
-
-
-class Far(StrEnum):
-    """Which service of a load test is on an emulated host of its own."""
-
-    TARGET = "target"
-    DRAFTER = "drafter"
 
 
 class Over(StrEnum):
@@ -387,9 +377,8 @@ class StartedServices:
     """What a load test starts if it is given no address."""
 
     delay_ms: str | None = option(
-        None, "Emulate a network with this one-way delay; several are tested in turn.", metavar="MS,..."
+        None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
     )
-    far: list[Far] = option([Far.DRAFTER], "Which service has the delay of --delay-ms; repeatable.")
     over: list[Over] = option([Over.HTTP], "Which API of the started server is tested; repeatable.")
     compare: bool = option(False, "Compare with generation in this process, without a server.", "--compare")
     target_model: str = option(ModelNames.target, "Target to start: a folder, a hub id, or bundled:NAME.")
@@ -414,7 +403,6 @@ class LoadOptions:
     max_concurrency: int | None = option(
         None, "With --rate: max requests at once; further ones wait, which counts in their latency."
     )
-    most_at_once: int | None = option(None, "", hidden=True)
     requests: int = option(24, "Requests for each API and delay.")
     warm_up: int = option(2, "Requests before the measured ones, as warm-up.")
     repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.")

@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from math import log, sqrt
 from operator import mul
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from statistics import stdev
 
 from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
 from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
@@ -53,7 +52,6 @@ class Selection:
 
     @property
     def tried(self) -> tuple[str, ...]:
-        """The methods to measure with every drafter."""
         return self.methods or (GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS)
 
     def ks_for(self, copies: bool) -> tuple[int, ...]:
@@ -84,19 +82,18 @@ class Selection:
                     Setting(method, "", self.temperature, k).requests(self.prompts, self.max_tokens)
 
 
-def select(selection: Selection, as_json: bool, plot: Path | None) -> None:
+def select(selection: Selection, as_json: bool) -> None:
     """Measures, prints a table or JSON, and says what to use.
 
     Raises:
         UsageError: a value is out of its range.
         CommandFailed: a service does not start, is not there, or fails.
     """
-    check_picture(plot)
     selection.check()
-    run_to_end(_select(selection, as_json, plot), STARTS_PROCESSES)
+    run_to_end(_select(selection, as_json), STARTS_PROCESSES)
 
 
-async def _select(selection: Selection, as_json: bool, plot: Path | None) -> None:
+async def _select(selection: Selection, as_json: bool) -> None:
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
     total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
@@ -112,12 +109,6 @@ async def _select(selection: Selection, as_json: bool, plot: Path | None) -> Non
     candidates = with_distinct_names(candidates)
     title = f"Drafters for {short(served)}, temperature {selection.temperature:g}"
     _report(selection, title, candidates, skipped if selection.methods else [], as_json)
-    if plot is not None and candidates:
-        curves = [
-            SpeedCurve(one.label, one.expected, one.best_k, one.measured, one.error)
-            for one in sorted(candidates, key=lambda one: -one.measured)
-        ]
-        plot_speeds(plot, title, curves)
 
 
 def _named(given: str, about: Description) -> str:
@@ -154,13 +145,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The drafter, in tables."""
         return short(self.model or self.drafter)
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        return f"{self.name}, {self.method}"
 
 
 @dataclass(frozen=True)
@@ -273,7 +258,6 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def advice(candidates: Sequence[Candidate]) -> str:
-    """One sentence: what to use."""
     if not candidates:
         return "None helps: no method can be used with these drafters."
     best = best_of(candidates)

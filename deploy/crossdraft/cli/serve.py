@@ -6,14 +6,14 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from math import ceil
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -36,11 +36,11 @@ from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import TlsError
-from crossdraft.rpc.server import Listening, run
+from crossdraft.rpc.server import Listening, Serving, run
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, serve_generation
+from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer, serve_generation
 from crossdraft.serving.limits import Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
@@ -51,34 +51,41 @@ if TYPE_CHECKING:
     from crossdraft.engine.emulation import Pace
     from crossdraft.engine.loader import Pruning
     from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.serving.http.server import HttpServer
 
 MIB = 2**20
 
 
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
-    """Serves a target."""
-    from crossdraft.target.service import ServeTarget, serve_target
+    from crossdraft.target.service import ServeTarget, target_server
 
     options = _model_options(model, service)
-    _run(serve_target(ServeTarget(options, _listening(service))), service.log, service.until_stdin_ends)
+    _run(_serve(target_server(ServeTarget(options, _listening(service)))), service.log, service.until_stdin_ends)
 
 
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
-    """Serves a drafter with a model."""
-    from crossdraft.drafter.service import ServeDrafter, serve_drafter
+    from crossdraft.drafter.service import ServeDrafter, drafter_server
 
     options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
-    served = serve_drafter(ServeDrafter(options, _listening(service), drafting.affinity))
-    _run(served, service.log, service.until_stdin_ends)
+    made = drafter_server(ServeDrafter(options, _listening(service), drafting.affinity))
+    _run(_serve(made), service.log, service.until_stdin_ends)
 
 
 def serve_ngram(longest: int, shortest: int, service: ServiceOptions) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
-    from crossdraft.drafter.ngram import Lengths, ServeNgram, serve_ngram
+    from crossdraft.drafter.ngram import Lengths, ServeNgram, ngram_server
 
     with checked_options():
         options = ServeNgram(Lengths(longest, shortest), _listening(service), _pace(service.pace))
-    _run(serve_ngram(options), service.log, service.until_stdin_ends)
+
+    async def made() -> Serving:
+        return ngram_server(options)
+
+    _run(_serve(made()), service.log, service.until_stdin_ends)
+
+
+async def _serve(made: Awaitable[Serving]) -> None:
+    await serve_until_signalled(await made)
 
 
 def serve_http(
@@ -142,7 +149,6 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
 def _serve_api(
     api: ApiOptions, local: LocalOptions, serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]]
 ) -> None:
-    """Runs the server of an API over outputs that are made in this process."""
     model = _local_model(api)
 
     async def outputs() -> None:
@@ -180,7 +186,6 @@ def _run(
     until_stdin_ends: bool,
     run: Callable[[Coroutine[Any, Any, None]], None] = run,
 ) -> None:
-    """Runs a server's main coroutine to its end."""
     if until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
@@ -291,27 +296,6 @@ def _addresses(option: str, given: str) -> tuple[str, ...]:
     return addresses_of(given)
 
 
-class Front(Protocol):
-    """A server for clients (HTTP or gRPC)."""
-
-    @property
-    def address(self) -> str:
-        """host:port, once it listens."""
-        ...
-
-    async def start(self) -> str:
-        """Starts listening; returns the address; raises CannotListen."""
-        ...
-
-    async def drain(self) -> None:
-        """Accepts nothing new, lets open requests go on for the grace period, and ends."""
-        ...
-
-    def ready_line(self) -> str:
-        """One line of JSON: role, address, model."""
-        ...
-
-
 class Together:
     """A server and others beside it.
 
@@ -320,12 +304,11 @@ class Together:
         others: by the names of their addresses in the ready line.
     """
 
-    def __init__(self, first: Front, others: Mapping[str, Front]) -> None:
+    def __init__(self, first: "HttpServer", others: Mapping[str, GenerationServer]) -> None:
         self._first = first
         self._others = others
 
     def ready_line(self) -> str:
-        """One line of JSON."""
         return json.dumps(
             json.loads(self._first.ready_line()) | {name: one.address for name, one in self._others.items()}
         )

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from crossdraft.console.running import CommandFailed, UsageError, check_output
-from crossdraft.trace.page.figure import draw
 from crossdraft.trace.page.scene import scene_of
 from crossdraft.trace.page.svg import page_of
 from crossdraft.trace.recording import Recording, RecordingError, read
@@ -15,7 +14,6 @@ from crossdraft.types.request import Overlap
 
 NOT_CHECKED = "Replies and their times are the recorded ones; whether they are the models' is not checked."
 PAGES = (".html", ".htm")
-PICTURES = (".png", ".svg", ".pdf")
 SCREEN = 1100.0  # pixels that the first rounds take on the page
 MARGIN = 0.03  # of what is shown, before its first pass
 
@@ -43,32 +41,20 @@ def replay(file: Path) -> None:
 
 
 def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
-    """Writes the page or the picture.
-
-    Args:
-        file: a recording.
-        output: .html, or a picture.
-        first: first round to show, from 1.
-        rounds: number of rounds to show.
+    """Writes the page.
 
     Raises:
         UsageError: the output cannot be written there, or has an unknown extension; the recording cannot be read, or
             has fewer rounds.
         CommandFailed: writing fails.
     """
-    if output.suffix.lower() not in (*PAGES, *PICTURES):
-        raise UsageError(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
+    if output.suffix.lower() not in PAGES:
+        raise UsageError(f"--output writes {' and '.join(PAGES)} files, got {output}")
     check_output(output)
     recording = recording_of(file)
     found = spans_of(recording)
     begin, end = window_of(found, first, rounds)
     scene, title, figures = scene_of(found), title_of(recording), figures_of(found.figures)
-    if output.suffix.lower() in PICTURES:
-        try:
-            draw(output, scene, title, figures, begin, end)
-        except OSError as error:
-            raise CommandFailed(f"cannot write the picture: {error}") from error
-        return
     page = page_of(scene, title, figures, SCREEN / (end - begin), begin)
     try:
         output.write_text(page, encoding="utf-8")
@@ -118,7 +104,6 @@ def title_of(recording: Recording) -> str:
 
 
 def figures_of(figures: Figures) -> list[tuple[str, str]]:
-    """Names and values for the head of the picture."""
     shown = [
         ("tokens/s", f"{figures.tokens_per_second:.1f}"),
         ("tokens per pass", f"{figures.tokens_per_pass:.2f}"),

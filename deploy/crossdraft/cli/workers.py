@@ -103,7 +103,6 @@ class Workers:
             raise CommandFailed(f"workers ended badly: {', '.join(failed)}")
 
     async def _keep(self, place: int) -> NoReturn:
-        """Replaces the worker of this place whenever it dies."""
         while True:
             dead = self._workers[place].process
             status = await dead.wait()

@@ -70,6 +70,5 @@ def _value(name: str, type_: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _repeats(type_: Any) -> bool:
-    """Whether an option is a tuple of any length."""
     bare = get_args(type_)[0] if get_origin(type_) is Annotated else type_
     return get_origin(bare) is tuple and get_args(bare)[-1] is Ellipsis

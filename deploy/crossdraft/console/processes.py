@@ -190,7 +190,6 @@ async def _start(wanted: Startable) -> Started:
 
 
 def threads_each(count: int) -> int:
-    """Threads for each of `count` services that share this machine."""
     return max(1, (os.cpu_count() or 1) // max(1, count))
 
 

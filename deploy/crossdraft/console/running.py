@@ -161,5 +161,4 @@ class PlainConsole(Console):
     """rich's console, but a closed pipe raises, so that the command ends what it started."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the exception is handled."""
         raise

@@ -36,7 +36,6 @@ class GrpcClient:
     server: GenerationClient
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        """As `Client.stream`."""
         with _failures():
             async with aclosing(self.server.generate(request.for_grpc)) as replies:
                 async for reply in replies:
@@ -57,7 +56,6 @@ class PipelineClient:
     plain: Pipeline
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        """As `Client.stream`."""
         pipeline = self.plain if request.options.drafter == "" else self.pipeline
         with _failures():
             async with pipeline.run(request.for_pipeline) as generation:

@@ -7,7 +7,6 @@ sent, HTTPX after 4 ms (medians on loopback).
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,8 +19,8 @@ from crossdraft.loadtest.timeline import Chunk, End, Figures, RequestFailedError
 
 DONE = "[DONE]"
 BAD_EVENT = "bad event"  # kind of error
-REFUSALS = ("HTTP 400", "HTTP 404", "HTTP 422")  # for a field that is not known, or a model that is not named
 TEXTS = ("content", "reasoning_content", "reasoning")  # of a chat's delta
+LEARNING = aiohttp.ClientTimeout(total=10)  # seconds
 LONGEST_LINE = 2**21  # bytes of a line of a stream
 LONGEST_ERROR = 1000  # bytes of a refusal's body that are reported
 
@@ -29,9 +28,7 @@ LONGEST_ERROR = 1000  # bytes of a refusal's body that are reported
 class HttpClient:
     """A server of OpenAI's API, crossdraft's or another one. Use it with `async with`.
 
-    One that refuses a request for what others need not know, or for want of a model's name, is asked again without the
-    former and with its first model, and so are all requests after that. Connections are kept, and each carries one
-    request at a time.
+    Connections are kept, and each carries one request at a time.
 
     Args:
         base: URL of the server, without `/v1`.
@@ -40,7 +37,7 @@ class HttpClient:
 
     def __init__(self, base: str, key: str = "") -> None:
         self._base = base
-        self._model: str | None = None  # the first of a server that is not crossdraft's and has refused a request
+        self._model: str | None = None  # the first of a server that is not crossdraft's
         # Compressed streams would come in blocks and not token by token.
         self._headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
         self._headers["User-Agent"] = "crossdraft-loadtest"
@@ -60,41 +57,27 @@ class HttpClient:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
+    async def learn(self) -> None:
+        """Asks what is served. A server that is not crossdraft's is sent its first model's name, as some want one, and
+        no trace is asked for; one that does not say is taken for crossdraft's."""
+        try:
+            async with self._session.get(f"{self._base}/v1/models", timeout=LEARNING) as response:
+                card = (await response.json())["data"][0]
+                self._model = None if "drafters" in card else str(card["id"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            self._model = None
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        if self._model is None:
+            return request.body
+        known = {} if request.names_speculation else {"speculative": None}
+        body = {"model": self._model} | request.body | known
+        return {name: value for name, value in body.items() if value is not None}
+
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        """As `Client.stream`."""
-        refused = False
-        async with aclosing(self._replies(request)) as replies:
-            try:
-                async for one in replies:
-                    yield one
-            except RequestFailedError as error:
-                refused = error.kind in REFUSALS and await self._adapts(request)
-                if not refused:
-                    raise
-        if refused:
-            async with aclosing(self._replies(request)) as replies:
-                async for one in replies:
-                    yield one
-
-    async def _adapts(self, request: Request) -> bool:
-        """Whether requests are to be other ones from now on: the server is not crossdraft's."""
-        if self._model is not None or request.names_speculation:
-            return False
+        reply, at = Reply(), 0.0
         try:
-            async with self._session.get(f"{self._base}/v1/models") as response:
-                cards = (await response.json())["data"]
-                if "drafters" not in cards[0]:
-                    self._model = str(cards[0]["id"])
-        except (aiohttp.ClientError, ValueError, LookupError, TypeError):
-            return False
-        return self._model is not None
-
-    async def _replies(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        reply, at, body = Reply(), 0.0, request.body
-        if self._model is not None:
-            body = {"model": self._model} | {name: value for name, value in body.items() if name != "speculative"}
-        try:
-            sent = self._session.post(self._base + request.path, json=body, allow_redirects=False)
+            sent = self._session.post(self._base + request.path, json=self._body(request), allow_redirects=False)
             async with sent as response:
                 if response.status != 200:
                     text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")

@@ -27,7 +27,6 @@ SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 
 def figure_of(report: Report) -> "Figure":
-    """Latencies, rates, acceptance, and where time goes between services."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -64,7 +63,6 @@ def _panels(runs: Sequence[Run]) -> Iterator[Callable[["Axes", Sequence[Run]], N
 
 
 def title_of(report: Report) -> str:
-    """What was measured, in one line."""
     conditions = report.conditions
     load = vars(conditions.load)
     clients = load.get("clients")
@@ -174,7 +172,6 @@ def _occupation(axes: "Axes", runs: Sequence[Run]) -> None:
 
 
 def _legend_above(axes: "Axes") -> None:
-    """Over bars that reach 1."""
     axes.set_ylim(0, 1.2)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.legend(fontsize=8, loc="upper left", ncols=3, frameon=False)

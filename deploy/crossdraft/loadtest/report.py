@@ -63,12 +63,10 @@ class Run:
 
     @property
     def name(self) -> str:
-        """In tables and pictures."""
         return self.way if self.delay_ms is None else f"{self.way}, {self.delay_ms:g} ms"
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """Of all repetitions."""
         return tuple(chain.from_iterable(self.repetitions))
 
 
@@ -208,7 +206,6 @@ HOP_ROWS: tuple[HopRow, ...] = (
 
 
 def tables_of(report: Report) -> Iterator[Table]:
-    """The clients' figures, those of each hop, and the comparisons."""
     runs = report.runs
     table = _table("what clients see", [run.name for run in runs])
     for name, shown in ROWS:
@@ -226,7 +223,6 @@ def tables_of(report: Report) -> Iterator[Table]:
 
 
 def notes_of(report: Report) -> Iterator[str]:
-    """Warnings, a line each."""
     for run in report.runs:
         yield from _notes(run)
 
@@ -260,20 +256,17 @@ def _compared(comparisons: Sequence[Comparison]) -> Table:
 
 
 def spread(found: Spread | None) -> str:
-    """Mean and quantiles."""
     if found is None:
         return NOTHING
     return " / ".join(_short(value) for value in (found.mean, found.p50, found.p90, found.p99))
 
 
 def goodput(summary: Summary) -> str:
-    """Rate of good requests and their share."""
     good = summary.goodput
     return NOTHING if good is None else f"{good.requests_per_second:.2f} ({good.share:.0%})"
 
 
 def places(summary: Summary) -> str:
-    """Acceptance at each place of a round."""
     if summary.acceptance is None:
         return NOTHING
     return " ".join(f"{place.acceptance:.0%}" for place in summary.acceptance.places[:6]) or NOTHING

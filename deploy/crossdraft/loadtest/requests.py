@@ -134,35 +134,27 @@ class Request:
         return self.options.seed + self.number if self.options.seeded else None
 
     @property
-    def _settings(self) -> dict[str, Any]:
-        """What pipelines and gRPC servers are given under the same names."""
-        options = self.options
-        return {
-            "method": options.method,
-            "max_tokens": options.max_tokens,
-            "options": SamplingOptions(options.temperature),
-            "seed": self.seed,
-            "ignore_eos": options.ignore_eos,
-        }
-
-    @property
     def for_pipeline(self) -> GenerationRequest:
-        """For a pipeline in this process."""
-        return GenerationRequest(self.prompt.content, **self._settings)
+        options = self.options
+        return GenerationRequest(
+            self.prompt.content,
+            options.method,
+            max_tokens=options.max_tokens,
+            options=SamplingOptions(options.temperature),
+            seed=self.seed,
+            ignore_eos=options.ignore_eos,
+        )
 
     @property
     def for_grpc(self) -> Generate:
-        """For crossdraft.v1.Generation."""
         return Generate(self.for_pipeline, model=self.options.model, drafter=self.options.drafter)
 
     @property
     def path(self) -> str:
-        """Of OpenAI's API."""
         return "/v1/chat/completions" if isinstance(self.prompt.content, Chat) else "/v1/completions"
 
     @property
     def body(self) -> dict[str, Any]:
-        """For OpenAI's API, as a stream."""
         options, content = self.options, self.prompt.content
         body: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature, "stream": True}
         if isinstance(content, Chat):
@@ -178,7 +170,6 @@ class Request:
 
     @property
     def names_speculation(self) -> bool:
-        """Whether it asks for a method or a drafter, which only crossdraft has."""
         return self.options.method is not None or self.options.drafter is not None
 
     @property

@@ -37,11 +37,9 @@ class Goal:
 
     @property
     def set(self) -> bool:
-        """Whether there is any."""
         return (self.first_token_ms, self.per_token_ms) != (None, None)
 
     def met(self, timeline: Timeline) -> bool:
-        """Whether a request was answered, and within all limits."""
         if not timeline.ok:
             return False
         took = ((self.first_token_ms, timeline.first_token), (self.per_token_ms, timeline.per_token))
@@ -199,7 +197,6 @@ Repetitions = Sequence[Sequence[Timeline]]  # of the same requests, each of at l
 
 
 def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
-    """The figures of one configuration."""
     timelines = list(chain.from_iterable(repetitions))
     answered = [one for one in timelines if one.ok]
     seconds = sum(max(one.ended for one in each) - min(one.due for one in each) for each in repetitions)

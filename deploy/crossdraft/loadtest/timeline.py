@@ -70,12 +70,10 @@ class Timeline:
 
     @property
     def ok(self) -> bool:
-        """Whether it has a complete answer of at least one token."""
         return not self.error and bool(self.chunks)
 
     @property
     def late(self) -> float:
-        """Seconds from when it was due until it was sent."""
         return self.sent - self.due
 
     @property
@@ -85,7 +83,6 @@ class Timeline:
 
     @property
     def end_to_end(self) -> float:
-        """Seconds until its end came."""
         return self.ended - self.due
 
     @property
@@ -95,7 +92,6 @@ class Timeline:
 
     @property
     def between_chunks(self) -> tuple[float, ...]:
-        """Seconds from each chunk to the next."""
         return tuple(after - before for before, after in pairwise(self.chunks))
 
     @property
@@ -105,7 +101,6 @@ class Timeline:
 
 
 def under_way(timelines: Iterable[Timeline], moment: float) -> int:
-    """Requests that were due at a moment and had not ended yet."""
     return sum(one.due <= moment < one.ended for one in timelines)
 
 

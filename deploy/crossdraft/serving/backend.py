@@ -169,17 +169,14 @@ class LocalModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of its own, each once."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
-        """In their order."""
         return tuple(drafter.name for drafter in self.drafters)
 
     @property
     def default_drafter(self) -> str:
-        """Its name, or NO_DRAFTER."""
         return self.drafters[0].name if self.drafters else NO_DRAFTER
 
 
@@ -237,7 +234,6 @@ class Connection:
             await self.pipeline.follow(targets, drafters)
 
     async def close(self) -> None:
-        """Ends what runs on it."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
@@ -266,10 +262,6 @@ class LocalBackend:
 
     Pipelines of default drafters are opened at the start, others when a request chooses them. One that cannot be
     opened is tried again with the next request for it, and whenever `models` is called.
-
-    Args:
-        models: what is served.
-        options: limits.
 
     Raises:
         ValueError: there is no model, or two have the same name.
@@ -300,7 +292,6 @@ class LocalBackend:
 
     @property
     def names(self) -> Sequence[str]:
-        """As `Backend.names`."""
         return tuple(self._models)
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -311,11 +302,9 @@ class LocalBackend:
         return tuple(_served(name, model, made, self._created) for name, model, made in found if made is not None)
 
     async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
-        """As `Backend.written`."""
         return await (await self._default(self._model(model)).open()).written(prompt, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """As `Backend.stream`."""
         connection = self._connection(request)
         with self._admitted():
             pipeline = await connection.open()

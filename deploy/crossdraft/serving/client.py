@@ -97,11 +97,9 @@ class RemoteGeneration(TokenStream):
         self._replies: AsyncGenerator[Reply, None] = client.generate(asked)
 
     async def aclose(self) -> None:
-        """Cancels what is still running."""
         await self._replies.aclose()
 
     async def together(self) -> Sequence[Token]:
-        """As `TokenStream.together`."""
         try:
             while isinstance(reply := await anext(self._replies, None), PromptRead):
                 self.prompt_tokens += reply.tokens

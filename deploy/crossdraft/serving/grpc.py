@@ -82,7 +82,6 @@ class GenerationService:
             raise errors.Overloaded("too many requests of this client", wait)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """What is served now."""
         return await self._backend.models()
 
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
@@ -151,7 +150,6 @@ class GenerationServer:
 
     @property
     def address(self) -> str:
-        """host:port, once it listens."""
         return self._endpoint.address
 
     async def start(self) -> str:
@@ -177,7 +175,6 @@ class GenerationServer:
                 await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
     def ready_line(self) -> str:
-        """One line of JSON: role, address, models."""
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | self.marks)
 
@@ -192,13 +189,6 @@ class GenerationServer:
 def serve_generation(
     backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
 ) -> GenerationServer:
-    """A server to use with `async with`, or between `start` and `drain`.
-
-    Args:
-        backend: makes the outputs.
-        listening: where, by default any free port of this machine; its message limit is that of requests.
-        options: keys and patience.
-    """
     return GenerationServer(backend, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 
@@ -207,12 +197,6 @@ LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process c
 
 def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
     """The message for a request.
-
-    Args:
-        request: what to generate.
-        model: of the server; empty: its only one.
-        drafter: of the model; None: its default one, empty: none.
-        name: id of the request; empty: the server makes one.
 
     Raises:
         RequestError: it has settings that a server cannot carry out, or a method that no pair of models could do.

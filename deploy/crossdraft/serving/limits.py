@@ -111,7 +111,6 @@ class Keys:
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key."""
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 

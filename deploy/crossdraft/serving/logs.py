@@ -54,7 +54,6 @@ class PlainFormatter(logging.Formatter):
     """The message, then in brackets the ids that are known."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback if there is one."""
         text = " ".join(record.getMessage().splitlines())
         subject = current()
         ids = {"request": subject.request, "session": subject.session, "peer": subject.peer}

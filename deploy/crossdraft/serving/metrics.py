@@ -72,7 +72,7 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
         lambda one: bool(one.drafter_lost),
     ),
     ("target_open_seconds", "Seconds that sessions with targets were open.", lambda one: one.target_lane_seconds),
-    ("target_idle_seconds", "Seconds of them without a pass in flight.", lambda one: one.idle_seconds),
+    ("target_idle_seconds", "Seconds of them without a request in flight.", lambda one: one.idle_seconds),
     ("target_model_seconds", "Seconds in targets' models.", lambda one: one.target_seconds),
     ("drafter_model_seconds", "Seconds in drafters' models.", lambda one: one.drafter_seconds),
     ("orchestrator_cpu_seconds", "CPU time in the state machine.", lambda one: one.verification_seconds),
@@ -114,7 +114,6 @@ class Metrics:
         self._make_services()
 
     def _make_live(self) -> None:
-        """What is counted while an output is being made."""
         self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
@@ -127,7 +126,6 @@ class Metrics:
         )
 
     def _make_ended(self) -> None:
-        """What is counted when an output has ended."""
         self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
         self._success = self._counter(
             "request_success",
@@ -157,7 +155,6 @@ class Metrics:
         self._lengths = self._histogram("request_generation_tokens", "Tokens of an output.", LENGTHS, LABELS)
 
     def _make_services(self) -> None:
-        """What is counted of its sessions with services."""
         self._wire = self._counter(
             "wire_bytes", "Serialized messages of sessions with services.", ("role", "peer", "direction")
         )
@@ -185,14 +182,6 @@ class Metrics:
         )
 
     def finished(self, labels: Sequence[str], reason: str, figures: Statistics, timings: Timings) -> None:
-        """Counts an output that has ended.
-
-        Args:
-            labels: values of LABELS.
-            reason: `stop` or `length`.
-            figures: of its session.
-            timings: of the output.
-        """
         self._success.labels(*labels, reason).inc()
         self._observe(labels, figures, timings)
         for counter, value in self._totals:
@@ -210,7 +199,6 @@ class Metrics:
         self._latency.labels(*labels).observe(seconds)
 
     def failed(self, labels: Sequence[str], cause: str) -> None:
-        """Counts an output that failed, by `cause_of` its error."""
         self._failures.labels(*labels, cause).inc()
 
     def _observe(self, labels: Sequence[str], figures: Statistics, timings: Timings) -> None:
@@ -258,13 +246,7 @@ CAUSES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class MeasuredBackend:
-    """A `Backend` that counts and logs the outputs of another one.
-
-    Args:
-        backend: makes the outputs.
-        metrics: where they are counted.
-        clock: seconds.
-    """
+    """A `Backend` that counts and logs the outputs of another one."""
 
     def __init__(self, backend: Backend, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
@@ -274,21 +256,17 @@ class MeasuredBackend:
 
     @property
     def names(self) -> Sequence[str]:
-        """As `Backend.names`."""
         return self._backend.names
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """As `Backend.models`."""
         models = await self._backend.models()
         self._known = {model.name: model for model in models}
         return models
 
     async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
-        """As `Backend.written`."""
         return await self._backend.written(model, prompt, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """As `Backend.stream`."""
         began = self._clock()
         if request.model not in self._known:
             await self.models()
@@ -326,7 +304,6 @@ class _Measurement:
         self._ended = False
 
     def saw(self, item: OutputItem) -> None:
-        """Counts the next item."""
         match item:
             case Committed():
                 self._committed(len(item.tokens), self._clock() - self._began)
@@ -392,14 +369,12 @@ class _Measurement:
 
 
 def _losses(figures: Statistics) -> str:
-    """Which services failed in an output that was completed, and how."""
     lost = [(lane.address, lane.lost) for lane in figures.lanes if lane.role == "target" and lane.lost]
     targets = "".join(f"; target at {address} lost: {how}" for address, how in dict.fromkeys(lost) if address)
     return targets + (f"; drafter lost: {figures.drafter_lost}" if figures.drafter_lost else "")
 
 
 def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
-    """The label for a request's drafter."""
     if model is None:
         return {None: DEFAULT, "": NONE}.get(request.drafter, UNKNOWN)
     if request.drafter is None:
@@ -410,7 +385,6 @@ def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """The label for the error that ended an output."""
     for kind, cause in CAUSES:
         if isinstance(error, kind):
             return cause
@@ -425,12 +399,10 @@ class BatchHistogram(Histogram):
     """
 
     def repeat(self, value: float, times: int) -> None:
-        """Observes the same value so many times."""
         self._buckets[bisect_left(self._upper_bounds, value)].inc(times)
         self._sum.inc(value * times)
 
     def merge(self, counts: Sequence[int], sum: float) -> None:
-        """Adds observations that were counted by bucket elsewhere."""
         for bucket, count in zip(self._buckets, counts, strict=True):
             bucket.inc(count)
         self._sum.inc(sum)

@@ -129,7 +129,6 @@ class Generation(TokenStream):
         self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
 
     async def aclose(self) -> None:
-        """Cancel what is still running and close its sessions."""
         self._over = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -138,7 +137,6 @@ class Generation(TokenStream):
 
     @property
     def decisions(self) -> list[Decision]:
-        """How the epochs were run, if the request has `explain`."""
         return self._session.decisions
 
     @property
@@ -349,7 +347,6 @@ class Pipeline:
 
     @property
     def target_there(self) -> bool:
-        """Whether a target could be reached when its connection was last checked."""
         return self._connected.target_there
 
     @property
@@ -401,7 +398,6 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
 
 
 def software() -> str:
-    """The version that is installed."""
     try:
         return version("crossdraft")
     except PackageNotFoundError:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
@@ -33,26 +33,7 @@ class MismatchError(Exception):
     """A service that describes itself, but cannot be used beside the others of its role; the text says why."""
 
 
-class Described(Protocol):
-    """A client of a service."""
-
-    address: str
-
-    @property
-    def service(self) -> str:
-        """The service's name in error texts."""
-        ...
-
-    async def describe(self) -> Description:
-        """The service's description of its model; raises ServiceError."""
-        ...
-
-    def reachable(self) -> bool | None:
-        """Whether it can be reached now; None: that is being found out."""
-        ...
-
-
-Client = TypeVar("Client", bound=Described)
+Client = TypeVar("Client", TargetClient, DrafterClient)
 Welcome = Callable[[Client, Description], Awaitable[None]]
 
 
@@ -70,18 +51,16 @@ class Probe:
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self._client = client
+        self._service = client.service  # in error texts
         self._warned = False
         self._task = asyncio.create_task(self._meet(client, welcome))
 
     def warn(self) -> None:
-        """Log a warning if the service is not known yet."""
         self._warned = self.error is not None or not self.tried.done()
         if self._warned:
-            log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
+            log.warning("%s; it is tried again", self.error or f"{self._service} has not answered yet")
 
     async def close(self) -> None:
-        """Stop asking and watching."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -132,7 +111,6 @@ class ProbedClient:
     probe: Probe
 
     async def close(self) -> None:
-        """Close the client, and with it its sessions."""
         await self.probe.close()
         await self.client.close()
 
@@ -195,7 +173,6 @@ class Discovery:
 
     @property
     def target_there(self) -> bool:
-        """Whether one of the known targets can be reached."""
         return any(one.probe.reachable for one in self._targets.values())
 
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
@@ -229,7 +206,6 @@ class Discovery:
             await member.client.close()
 
     async def close(self) -> None:
-        """Close all clients, and with them their sessions."""
         parted = [member for _, _, member in self._parted]
         for member in (*self._targets.values(), *self._drafters.values(), *parted):
             await member.close()

@@ -35,23 +35,12 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.session import Session
 from crossdraft.trace.recording import Recorder, Step
-from crossdraft.types.messages import (
-    OpenDrafter,
-    OpenTarget,
-    PromptScored,
-)
+from crossdraft.types.messages import OpenDrafter, OpenTarget, PromptScored
 from crossdraft.types.statistics import Times
 
 
 class ServiceLane:
-    """A session with a service, and its listener: being opened, open, or over.
-
-    Args:
-        number: of the lane.
-        roster: of its role, a Roster[TargetPort] or Roster[DrafterPort].
-        opening: the first message.
-        report: is told what happens there.
-    """
+    """A session with a service, and its listener: being opened, open, or over."""
 
     def __init__(
         self, number: Lane, roster: Roster[Any], opening: OpenTarget | OpenDrafter, report: Callable[[Event], None]
@@ -64,7 +53,7 @@ class ServiceLane:
         self._number = number
         self._opening = opening
         self._report = report
-        self._session: SessionPort[Any] | None = None
+        self._session: SessionPort | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
@@ -87,18 +76,15 @@ class ServiceLane:
         self._session = self.roster[self.address].begin(self._opening, self)
 
     def opened(self) -> None:
-        """The service has opened it."""
         assert self._session is not None
         self.watch.opened(self._session.traffic, time.monotonic())
         self._report(Ready(self._number))
 
     def received(self, reply: Reply) -> None:
-        """A reply came."""
         self.watch.answered(reply, time.monotonic())
         self._report(Replied(self._number, reply))
 
     def lost(self, error: ServiceError) -> None:
-        """The service has ended it, or it or the link failed."""
         assert self.address is not None
         self.watch.lost = name_of(error)
         self.roster.failed(self.address, time.monotonic())
@@ -133,13 +119,7 @@ Emit = Callable[[Sequence[Emitted] | PromptScored], None]
 
 
 class Driver:
-    """Runs one session from its first command to its last.
-
-    Args:
-        session: not begun.
-        services: where it may open lanes.
-        recorder: is told every step.
-    """
+    """Runs one session from its first command to its last."""
 
     def __init__(self, session: Session, services: Services, recorder: Recorder | None = None) -> None:
         self._session = session
@@ -156,7 +136,6 @@ class Driver:
         self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
-        """The measurements so far."""
         return self._clock.times([lane.watch for lane in self._lanes.values()])
 
     async def run(self, emit: Emit) -> Finished:
@@ -230,12 +209,10 @@ class Driver:
         if self._recorder is not None:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
-            bytes_out, bytes_in = sum(sent.values()), sum(received.values())
             made, self._session.choices = tuple(self._session.choices), []
-            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in, made))
+            self._recorder.record(Step(now, event, tuple(commands), spent, misses, sent, received, made))
 
     def _carry_out(self, commands: list[Command]) -> None:
-        """Never waits."""
         emitted = [command for command in commands if isinstance(command, Emitted)]
         if emitted:
             self._clock.token()
@@ -288,7 +265,6 @@ class Driver:
         self._timers[command.timer] = loop.call_later(command.seconds, self._report, expired)
 
     def _release(self) -> None:
-        """Stop timers, lanes and recorder."""
         self._session.abandon()
         for timer in self._timers.values():
             timer.cancel()

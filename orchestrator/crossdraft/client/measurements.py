@@ -6,7 +6,7 @@ Times are seconds of the monotonic clock.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
+ROLES = ("target", "drafter")
 BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
 
 
@@ -67,7 +68,6 @@ class TripWatch:
 
     @property
     def trips(self) -> Trips:
-        """The measurements so far."""
         return Trips(tuple(self._counts), self._seconds, self._queued)
 
 
@@ -99,7 +99,6 @@ class Owing:
 
     @property
     def owes(self) -> bool:
-        """Whether it owes anything."""
         return self._answers > 0 or self._drafted < self._wanted
 
     def asked(self, request: object) -> None:
@@ -145,9 +144,6 @@ class LaneWatch:
         self._asked: float | None = None  # when the latest request without a reply left
         self._opened = 0.0
         self._closed: float | None = None
-        self._busy = 0.0  # seconds with a pass under way, of passes that are back
-        self._passes = 0  # under way
-        self._busy_since = 0.0
         self._trips = TripWatch()
         self._model_seconds = 0.0
         self._owing = Owing()
@@ -155,12 +151,9 @@ class LaneWatch:
         self._owed_since: float | None = None
 
     def opened(self, traffic: TrafficCount, now: float) -> None:
-        """Its session is open."""
         self.traffic, self._opened = traffic, now
 
     def closed(self, now: float) -> None:
-        """Its session has ended."""
-        self._passes_over(now, self._passes)
         self._closed = now
 
     def asked(self, request: object, now: float) -> None:
@@ -170,9 +163,6 @@ class LaneWatch:
         self._note_owing(now)
         if not isinstance(request, Advance | RunTo):
             self._asked = now
-        if isinstance(request, Pass):
-            self._busy_since = self._busy_since if self._passes else now
-            self._passes += 1
 
     def answered(self, reply: Reply, now: float) -> None:
         """A reply came. Of the first one after a request, time outside the model is wire, codecs and queues."""
@@ -183,13 +173,6 @@ class LaneWatch:
         if self._asked is not None:
             self.wire_seconds += max(0.0, now - self._asked - model_seconds(reply))
             self._asked = None
-        if isinstance(reply, PassDone) and not reply.more:
-            self._passes_over(now, 1)
-
-    def _passes_over(self, now: float, passes: int) -> None:
-        if self._passes and self._passes <= passes:
-            self._busy += now - self._busy_since
-        self._passes = max(0, self._passes - passes)
 
     def _note_owing(self, now: float) -> None:
         if self._owing.owes:
@@ -198,7 +181,6 @@ class LaneWatch:
             self._owed, self._owed_since = self._owed + now - self._owed_since, None
 
     def figures(self, now: float) -> LaneFigures:
-        """The lane's figures so far."""
         if self.traffic is None:
             return LaneFigures(self.role, self.address, 0, 0, self._trips.trips, self.lost)
         end = now if self._closed is None else self._closed
@@ -215,14 +197,6 @@ class LaneWatch:
             open_seconds=end - self._opened,
             idle_seconds=max(0.0, end - self._opened - owed),
         )
-
-    def idle(self, now: float) -> tuple[float, float]:
-        """Seconds without a pass under way, and seconds that it has been open."""
-        if self.traffic is None:
-            return 0.0, 0.0
-        open_seconds = (now if self._closed is None else self._closed) - self._opened
-        running = now - self._busy_since if self._passes else 0.0
-        return max(0.0, open_seconds - self._busy - running), open_seconds
 
 
 class Clock:
@@ -247,7 +221,6 @@ class Clock:
 
     @contextmanager
     def verification(self) -> Iterator[None]:
-        """Count the block as the handling of one event."""
         began = time.perf_counter()
         try:
             yield
@@ -257,35 +230,26 @@ class Clock:
             self._events += 1
 
     def times(self, lanes: Sequence[LaneWatch]) -> Times:
-        """The measurements, over all lanes that there were."""
         now = self._ended or time.monotonic()
-        idle = [lane.idle(now) for lane in lanes if lane.role == "target"]
+        figures = tuple(lane.figures(now) for lane in lanes)
+        size = {role: sum(one.bytes_sent + one.bytes_received for one in figures if one.role == role) for role in ROLES}
         sent, received = traffic(lanes)
         return Times(
             seconds=now - self._began,
             first_token_seconds=max(0.0, self._first_token - self._began),
             wire_seconds=sum(lane.wire_seconds for lane in lanes),
             verification_seconds=self._verification,
-            bytes_sent=sum(sent.values()),
-            bytes_received=sum(received.values()),
+            bytes_sent=sent,
+            bytes_received=received,
             events=self._events,
-            target_bytes=sent["target"] + received["target"],
-            drafter_bytes=sent["drafter"] + received["drafter"],
-            idle_seconds=sum(seconds for seconds, _ in idle),
-            target_lane_seconds=sum(seconds for _, seconds in idle),
-            lanes=tuple(lane.figures(now) for lane in lanes),
+            target_bytes=size["target"],
+            drafter_bytes=size["drafter"],
+            idle_seconds=sum(one.idle_seconds for one in figures if one.role == "target"),
+            target_lane_seconds=sum(one.open_seconds for one in figures if one.role == "target"),
+            lanes=figures,
         )
 
 
-def traffic(lanes: Sequence[LaneWatch]) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes sent and bytes received, each by role."""
-    sent, received = ({"target": 0.0, "drafter": 0.0} for _ in range(2))
-    for lane in lanes:
-        if lane.traffic is not None:
-            sent[lane.role] += lane.traffic.bytes_sent
-            received[lane.role] += lane.traffic.bytes_received
-    return _rounded(sent), _rounded(received)
-
-
-def _rounded(sizes: Mapping[str, float]) -> dict[str, int]:
-    return {role: round(size) for role, size in sizes.items()}
+def traffic(lanes: Sequence[LaneWatch]) -> tuple[int, int]:
+    known = [lane.traffic for lane in lanes if lane.traffic is not None]
+    return round(sum(one.bytes_sent for one in known)), round(sum(one.bytes_received for one in known))

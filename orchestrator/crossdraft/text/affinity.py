@@ -80,18 +80,6 @@ class Matrix:
         starts = np.searchsorted(places[order][kept], np.arange(len(shared) + 1)).astype(np.int64)
         return Matrix(shared, starts, targets[order][kept].astype(np.int32), shares[kept])
 
-    def keeping(self, pair: Pair, share: float) -> "Matrix":
-        """The mixture of the identity, with `share` between 0 and 1, and this matrix."""
-        drafted = np.repeat(self.drafter_ids, np.diff(self.starts))
-        own = pair.to_target_ids(drafted) == self.target_ids
-        # the token itself may have no entry yet: all get one, and equal pairs are summed
-        keys = np.concatenate([self.drafter_ids, drafted[~own]])
-        targets = np.concatenate([pair.to_target_ids(self.drafter_ids), self.target_ids[~own].astype(np.int64)])
-        kept = np.zeros(len(self.drafter_ids))
-        kept[np.searchsorted(self.drafter_ids, drafted[own])] = self.weights[own]
-        weights = np.concatenate([share + (1 - share) * kept, (1 - share) * self.weights[~own].astype(np.float64)])
-        return Matrix.strongest(pair, keys, targets, weights, len(targets))
-
     def row(self, drafter_id: int) -> tuple[Columns, Weights]:
         """Target ids and weights of one draft token's row; ValueError if it is not shared."""
         place = int(_places(self.drafter_ids, np.array([drafter_id], dtype=np.int64))[0])
@@ -99,7 +87,6 @@ class Matrix:
         return self.target_ids[part], self.weights[part]
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
-        """As `Affinity.redistribute`."""
         places = _places(self.drafter_ids, ids)
         lengths = self.starts[places + 1] - self.starts[places]
         entries = runs(self.starts[places], lengths)
@@ -119,38 +106,6 @@ class Matrix:
         sums = np.add.reduceat(self.weights, self.starts[:-1], dtype=np.float64) if len(lengths) else np.ones(1)
         if np.abs(sums - 1.0).max() > SUM_TOLERANCE:
             raise ValueError("the weights of a row do not sum to one")
-
-
-@dataclass(frozen=True, eq=False)
-class FirstOrder:
-    """The first-order form (RDK, Eq. 3) for a fixed prior in place of the target's own row, which is not known."""
-
-    drafter_ids: Ids  # shape (r,), ascending
-    target_ids: Columns  # shape (r,): the target's token for each of them
-    prior: Probabilities  # shape (N,), sums to one
-
-    @staticmethod
-    def of(pair: Pair, prior: Probabilities) -> "FirstOrder":
-        """For a pair, with prior weights of the target's tokens, shape (target.size,); they are normalized."""
-        shared = pair.shared_drafter_ids
-        return FirstOrder(shared, pair.to_target_ids(shared).astype(np.int32), prior / prior.sum())
-
-    def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
-        """As `Affinity.redistribute`; every target token with a prior above 0 gets some."""
-        targets = self.target_ids[_places(self.drafter_ids, ids)]
-        size = len(self.prior)
-        proposed = np.bincount(targets, probabilities, minlength=size).astype(np.float64)
-        spread = first_order(proposed, self.prior)
-        found = np.flatnonzero(spread).astype(np.int64)
-        return found, spread[found]
-
-    def check(self, target_size: int) -> None:
-        """Raises ValueError if the prior is not a distribution over the ids below `target_size`."""
-        _check_ids(self.drafter_ids, self.target_ids, target_size)
-        if len(self.target_ids) != len(self.drafter_ids):
-            raise ValueError("the number of entries is wrong")
-        if len(self.prior) != target_size or not (self.prior >= 0).all() or abs(self.prior.sum() - 1) > SUM_TOLERANCE:
-            raise ValueError("the prior is not a distribution over the target's vocabulary")
 
 
 def first_order(proposed: Probabilities, prior: Probabilities) -> Probabilities:
@@ -191,36 +146,33 @@ def _check_ids(drafter_ids: Ids, target_ids: Columns, target_size: int) -> None:
         raise ValueError("a target id is not in the target's vocabulary")
 
 
-Kernel = Matrix | FirstOrder  # the map from q′ to Mᵀq′ (RDK, Algorithm 1)
-
-
 @dataclass(frozen=True, eq=False)
 class Affinity:
-    """A kernel with the vocabularies that it is for: what a drafter needs to draw target tokens."""
+    """A matrix with the vocabularies that it is for: what a drafter needs to draw target tokens."""
 
     target: str  # `tokenizer_digest` of the target's tokenizer.json
     drafter: str  # of the drafter's
     letters: tuple[Letters, ...]  # of the target's tokens, by id
     ranks: dict[int, int]  # `Vocabulary.rank` of the target's ids, only those above 0
-    kernel: Kernel
+    matrix: Matrix
     made: str = ""  # how it was made, for people
     drafter_ids: Ids = field(init=False, repr=False)  # T∩D, ascending: what `redistribute` takes
 
     def __post_init__(self) -> None:
-        self.kernel.check(len(self.letters))
-        object.__setattr__(self, "drafter_ids", self.kernel.drafter_ids)
+        self.matrix.check(len(self.letters))
+        object.__setattr__(self, "drafter_ids", self.matrix.drafter_ids)
 
     @staticmethod
-    def of(pair: Pair, kernel: Kernel, target_json: str, drafter_json: str, made: str = "") -> "Affinity":
+    def of(pair: Pair, matrix: Matrix, target_json: str, drafter_json: str, made: str = "") -> "Affinity":
         """The affinity of a pair, whose tokenizer.json texts are given.
 
         Raises:
-            ValueError: the kernel is not a row-stochastic map of this pair.
+            ValueError: the matrix is not a row-stochastic map of this pair.
         """
         vocabulary = pair.target
         ranks = {token: rank for token in range(vocabulary.size) if (rank := vocabulary.rank(token))}
         digests = tokenizer_digest(target_json), tokenizer_digest(drafter_json)
-        return Affinity(*digests, vocabulary.letters, ranks, kernel, made)
+        return Affinity(*digests, vocabulary.letters, ranks, matrix, made)
 
     def check_drafter(self, tokenizer_json: str, size: int) -> None:
         """Raises AffinityMismatch if it was made for another drafter than that of this tokenizer and so many ids."""
@@ -256,7 +208,7 @@ class Affinity:
         Raises:
             ValueError: an id is not in T∩D.
         """
-        return self.kernel.redistribute(ids, probabilities)
+        return self.matrix.redistribute(ids, probabilities)
 
 
 def save_affinity(affinity: Affinity, path: Path) -> None:
@@ -268,7 +220,7 @@ def save_affinity(affinity: Affinity, path: Path) -> None:
         "letters": np.frombuffer(b"".join(text), dtype=np.uint8),
         "letter_ends": np.cumsum([len(part) for part in text], dtype=np.int64),
         "ranks": np.array(sorted(affinity.ranks.items()), dtype=np.int64).reshape(-1, 2),
-        **_arrays_of(affinity.kernel),
+        **vars(affinity.matrix),
     }
     with path.open("wb") as file:  # a name without .npz stays as it is
         np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -289,15 +241,6 @@ def load_affinity(path: Path) -> Affinity:
         raise AffinityMismatch(
             f"{path} is damaged or not an affinity file ({error}): make it again with `crossdraft affinity`"
         ) from error
-
-
-def _arrays_of(kernel: Kernel) -> Arrays:
-    match kernel:
-        case Matrix():
-            names = ["drafter_ids", "starts", "target_ids", "weights"]
-        case FirstOrder():
-            names = ["drafter_ids", "target_ids", "prior"]
-    return {name: getattr(kernel, name) for name in names}
 
 
 def _unpacked(content: bytes) -> Arrays:
@@ -326,7 +269,7 @@ def _affinity(arrays: Arrays) -> Affinity:
     if not (isinstance(target, str) and isinstance(drafter, str) and isinstance(made, str) and target and drafter):
         raise ValueError("it does not say which tokenizers it is for")
     letters = _letters(arrays)
-    return Affinity(target, drafter, letters, _ranks(arrays["ranks"], len(letters)), _kernel(arrays), made)
+    return Affinity(target, drafter, letters, _ranks(arrays["ranks"], len(letters)), _matrix(arrays), made)
 
 
 def _letters(arrays: Arrays) -> tuple[Letters, ...]:
@@ -350,12 +293,13 @@ def _ranks(pairs: NDArray[Any], size: int) -> dict[int, int]:
     return {int(token): int(rank) for token, rank in pairs}
 
 
-def _kernel(arrays: Arrays) -> Kernel:
-    drafter_ids = _vector(arrays, "drafter_ids", np.int64)
-    target_ids = _vector(arrays, "target_ids", np.int32)
-    if "prior" in arrays:
-        return FirstOrder(drafter_ids, target_ids, _vector(arrays, "prior", np.float64))
-    return Matrix(drafter_ids, _vector(arrays, "starts", np.int64), target_ids, _vector(arrays, "weights", np.float32))
+def _matrix(arrays: Arrays) -> Matrix:
+    return Matrix(
+        _vector(arrays, "drafter_ids", np.int64),
+        _vector(arrays, "starts", np.int64),
+        _vector(arrays, "target_ids", np.int32),
+        _vector(arrays, "weights", np.float32),
+    )
 
 
 def _vector(arrays: Arrays, name: str, dtype: type[np.generic]) -> NDArray[Any]:

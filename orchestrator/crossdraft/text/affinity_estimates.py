@@ -1,9 +1,9 @@
-"""Affinity matrices estimated from a corpus: co-occurrence (RDK, Eq. 2), alignment, first pieces."""
+"""Affinity matrices estimated from a corpus: co-occurrence (RDK, Eq. 2), and alignment."""
 
 import numpy as np
 
 from crossdraft.text.affinity import Matrix, Probabilities, runs
-from crossdraft.text.letters import Ids, Letters, from_bytes
+from crossdraft.text.letters import Ids, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 
@@ -27,7 +27,6 @@ class Windows:
         self._count = 0  # windows
 
     def add(self, text: str) -> None:
-        """Counts one text."""
         ids = np.array(self._target.encode_continuation(from_bytes(text.encode())), dtype=np.int64)
         missing = -len(ids) % self._length
         windows = np.sort(np.concatenate([ids, np.full(missing, -1)]).reshape(-1, self._length))
@@ -84,7 +83,7 @@ def co_occurrence(pair: Pair, windows: Windows, temperature: float, neighbours: 
     return Matrix.strongest(pair, drafted, columns[entries], weights[entries], neighbours)
 
 
-# Matrices from how two tokenizers write the same text. They are not in the paper; its Algorithm 1 allows any matrix. If
+# A matrix from how two tokenizers write the same text. It is not in the paper; its Algorithm 1 allows any matrix. If
 # the drafter's vocabulary is a part of the target's, as in the paper, there is only co-occurrence to estimate from;
 # with two tokenizers there is also which target tokens the text of a draft token becomes.
 
@@ -130,31 +129,6 @@ class Alignment:
         shared = self._pair.to_target_ids(drafted[right]) >= 0
         self._counts.add(drafted[right][shared], targets[left][shared])
         return True
-
-
-def first_pieces(pair: Pair, drafter: Tokenization, counts: Ids, neighbours: int) -> Matrix:
-    """A shared draft token stands for the target tokens that the drafter would begin to write with it.
-
-    The row of d has d itself and the target tokens outside T∩D whose encoding by the drafter's own tokenizer begins
-    with d, by their counts in a corpus (shape (|T|,)). Tokens of T∩D get nothing from their prefixes: the drafter
-    would have proposed them. Nor do tokens that d begins but that the drafter writes in another way.
-    """
-    shared = pair.shared_drafter_ids
-    own = pair.to_target_ids(shared)
-    outside = np.setdiff1d(np.flatnonzero(counts), own)
-    firsts = [(_first_piece(drafter, pair.target.letters[token]), int(token)) for token in outside]
-    begun = np.array([(first, token) for first, token in firsts if first >= 0], dtype=np.int64).reshape(-1, 2)
-    begun = begun[pair.to_target_ids(begun[:, 0]) >= 0]
-    drafted, targets = np.concatenate([shared, begun[:, 0]]), np.concatenate([own, begun[:, 1]])
-    return Matrix.strongest(pair, drafted, targets, counts[targets].astype(np.float64), neighbours)
-
-
-def _first_piece(drafter: Tokenization, letters: Letters) -> int:
-    """The draft token with which the drafter's tokenizer begins to write letters; -1 if it cannot."""
-    try:
-        return drafter.encode_continuation(letters)[0]
-    except NotExpressible:
-        return -1
 
 
 def _letter_counts(side: Tokenization) -> Ids:

@@ -34,10 +34,6 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any] = NO_SETTINGS) -> str:
         """The chat as the model's text, up to where its answer begins; special tokens are in it by name.
 
-        Args:
-            messages: each with a role and a content, and what else the template understands.
-            settings: further variables of the template.
-
         Raises:
             ChatTemplateError: the template is damaged, or cannot write these messages.
         """

@@ -34,7 +34,6 @@ class TokenFrequencies:
 
     @property
     def tokens(self) -> int:
-        """How many were counted."""
         return int(self.counts.sum())
 
     def most_frequent(self, count: int, size: int, always: Collection[int] = ()) -> NDArray[np.int64]:
@@ -84,11 +83,6 @@ def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: It
 
 def read_frequencies(path: Path, tokenizer_json: str, model: str) -> TokenFrequencies:
     """Reads a file of frequencies for this tokenizer.
-
-    Args:
-        path: what `crossdraft frequencies` wrote.
-        tokenizer_json: the model's own, whole.
-        model: its name, for the advice.
 
     Raises:
         FrequenciesError: there is no such file, it is damaged, or it was made with another tokenizer.

@@ -43,12 +43,10 @@ class Side(Enum):
 
 
 def from_bytes(raw: bytes) -> Letters:
-    """Bytes as letters."""
     return Letters(raw.decode("latin-1"))
 
 
 def is_plain(letters: Letters) -> bool:
-    """Whether all letters are bytes."""
     return not letters or ord(max(letters)) < FIRST_CONTROL
 
 
@@ -58,7 +56,6 @@ def to_bytes(letters: Letters) -> bytes:
 
 
 def common_length(one: str, other: str) -> int:
-    """The length of the longest common prefix."""
     for place, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return place
@@ -73,11 +70,6 @@ END = FIRST_CONTROL  # the end of a token; no letter has this code
 _NAMELESS = END + 1 + len(Role)
 EVENTS = _NAMELESS + len(Side)  # number of codes: bytes, END, roles, control symbols without a role of either side
 _OF_ROLE = {role.value: END + 1 + place for place, role in enumerate(Role)}
-
-
-def coding() -> str:
-    """Identifies the mapping of letters to codes; stored codes are valid for the same coding only."""
-    return repr((END, _NAMELESS, EVENTS, _OF_ROLE, [side.value for side in Side]))
 
 
 def codes_of(letters: str) -> Codes:

@@ -38,12 +38,10 @@ class Pair:
 
     @cached_property
     def target_trie(self) -> Trie:
-        """The target's tokens by their letters."""
         return Trie(self.target)
 
     @cached_property
     def drafter_trie(self) -> Trie:
-        """The drafter's tokens by their letters."""
         return Trie(self.drafter)
 
     def sort(self) -> None:

@@ -41,7 +41,6 @@ class Injectivity:
 
     @property
     def holds(self) -> bool:
-        """Whether every string was restored."""
         return self.strings == self.restored
 
 
@@ -237,7 +236,6 @@ class Pieces:
         self._longest = max(map(len, self._known), default=0)
 
     def can_write(self, string: Letters) -> bool:
-        """Whether the string is a concatenation of pieces."""
         if string in self._known or self._known.issuperset(string):
             return True
         return self.compositions(string).count > 0

@@ -283,7 +283,6 @@ class LetterDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, letters: Letters) -> str:
-        """The text that these letters complete."""
         return self._decoder.decode(to_bytes(letters))
 
     def flush(self) -> str:

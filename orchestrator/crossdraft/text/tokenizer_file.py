@@ -142,7 +142,6 @@ def _ends(tokenizer: Tokenizer, configs: list[Config], settings: Config) -> list
 
 
 def _id_of(tokenizer: Tokenizer, token: str | Config | None) -> int | None:
-    """The id of a token that a config names, if it names one."""
     return None if token is None else tokenizer.token_to_id(_content(token))
 
 

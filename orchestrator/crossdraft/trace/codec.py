@@ -129,10 +129,6 @@ def field_names(known: type) -> tuple[str, ...]:
 class Unpacker:
     """Reads what a Packer wrote.
 
-    Args:
-        types: the known types.
-        table: of the writer.
-
     Raises:
         PackingError: it is no table, or it names a type or field that is unknown here.
     """

@@ -74,7 +74,6 @@ class Watch:
         self._epochs = 0  # epochs whose beginning was taken
 
     def record(self, step: Step) -> None:
-        """As Recorder says."""
         self._tracer.read(step)
 
     def close(self) -> None:

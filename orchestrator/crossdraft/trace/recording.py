@@ -7,7 +7,6 @@ the second the header, every other one a round of steps. What was written before
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,8 +14,6 @@ from queue import SimpleQueue
 from threading import Thread
 from types import ModuleType
 from typing import BinaryIO, Protocol
-
-import msgpack  # type: ignore[import-untyped]  # there are no stubs
 
 from crossdraft.session import events
 from crossdraft.session.assignment import Secrets
@@ -40,7 +37,7 @@ FRAME = struct.Struct("<II")  # length and CRC-32 of a record
 class Header:
     """The inputs of a session."""
 
-    software: str  # version of crossdraft that recorded; the first field in every format
+    software: str  # version of crossdraft that recorded
     began: float  # seconds since 1970, UTC
     request: GenerationRequest
     target: Description
@@ -77,13 +74,11 @@ class Recording:
 
     @property
     def steps(self) -> Iterator[Step]:
-        """All steps, in order."""
         for steps in self.rounds:
             yield from steps
 
     @property
     def finished(self) -> Finished | None:
-        """The session's last command, if it was recorded."""
         commands = (command for step in self.steps for command in step.commands)
         return next((command for command in commands if isinstance(command, Finished)), None)
 
@@ -121,7 +116,6 @@ class Writer:
         file.flush()
 
     def write(self, steps: Round) -> None:
-        """One round."""
         self._frame(self._packer.pack(steps))
         self._file.flush()
 
@@ -143,7 +137,9 @@ def read(path: Path) -> Recording:
     (version,) = VERSION.unpack_from(data, len(MAGIC))
     records = Frames(data, begin)
     if version != FORMAT:
-        raise RecordingError(_of_other_format(path, version, records))
+        raise RecordingError(
+            f"{path} has format {version}; this version reads format {FORMAT}: use the version that wrote it"
+        )
     try:
         unpacker = Unpacker(KNOWN, next(records, b""))
         header = unpacker.unpack(zlib.decompress(next(records, b"")))
@@ -152,18 +148,6 @@ def read(path: Path) -> Recording:
     if not isinstance(header, Header):
         raise RecordingError(f"{path} cannot be read: it has no header")
     return _recording(header, records, unpacker)
-
-
-def _of_other_format(path: Path, version: int, records: "Frames") -> str:
-    """What to do with a file of another format; the version that wrote it is the first field of every header."""
-    software = ""
-    with suppress(zlib.error, ValueError, LookupError, TypeError, StopIteration, msgpack.UnpackException):
-        next(records)  # the table of types
-        packed = zlib.decompress(next(records))
-        software = str(msgpack.unpackb(packed, ext_hook=lambda *mark: mark, strict_map_key=False)[1])
-    writer = f"crossdraft {software}" if software else "another version"
-    reader = f"use {writer} to read it" if software else "it cannot be read here"
-    return f"{path} has format {version}, written by {writer}; this version reads format {FORMAT}: {reader}"
 
 
 def _recording(header: Header, records: "Frames", unpacker: Unpacker) -> Recording:
@@ -226,12 +210,10 @@ class Together:
         self._recorders = [one for one in recorders if one is not None]
 
     def record(self, step: Step) -> None:
-        """As Recorder says."""
         for recorder in self._recorders:
             recorder.record(step)
 
     def close(self) -> None:
-        """As Recorder says."""
         for recorder in self._recorders:
             recorder.close()
 
@@ -254,7 +236,6 @@ class FileRecorder:
         self._thread.start()
 
     def record(self, step: Step) -> None:
-        """As Recorder says."""
         self._round.append(step)
         event = step.event
         match event:

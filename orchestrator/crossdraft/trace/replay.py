@@ -90,7 +90,6 @@ class Recalled:
         return PLAIN if self._missing else self.choices.popleft()
 
     def review(self, now: float) -> Choice:
-        """As `choose`."""
         return self.choose(now)
 
     @property

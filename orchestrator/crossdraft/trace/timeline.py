@@ -87,7 +87,6 @@ class Work:
 
     @property
     def counted(self) -> str:
-        """Its size in words."""
         drafted = self.task in (Task.DRAFT, Task.BRANCHES)
         return f"{self.size} {'draft tokens' if drafted else 'strings' if self.task is Task.SCORES else 'nodes'}"
 
@@ -314,7 +313,6 @@ class Tracer:
         self._stall = 0  # number of the latest timer of that
 
     def read(self, step: Step) -> None:
-        """One call of the session."""
         if self._began is None:
             self._began = step.now
         begin = step.now - self._began  # when the event happened; it may have had to wait
@@ -510,7 +508,6 @@ def _share(part: float, whole: float) -> float:
 
 
 def name_of(value: Event | Request | Reply | None) -> str:
-    """A label for people."""
     match value:
         case None:
             return "start"
@@ -536,5 +533,4 @@ def name_of(value: Event | Request | Reply | None) -> str:
 
 
 def named(track: Track) -> str:
-    """A label for people."""
     return track.role.value + (f" {track.place + 1}" if track.place else "")

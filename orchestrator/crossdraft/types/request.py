@@ -205,7 +205,6 @@ class GenerationRequest:
 
     @property
     def greedy(self) -> bool:
-        """Whether every token is the target's most probable one."""
         return self.options.temperature == 0
 
     def _check_types(self) -> None:

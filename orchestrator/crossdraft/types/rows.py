@@ -52,7 +52,6 @@ class Row:
 
     @staticmethod
     def certain(token: int) -> "Row":
-        """The one-hot row of temperature 0."""
         return Row(np.array([token], dtype=np.int64), np.ones(1))
 
     @property

@@ -1,7 +1,7 @@
 """What a generation cost, and how often the drafter was right.
 
 `Counts` is what the session counts while it runs, `Times` what the driver measures around it; `Statistics` has both
-and is what users see. Fields of the same name mean the same.
+and is what users see.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,25 @@ class LaneFigures:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Times:
+    """What the driver measured of one generation."""
+
+    seconds: float  # from the opening of the sessions to the last token
+    first_token_seconds: float  # to the first token
+    wire_seconds: float  # waiting for a service, less its time in the model
+    verification_seconds: float  # CPU time in the state machine: planning, walks, bookkeeping
+    bytes_sent: int  # serialized messages, both services
+    bytes_received: int
+    events: int = 0  # handled by the state machine
+    target_bytes: int = 0  # serialized, both ways, with targets
+    drafter_bytes: int = 0  # ... with drafters
+    idle_seconds: float = 0.0  # of open targets without an unanswered request
+    target_lane_seconds: float = 0.0  # of open targets
+    lanes: tuple[LaneFigures, ...] = ()  # streams with services, in the order of their opening
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics(Times):
     """The final figures of one generation."""
 
     method: str
@@ -56,14 +74,8 @@ class Statistics:
     draft_tokens: int
     stood_aside: int  # rounds in which the drafter sent fewer draft tokens than requested
     drafter_lost: str  # why the drafter was given up or could not be opened; empty otherwise
-    seconds: float  # from the opening of the sessions to the last token
-    first_token_seconds: float  # to the first token
     drafter_seconds: float  # in the drafters' models
     target_seconds: float  # in the targets' models
-    wire_seconds: float  # waiting for a service, less its time in the model
-    verification_seconds: float  # CPU time in the state machine: planning, walks, bookkeeping
-    bytes_sent: int  # serialized messages, both services
-    bytes_received: int
     scores: int = 0  # strings whose probability the drafter was asked for (`slrs`)
     audited: int = 0  # draws of the drafter that an audit recomputed and confirmed
     drafted_at: tuple[int, ...] = ()  # by position in a round, from 0: rounds with a draft token there
@@ -79,12 +91,6 @@ class Statistics:
     branches_hit: int = 0  # ... that one of them matched
     stalls: int = 0  # waits for draft tokens, the target idle, that ended by timeout
     speculated: int = 0  # passes sent while another was in flight
-    events: int = 0  # handled by the state machine
-    target_bytes: int = 0  # serialized, both ways, with targets
-    drafter_bytes: int = 0  # ... with drafters
-    idle_seconds: float = 0.0  # of open targets without a pass in flight
-    target_lane_seconds: float = 0.0  # of open targets
-    lanes: tuple[LaneFigures, ...] = ()  # streams with services, in the order of their opening
     runs: int = 0  # passes that asked the target for several tokens of its own
 
     @property
@@ -113,7 +119,7 @@ class Statistics:
 
     @property
     def idle_share(self) -> float:
-        """Share of the targets' open time without a pass in flight."""
+        """Share of the targets' open time without an unanswered request."""
         return self.idle_seconds / self.target_lane_seconds if self.target_lane_seconds else 0.0
 
     @property
@@ -133,7 +139,6 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -190,24 +195,6 @@ class Counts:
             counted += [0] * (proposed - len(counted))
             for place in range(reached):
                 counted[place] += 1
-
-
-@dataclass(frozen=True)
-class Times:
-    """What the driver measured; fields as in `Statistics`."""
-
-    seconds: float
-    first_token_seconds: float
-    wire_seconds: float
-    verification_seconds: float
-    bytes_sent: int
-    bytes_received: int
-    events: int = 0
-    target_bytes: int = 0
-    drafter_bytes: int = 0
-    idle_seconds: float = 0.0
-    target_lane_seconds: float = 0.0
-    lanes: tuple[LaneFigures, ...] = ()
 
 
 def statistics_of(

@@ -42,12 +42,10 @@ class Context:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """What the model is fed."""
         return (*self._head, *self._tokens)
 
     @property
     def offset(self) -> int:
-        """Letters of the output so far, drafted ones included."""
         return len(self._text) - self._origin
 
     def letters(self, first: int, end: int) -> Letters:
@@ -55,7 +53,6 @@ class Context:
         return Letters(self._text[self._origin + first : self._origin + end])
 
     def append(self, token: int) -> None:
-        """Appends a drafted token."""
         self._text = Letters(self._text + self._tokenization.vocabulary.letters[token])
         self._tokens.append(token)
         self._ends.append(len(self._text))

@@ -113,7 +113,6 @@ class Epochs:
         return self._latest if self._latest.allow(self._read) else None
 
     def scored(self, request: Score) -> Epoch:
-        """The epoch whose draft is to be scored."""
         if self._latest is not None and request.epoch != self.number:
             raise ProtocolBroken(f"epoch {request.epoch} cannot be scored; the latest is {self.number}")
         if self._latest is None or request.offset != self._latest.start:
@@ -125,7 +124,6 @@ class Epochs:
         return self._latest
 
     def close(self) -> None:
-        """Nothing more is wanted."""
         if self._latest is not None:
             self._latest.over = True
 
@@ -146,7 +144,6 @@ class ReplyBuffer:
 
     @property
     def made(self) -> int:
-        """Draft tokens of the epoch so far, sent or not."""
         return self._epoch.sent + len(self._draft_tokens)
 
     def resume(self, asked: float | None = None) -> None:
@@ -161,15 +158,12 @@ class ReplyBuffer:
             self._queued = seconds
 
     def add(self, draft_token: DraftToken) -> None:
-        """One more draft token."""
         self._draft_tokens.append(draft_token)
 
     def add_branch(self, branch: Branch) -> None:
-        """A branch that is finished."""
         self._branches.append(branch)
 
     def due(self) -> Iterator[Drafted]:
-        """The replies that are to be sent now."""
         epoch = self._epoch
         while True:
             size, left = self._size, max(0, epoch.count - epoch.sent)
@@ -181,12 +175,10 @@ class ReplyBuffer:
 
     @property
     def lacking(self) -> int:
-        """Draft tokens that the next reply lacks."""
         return min(self._size, self._epoch.count - self._epoch.sent) - len(self._draft_tokens)
 
     @property
     def _size(self) -> int:
-        """Draft tokens of the next reply, if so many are wanted."""
         epoch, request = self._epoch, self._epoch.request
         return request.first - epoch.sent if epoch.sent < request.first else request.chunk
 
@@ -260,14 +252,12 @@ class Conversation:
             raise ProtocolBroken(f"{MOST_WAITING} requests of this session wait already")
 
     def left(self, reply: Reply) -> None:
-        """A reply is being written: the client reads."""
         if isinstance(reply, Drafted):
             self._go_on(self._epochs.read(reply))
         else:
             self._unread_scores -= 1
 
     def close(self) -> None:
-        """Nothing more is wanted."""
         self._closed = True
         self._epochs.close()
         for task in (self._drafting, self._scoring):
@@ -329,7 +319,6 @@ class Conversation:
             self._replies.fail(error)
 
     def _go_on(self, epoch: Epoch | None) -> None:
-        """Drafts on, if more is wanted and nothing is being drafted."""
         if epoch is not None and (self._drafting is None or self._drafting.done()):
             self._draft(epoch)
 

@@ -155,12 +155,10 @@ class DraftTree:
 
     @property
     def size(self) -> int:
-        """Tokens that the model holds for it."""
         return len(self._root) + len(self._tokens)
 
     @property
     def nodes(self) -> int:
-        """Of the tree."""
         return len(self._tokens)
 
     def work(self, tips: Sequence[Tip]) -> ForwardRequest:
@@ -172,7 +170,6 @@ class DraftTree:
         return ForwardRequest(self._session, self._root, tree, tuple(tip.node + 1 for tip in tips))
 
     def grow(self, tip: Tip) -> None:
-        """Adds a tip's token, if it has one."""
         if tip.token is not None:
             self._tokens.append(tip.token)
             self._parents.append(tip.node)

@@ -5,11 +5,10 @@ Its draft tokens are a function of the text alone, so each row is one-hot, and n
 """
 
 import asyncio
-import sys
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, Replies
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
@@ -63,7 +62,6 @@ def continuation(text: Letters, count: int, lengths: Lengths) -> Letters:
 
 
 def plain_beginning(letters: Letters) -> Letters:
-    """The letters before the first control symbol."""
     end = next((place for place, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL), len(letters))
     return Letters(letters[:end])
 
@@ -111,7 +109,6 @@ class NgramSession:
         """It holds nothing but the text."""
 
     def begin(self, epoch: Epoch) -> None:
-        """As in `conversation.Drafter`."""
         request, written = epoch.request, len(self._text) - self._origin
         if request.offset > written:
             raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
@@ -194,13 +191,11 @@ def byte_tokenizer() -> str:
 
 @cache
 def byte_vocabulary() -> Vocabulary:
-    """The 256 bytes."""
     return Vocabulary.build(byte_tokenizer(), 256, (), (), Side.DRAFTER)
 
 
 @cache
 def byte_ids() -> dict[str, int]:
-    """The id of each byte's letter."""
     return {letter: token for token, letter in enumerate(byte_vocabulary().letters)}
 
 
@@ -208,8 +203,3 @@ def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
     marks = {} if options.pace is None else {"paced": str(options.pace)}
     return Server(DRAFTER, NgramService(options.lengths, options.pace), options.listening, marks)
-
-
-async def serve_ngram(options: ServeNgram, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens; raises CannotListen."""
-    await serve(ngram_server(options), output)

@@ -88,7 +88,6 @@ class DrawSource(ABC):
         """The text goes on with a token that was drawn; raises NotExpressible if the drafter cannot read it."""
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
-        """Those of the drafter's ids."""
         found = yield from DistributionRequest(logits, self._opening.options, row_width, self._columns).result()
         return [(self._running.ids(columns), weights) for columns, weights in found]
 
@@ -102,11 +101,9 @@ class OwnTokens(DrawSource):
         super().__init__(running, opening, running.noise, opening.allowed)
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
-        """As in `DrawSource`."""
         return self._own_distributions(logits, self._opening.row_width)
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        """As in `DrawSource`."""
         if self._opening.row_width == 0:  # no distribution travels: it stays where the logits are
             return (yield from self._ranked(logits, draws, offsets, besides))
         found = yield from super().draw(logits, draws, offsets, besides)
@@ -117,15 +114,12 @@ class OwnTokens(DrawSource):
 
     @property
     def draws_paths(self) -> bool:
-        """As in `DrawSource`: no distribution travels."""
         return self._opening.row_width == 0
 
     def path(self, draws: Draws, offset: int) -> "OwnPath":
-        """As in `DrawSource`."""
         return OwnPath(self._running, self._asked, draws, offset)
 
     def append(self, context: Context, token: int) -> None:
-        """As in `DrawSource`."""
         context.append(token)
 
     def _asked(self, logits: Logits, chances: Sequence[Chance], besides: int = 0) -> DrawRequest:
@@ -156,13 +150,11 @@ class OwnPath:
         self._offset = offset
 
     def asks(self, logits: Logits, drawn: Sequence[int]) -> DrawRequest:
-        """As in `Path`."""
         if drawn:
             self._offset += self._running.lengths[drawn[-1]]
         return self._asked(logits, [self._draws.chance(self._offset)])
 
     def id_of(self, column: int) -> int:
-        """As in `Path`."""
         kept = self._running.kept
         return column if kept is None else int(kept[column])
 
@@ -183,10 +175,8 @@ class TargetTokens(DrawSource):
         self._affinity = affinity
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
-        """As in `DrawSource`."""
         own = yield from self._own_distributions(logits, 0)
         return [narrowed(*self._affinity.redistribute(*distribution), self._opening.row_width) for distribution in own]
 
     def append(self, context: Context, token: int) -> None:
-        """As in `DrawSource`."""
         context.write(self._affinity.letters_of(token))

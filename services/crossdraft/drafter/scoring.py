@@ -66,7 +66,6 @@ class SortedDistribution:
         return masses
 
     def weight(self, place: int) -> float:
-        """The probability of the id at a place."""
         at = int(np.searchsorted(self.places, place))
         return float(self.weights[at]) if at < len(self.places) and self.places[at] == place else 0.0
 
@@ -143,7 +142,6 @@ class PathTree:
         return TokenTree(tuple(self._tokens), tuple(self._parents))
 
     def row(self, path: Path) -> int:
-        """The row of the logits after a path."""
         return self._nodes[path] + 1
 
     def groups(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
@@ -165,7 +163,6 @@ class PathTree:
         self._nodes: dict[Path, int] = {(): ROOT}
 
     def _lacks(self, path: Path) -> int:
-        """How many nodes it would add."""
         return sum(path[:length] not in self._nodes for length in range(1, len(path) + 1))
 
     def _add(self, path: Path) -> None:

@@ -1,13 +1,11 @@
 """The drafter service: sessions on one model, and its server."""
 
 import asyncio
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import DRAFTER, Replies
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
 from crossdraft.text.tokenization import NotExpressible
@@ -55,7 +53,6 @@ class DrafterService:
 
     @cached_property
     def description(self) -> Description:
-        """What it says of its model."""
         return replace(self.running.description, affinity="" if self.affinity is None else self.affinity.target)
 
     @cached_property
@@ -92,7 +89,6 @@ class DrafterService:
         return Conversation(await self._beside.run(len(request.prompt), DrafterSession, self, request), replies)
 
     async def close(self) -> None:
-        """Ends the model's thread."""
         await asyncio.to_thread(self.running.close)
 
 
@@ -121,11 +117,9 @@ class DrafterSession:
         self._latest: tuple[Epoch, Drafting, Scoring] | None = None
 
     def close(self) -> None:
-        """Frees its KV slots."""
         self._thread.close_session(self)
 
     def begin(self, epoch: Epoch) -> None:
-        """As in `conversation.Drafter`."""
         self._pending.append(epoch)
 
     def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
@@ -138,7 +132,6 @@ class DrafterSession:
         return thread.submit(self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply))))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
-        """As in `conversation.Drafter`."""
         if self._state.source.whose is Whose.TARGET:
             raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
         if self._latest is None or self._latest[0] is not epoch:
@@ -189,7 +182,6 @@ class DrafterSession:
         return asked
 
     def _draws(self, epoch: int) -> Draws:
-        """Where an epoch's draws come from."""
         noise = self._opening.noise
         if noise is None:
             return self._random
@@ -219,13 +211,3 @@ def _load(options: ServeDrafter) -> DrafterService:
             running.close()
             raise AffinityMismatch(f"{options.affinity}: {error}") from error
     return DrafterService(running, affinity)
-
-
-async def serve_drafter(options: ServeDrafter, output: TextIO = sys.stdout) -> None:
-    """Serves a drafter until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens.
-
-    Raises:
-        ValueError: as `drafter_server`.
-        CannotListen: the address cannot be had.
-    """
-    await serve(await drafter_server(options), output)

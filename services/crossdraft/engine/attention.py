@@ -39,7 +39,6 @@ class Gathered:
     slots: Tensor  # int64 (sessions * slots of each,)
 
     def of(self, layer: Tensor, count: int, used: int) -> Tensor:
-        """As `Strided.of`."""
         row = layer.shape[-1] * layer.itemsize
         # As numbers of 16 bytes where they fit: a GPU gathers by the number, not by the byte.
         wide = layer.view(torch.complex128) if row % torch.complex128.itemsize == 0 else layer

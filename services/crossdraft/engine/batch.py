@@ -45,7 +45,6 @@ class BatchSlice:
 
     @property
     def rows(self) -> int:
-        """Rows of logits that are asked for."""
         return len(self.inputs.wanted)
 
 
@@ -210,7 +209,6 @@ class Bucket:
 
     @property
     def sizes(self) -> Sections[int]:
-        """How many numbers each part has."""
         each, rows, lanes = self.tokens, self.lanes * self.width, self.lanes
         return Sections(each, each, each, each, each, rows, rows, rows, lanes, lanes, lanes)
 
@@ -267,7 +265,6 @@ def bucket_of(slices: Sequence[BatchSlice]) -> Bucket | None:
 
 
 def _power_of_two(count: int) -> int:
-    """The least power of two that is not below."""
     return 1 << (count - 1).bit_length()
 
 

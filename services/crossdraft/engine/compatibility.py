@@ -123,7 +123,6 @@ def embedding_weight(model: PreTrainedModel) -> Tensor:
 
 
 def keeps_logits(model: nn.Module) -> bool:
-    """Whether the model can compute the logits of some tokens only."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 

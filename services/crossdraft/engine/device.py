@@ -104,7 +104,6 @@ class Span:
         self._record()
 
     def end(self) -> None:
-        """Everything is launched."""
         self._returned = self._clock()
         self._record()
 

@@ -42,7 +42,6 @@ class Columns:
 
     @staticmethod
     def of(numbers: Ids, device: torch.device) -> "Columns":
-        """Copies the numbers to the device once."""
         copied = torch.tensor(numbers, dtype=torch.int64, device=device)
         return Columns(numbers, copied, blake2b(numbers.astype("<i8").tobytes(), digest_size=16).digest())
 
@@ -182,7 +181,6 @@ def _indices(values: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Keeps the most probable ids whose predecessors hold less than `top_p`."""
     probabilities, width = scores.softmax(-1), NUCLEUS
     outside, held = _outside(probabilities, top_p, width)
     while width < scores.shape[-1]:
@@ -226,7 +224,6 @@ class Likely:
         return Likely(ids.astype(np.int64), values)
 
     def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
-        """Of some of the nodes."""
         for ids, values in zip(self.ids[begin:end].tolist(), self.log_probabilities[begin:end].tolist(), strict=True):
             yield tuple(zip(ids, values, strict=True))
 
@@ -243,7 +240,6 @@ class RowTable:
     likely: Likely | None = None  # set with them
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
-        """As in `NodeTable`."""
         tails = self.tails[begin:end].tolist()
         bounds = [*pairwise(self.bounds[begin : None if end is None else end + 1].tolist())]
         if self.log_probabilities is None or self.likely is None:

@@ -57,7 +57,6 @@ class Pace:
         return f"{self.base:g},{self.each:g}"
 
     def seconds(self, tokens: int) -> float:
-        """The least time of a step of so many tokens."""
         return (self.base + self.each * tokens) / 1000
 
 
@@ -92,7 +91,7 @@ NOTHING_EMULATED = Emulation()
 
 
 class Noisy:
-    """A step that adds Gaussian noise of mean 0 to the logits, which makes a drafter of any acceptance.
+    """A step that adds Gaussian noise of standard deviation sigma to the logits: a drafter of any acceptance.
 
     The noise is a function of how many tokens come before and of the latest of them: the same node has the same
     logits whenever it is evaluated, in whatever session or tree, so this is a model like any other, and rows state its
@@ -100,12 +99,6 @@ class Noisy:
 
     The bundled target as its own drafter accepts, by `standard` at temperature 1 with rows of 64 ids (of all ids), 0.91
     (1.00) at sigma 0, 0.82 (0.86) at 0.5, 0.70 (0.73) at 1, 0.59 (0.61) at 1.5, 0.49 (0.51) at 2, 0.32 (0.33) at 3.
-
-    Args:
-        sigma: standard deviation, of logits at temperature 1.
-        columns: of the logits.
-        step: whose logits they are.
-        device: where they are.
 
     Raises:
         ValueError: sigma is negative or not finite.

@@ -82,7 +82,6 @@ class Engine:
 
     @property
     def slots(self) -> int:
-        """Tokens that all sessions together can hold."""
         return self._manager.slots
 
     @property

@@ -109,7 +109,6 @@ class KVCache(Cache):
 
     @staticmethod
     def slot_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
-        """Bytes of one slot, in all layers."""
         return sum(shape.heads * (shape.key + shape.value) for shape in shapes) * dtype.itemsize
 
     def populate(self, most: int | None = None) -> None:
@@ -145,7 +144,6 @@ class KVCache(Cache):
             block[:, :, target : target + count] = block[:, :, source : source + count]
 
     def clear(self, start: int, count: int) -> None:
-        """Zeros `count` slots from `start` on."""
         for block in self._blocks.values():
             block[:, :, start : start + count].zero_()
 

@@ -25,12 +25,10 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The slot after the last one."""
         return self.start + self.size
 
 
 def size_for(slots: int) -> int:
-    """The size of an extent for at least so many slots."""
     return UNIT << max(0, -(-slots // UNIT) - 1).bit_length()
 
 
@@ -151,7 +149,6 @@ class PrefixIndex:
             self._entries.setdefault(keys[-1], {})[entry] = None
 
     def forget(self, entry: CacheEntry) -> None:
-        """Removes an entry."""
         for key in self._keys.pop(entry, ()):
             self._drop(key, entry)
 
@@ -217,12 +214,10 @@ class KVCacheManager:
 
     @property
     def slots(self) -> int:
-        """All slots that can be allocated."""
         return self._allocator.slots
 
     @property
     def slots_in_use(self) -> int:
-        """Slots allocated to live sessions."""
         return self.slots - self._allocator.free_slots - sum(entry.extent.size for entry in [*self._ended])
 
     def __len__(self) -> int:
@@ -233,11 +228,9 @@ class KVCacheManager:
         return iter(self._live)
 
     def get(self, session: Hashable) -> CacheEntry | None:
-        """The entry of a live session."""
         return self._live.get(session)
 
     def can_allocate(self, request: ForwardRequest) -> bool:
-        """Whether `allocate` would give the request its slots."""
         known = self._live.get(request.session)
         count = len(request.context) + len(request.tree.tokens)
         if known is not None and known.extent.size >= count:
@@ -347,7 +340,6 @@ class KVCacheManager:
         return self._allocator.allocate(size)
 
     def _release(self, entry: CacheEntry) -> None:
-        """Frees an entry's slots."""
         entry.cached = CachedTokens()
         self._prefixes.forget(entry)
         self._allocator.free(entry.extent)

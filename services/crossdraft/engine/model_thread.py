@@ -66,7 +66,6 @@ class Outbox:
         self._calls.setdefault(loop, []).append(call)
 
     def flush(self) -> None:
-        """Wakes the loops that have calls to make."""
         while self._calls:
             loop, calls = self._calls.popitem()
             with suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -90,11 +89,9 @@ class PathUnderWay:
 
     @property
     def complete(self) -> bool:
-        """Whether all tokens are drawn."""
         return len(self.drawn) == self._tokens
 
     def asks(self, result: ForwardResult) -> tuple[tuple[BatchKey, int], SamplerRequest[Any]]:
-        """For the next token, of which these are the logits."""
         if not self.drawn:
             self.queued = result.queued
         request = self._path.asks(result.logits, self.drawn)
@@ -123,7 +120,6 @@ class RunningJob(Generic[T]):
         self._outbox = outbox
 
     def start(self, check: Check) -> None:
-        """Runs the job up to its first request."""
         self.resume(None, check, self.asked)
 
     def resume(self, result: Any, check: Check, now: float) -> None:
@@ -142,7 +138,6 @@ class RunningJob(Generic[T]):
                 check(request)
 
     def answer(self, result: ForwardResult, check: Check, now: float) -> None:
-        """Hands it the logits that it asked for."""
         if self._path is None:
             self.resume(result, check, now)
         else:
@@ -233,7 +228,6 @@ class ModelThread:
 
     @property
     def preemptions(self) -> int:
-        """Sessions whose KV slots were given to others."""
         return self._admission.preemptions
 
     def submit(self, job: Job[T]) -> asyncio.Future[T]:
@@ -333,7 +327,6 @@ class ModelThread:
             self._scheduler.returns.asked(job.request.session, job.asked)
 
     def _admitted(self, now: float) -> list[RunningJob[Any]]:
-        """The jobs that can take part in a step now."""
         self._live.sort(key=attrgetter("asked"))
         return self._admission.admitted(self._live, self._scheduler.returns.expected(now), now)
 
@@ -391,7 +384,6 @@ class ModelThread:
     def _answer(
         self, job: RunningJob[Any], logits: Tensor, span: Span, computed: int, sessions: int, now: float
     ) -> None:
-        """Hands a job its logits."""
         assert job.began is not None
         request, queued = job.request, job.began - job.asked
         self.answers += 1

@@ -61,5 +61,4 @@ def source_of(name: str) -> str:
 
 
 def bundled_names() -> list[str]:
-    """The bundled models that are installed, with their prefix."""
     return sorted(BUNDLED_PREFIX + path.parent.name for path in BUNDLED.glob("*/config.json"))

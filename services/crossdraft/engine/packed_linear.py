@@ -35,7 +35,6 @@ class PackedLinear(nn.Module):
 
 
 def padded(rows: int) -> int:
-    """The number of rows that so many are padded to."""
     step = next((step for most, step in STEPS if rows <= most), COARSEST)
     return -(-rows // step) * step
 

@@ -24,7 +24,6 @@ class ForwardRequest:
     wanted: tuple[int, ...] | None = None  # rows of logits, ascending: 0 is the root, i + 1 node i; None: all
 
     def rows(self) -> Sequence[int]:
-        """The rows of logits asked for."""
         return range(1 + len(self.tree)) if self.wanted is None else self.wanted
 
     def after(self, token: int) -> "ForwardRequest":
@@ -92,7 +91,6 @@ class InputTokens:
         return min(limit, text) if limit < len(self.tokens) and text else len(self.tokens)
 
     def first(self, count: int) -> "InputTokens":
-        """The first `count` tokens."""
         if count == len(self.tokens):
             return self
         lists = (self.tokens[:count], self.positions[:count], self.slots[:count])

@@ -66,12 +66,6 @@ class GraphRunner:
 
     Nothing is captured ahead: there are hundreds of buckets, of which a service uses some dozens, depending on its
     load; a capture takes as long as a few ordinary forwards.
-
-    Args:
-        call: the model's forward.
-        cache: the KV cache.
-        dtype, device: of model and cache.
-        longest: slots of a session, at most.
     """
 
     def __init__(self, call: Call, cache: KVCache, dtype: torch.dtype, device: torch.device, longest: int) -> None:
@@ -84,7 +78,6 @@ class GraphRunner:
 
     @property
     def captured(self) -> int:
-        """Graphs so far."""
         return len(self._recorded)
 
     def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:

@@ -72,7 +72,6 @@ class KeyedDraws:
     key: NoiseKey
 
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        """As in `Draws`."""
         return self.noise.draw(ids, probabilities, self.key, offset)
 
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
@@ -245,7 +244,6 @@ def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
 
 
 def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
-    """Results of all rows, divided among the requests, which have so many rows."""
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
@@ -262,7 +260,6 @@ class SampleTable:
     ranks: Ids | None = None  # int64 (n,), as `Sample.rank`
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Sample, ...]:
-        """Some of the nodes, one by one."""
         tokens, values = self.tokens[begin:end].tolist(), self.log_probabilities[begin:end].tolist()
         likely = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
         ranks = repeat(0) if self.ranks is None else self.ranks[begin:end].tolist()
@@ -277,7 +274,6 @@ class TableSlice(NamedTuple, Generic[N]):
     end: int
 
     def nodes(self) -> tuple[N, ...]:
-        """One by one."""
         return self.table.nodes(self.begin, self.end)
 
 
@@ -297,12 +293,10 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
 
     @property
     def rows(self) -> Tensor:
-        """As in `SamplerRequest`."""
         return self.nodes.logits
 
     @property
     def kind(self) -> Hashable:
-        """As in `SamplerRequest`."""
         return self.nodes.options, self.clocks, self.likely
 
     @torch.inference_mode()
@@ -343,16 +337,13 @@ class RowRequest(SamplerRequest[TableSlice[Row]]):
 
     @property
     def rows(self) -> Tensor:
-        """As in `SamplerRequest`."""
         return self.nodes.logits
 
     @property
     def kind(self) -> Hashable:
-        """As in `SamplerRequest`."""
         return self.nodes.options, self.head, self.likely
 
     def run(self, requests: "Sequence[RowRequest]") -> list[TableSlice[Row]]:
-        """As in `SamplerRequest`."""
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
         table = row_table(distributions([one.nodes for one in requests]), self.head, listed)
@@ -369,17 +360,14 @@ class ScoreRequest(SamplerRequest[TableSlice[Sample]]):
 
     @property
     def rows(self) -> Tensor:
-        """As in `SamplerRequest`."""
         return self.logits
 
     @property
     def kind(self) -> Hashable:
-        """As in `SamplerRequest`."""
         return self.likely
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[ScoreRequest]") -> list[TableSlice[Sample]]:
-        """As in `SamplerRequest`."""
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
@@ -398,7 +386,6 @@ class _OfLogits(SamplerRequest[R]):
 
     @property
     def rows(self) -> Tensor:
-        """As in `SamplerRequest`."""
         return self.logits
 
 
@@ -412,11 +399,9 @@ class DistributionRequest(_OfLogits[Sequence[Distribution]]):
 
     @property
     def kind(self) -> Hashable:
-        """As in `SamplerRequest`."""
         return self.options, self.row_width, self.allowed
 
     def run(self, requests: "Sequence[DistributionRequest]") -> list[Sequence[Distribution]]:
-        """As in `SamplerRequest`."""
         logits = [one.logits for one in requests]
         found = drafting_distributions(joined(logits), self.options, self.row_width, self.allowed)
         return _split(found, [each.shape[0] for each in logits])
@@ -431,12 +416,10 @@ class TopRequest(_OfLogits[Sequence[list[int]]]):
 
     @property
     def kind(self) -> Hashable:
-        """As in `SamplerRequest`."""
         return self.count, self.allowed
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[int]]]:
-        """As in `SamplerRequest`."""
         scores = columns_of(joined([one.logits for one in requests]), self.allowed)
         places = scores.topk(min(self.count, scores.shape[-1])).indices.cpu().numpy()
         found = places if self.allowed is None else self.allowed.numbers[places]
@@ -455,7 +438,6 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
 
     @property
     def kind(self) -> Hashable:
-        """As in `SamplerRequest`."""
         return self.options, self.clocks, type(self.chances[0]), self.beside, self.allowed
 
     @torch.inference_mode()

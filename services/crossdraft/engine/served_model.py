@@ -64,14 +64,6 @@ class RunningModel:
     ) -> "RunningModel":
         """Starts a loaded model in a thread; it is changed, and only the engine may use it from here on.
 
-        Args:
-            loaded: the model.
-            side: whose vocabulary it is in a pair.
-            budget: MiB for keys and values of all sessions.
-            emulation: of another device, or of a worse drafter.
-            reuse: whether a session may begin with a prefix that another one computed.
-            eager: whether no forward is to be captured as a CUDA graph.
-
         Raises:
             ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
         """
@@ -90,12 +82,10 @@ class RunningModel:
 
     @cached_property
     def clocks(self) -> Clocks:
-        """The noise of each column of its logits, on the same device."""
         return Clocks(self.noise, self.thread.engine.device, self.kept)
 
     @cached_property
     def lengths(self) -> Sequence[int]:
-        """How many letters each id has."""
         return [len(letters) for letters in self.tokenization.vocabulary.letters]
 
     def columns(self, allowed: Ids | None) -> Ids | None:
@@ -125,7 +115,6 @@ class RunningModel:
         )
 
     def close(self) -> None:
-        """Ends the thread when its jobs have ended."""
         self.thread.close()
 
 

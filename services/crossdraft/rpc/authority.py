@@ -60,12 +60,7 @@ class Subject:
 
 
 def new_authority(days: int, now: datetime | None = None) -> Issued:
-    """A CA that signs certificates of hosts, and no other CA.
-
-    Args:
-        days: that it is valid from now on, at least 1.
-        now: with a time zone; None: the present.
-    """
+    """A CA that signs certificates of hosts, and no other CA."""
     key = generate_private_key(SECP256R1())
     name = _name("crossdraft private CA")
     builder = (

@@ -52,7 +52,6 @@ def check_max(count: int, most: int, name: str) -> None:
 
 
 def encode_letters(letters: Letters) -> bytes:
-    """Letters as the UTF-8 of their code points."""
     return letters.encode()
 
 
@@ -90,7 +89,6 @@ def encode_seconds(seconds: float) -> int:
 
 
 def decode_seconds(microseconds: int) -> float:
-    """A duration in seconds."""
     return microseconds / MICRO
 
 
@@ -110,37 +108,25 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
         return decode_id_tuple(field, f"options.{name}", vocabulary_size)
 
     biased = ids_of([bias.id for bias in message.logit_bias], "logit_bias")
+    given = {field.name: value for field, value in message.ListFields()}  # the others have the default of both sides
+    given |= {name: ids_of(given.get(name, ()), name) for name in ("allowed_token_ids", "end_ids")}
+    given["logit_bias"] = tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True))
+    given["bad_word_ids"] = tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids)
     try:
-        return SamplingOptions(
-            temperature=message.temperature if message.HasField("temperature") else 1.0,
-            top_k=message.top_k,
-            top_p=message.top_p if message.HasField("top_p") else 1.0,
-            min_p=message.min_p,
-            repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-            presence_penalty=message.presence_penalty,
-            frequency_penalty=message.frequency_penalty,
-            logit_bias=tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True)),
-            allowed_token_ids=ids_of(message.allowed_token_ids, "allowed_token_ids"),
-            bad_word_ids=tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids),
-            min_tokens=message.min_tokens,
-            end_ids=ids_of(message.end_ids, "end_ids"),
-        )
+        return SamplingOptions(**given)
     except ValueError as error:
         raise BadMessage(f"options: {error}") from error
 
 
 def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
-    """A noise key, or nothing."""
     return None if noise is None else pb.NoiseKey(**vars(noise))
 
 
 def decode_noise(message: pb.NoiseKey) -> NoiseKey:
-    """A noise key that is set."""
     return NoiseKey(message.seed, message.choice)
 
 
 def encode_description(description: Description) -> pb.Description:
-    """What a service says of its model."""
     template = description.chat_template
     return pb.Description(
         **vars(description)
@@ -198,7 +184,6 @@ class Lists:
 
     @property
     def spans(self) -> Iterator[slice]:
-        """Where each list is."""
         end = 0
         for count in self.counts:
             yield slice(end, end := end + count)
@@ -210,7 +195,6 @@ class Lists:
         return np.bincount(self.owners, values, len(self.counts)).astype(np.float64, copy=False)
 
     def split(self) -> list[Ids]:
-        """The lists."""
         return [self.ids[span] for span in self.spans]
 
 
@@ -430,7 +414,6 @@ def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> 
 
 
 def _distinct(lists: Lists) -> bool:
-    """Whether no list has an id twice."""
     ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
     return not bool((ids[1:] == ids[:-1]).any())
 

@@ -34,7 +34,6 @@ MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # in one reply
 
 
 def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
-    """A frame to a drafter."""
     frame = pb.DraftRequests()
     for session, request in messages:
         match request:
@@ -143,7 +142,6 @@ def _decode_reply(message: pb.DraftReply, rows: Sequence[Row], vocabulary_size: 
 
 
 def weight_of_request(request: Request) -> int:
-    """As `FrameCodec.weight`."""
     match request:
         case Draft():
             return len(request.letters)
@@ -157,19 +155,16 @@ def weight_of_request(request: Request) -> int:
 
 
 def weight_of_reply(reply: Reply) -> int:
-    """As `FrameCodec.weight`."""
     if isinstance(reply, Drafted):
         return sum(1 if token.row is None else 2 * len(token.row.ids) for token in reply.draft_tokens)
     return 8 * len(reply.probabilities) if isinstance(reply, Scored) else 0
 
 
 def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
-    """The client's side of a drafter's link."""
     return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
 
 
 def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
-    """The drafter's side of its link."""
     return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
 
 

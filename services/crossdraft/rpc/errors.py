@@ -201,7 +201,6 @@ def _refused(details: str, service: str) -> ServiceError | None:
 
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:
-    """The status that an error is sent as."""
     if isinstance(error, Full):
         return StatusCode.RESOURCE_EXHAUSTED, (FULL + str(error))[:LONGEST_TEXT]
     if isinstance(error, Overloaded):
@@ -212,7 +211,6 @@ def to_status(error: ServiceError) -> tuple[StatusCode, str]:
 
 
 def to_trailer(error: ServiceError) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata that goes with it."""
     return ((PUSHBACK, str(round(1000 * error.after))),) if isinstance(error, Overloaded) else ()
 
 

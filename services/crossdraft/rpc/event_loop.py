@@ -50,12 +50,7 @@ def _trimmed(size: int, work: Callable[[], T]) -> T:
 
 
 class LoopLag:
-    """Measures how much later than asked for the running event loop calls back.
-
-    Args:
-        registry: of the metric.
-        role: its label: what the process is.
-    """
+    """Measures how much later than asked for the running event loop calls back."""
 
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
         self._lag = Histogram(
@@ -68,7 +63,6 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to measure the loop that runs now."""
         if self._timer is None:
             self._again()
 

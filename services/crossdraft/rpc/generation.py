@@ -169,7 +169,6 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
 
 
 def encode_reply(reply: Reply) -> pb.GenerateReply:
-    """One reply."""
     match reply:
         case Generated():
             first, *more = (_encode_token(token, reply.milliseconds) for token in reply.tokens)
@@ -212,7 +211,6 @@ def _decode_token(message: pb.Token) -> Token:
 
 
 def _plain_token(message: pb.Token) -> dict[str, Any]:
-    """The fields that tokens of an output and of a prompt have in common."""
     return {
         "id": message.id,
         "raw": message.raw,
@@ -223,13 +221,11 @@ def _plain_token(message: pb.Token) -> dict[str, Any]:
 
 
 def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:
-    """What is served, without whether it can be reached."""
     fields = pb.Model.DESCRIPTOR.fields_by_name
     return pb.ModelsReply(models=[pb.Model(**{name: getattr(model, name) for name in fields}) for model in models])
 
 
 def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
-    """What is served."""
     return tuple(
         ServedModel(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
         for model in message.models
@@ -259,7 +255,6 @@ def _decode_lane(message: pb.Lane) -> LaneFigures:
 
 
 def _plain(message: pb.Statistics | pb.Lane) -> dict[str, Any]:
-    """Its fields by name, lists as tuples."""
     values = ((field.name, getattr(message, field.name)) for field in message.DESCRIPTOR.fields)
     return {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in values}
 
@@ -293,7 +288,6 @@ class GenerationClient:
 
     @property
     def server(self) -> str:
-        """What error texts call it."""
         return f"server at {self.address}"
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -334,7 +328,6 @@ class GenerationClient:
             call.cancel()
 
     async def close(self) -> None:
-        """Closes the channel, and with it all its outputs."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
@@ -354,7 +347,6 @@ class GenerationClient:
 
     @asynccontextmanager
     async def _foreign_errors(self) -> AsyncIterator[None]:
-        """Turns gRPC's exceptions into ServiceErrors."""
         try:
             yield
         except TimeoutError as error:
@@ -412,7 +404,6 @@ class GenerationHandlers:
         self._beside = Beside("requests")
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
-        """For `add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {

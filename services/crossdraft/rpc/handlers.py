@@ -163,7 +163,6 @@ class Admission:
         self._open[peer] += 1
 
     def release(self, peer: str) -> None:
-        """A session of a peer has ended."""
         self._open[peer] -= 1
         self._open += Counter()  # drops peers without sessions
 
@@ -192,12 +191,10 @@ class Tally:
     model_seconds: float = 0.0  # as replies say; each pass of a batch counts the whole batch
 
     def received(self, size: float) -> None:
-        """Counts a request."""
         self.requests += 1
         self.bytes_received += size
 
     def sent(self, reply: object, size: float) -> None:
-        """Counts a reply."""
         self.replies += 1
         self.bytes_sent += size
         match reply:
@@ -216,7 +213,6 @@ class Tally:
                 self.model_seconds += reply.seconds
 
     def add(self, other: "Tally") -> None:
-        """Adds another tally."""
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
@@ -226,11 +222,7 @@ class Tally:
 
 
 class Activity:
-    """The sessions of one server since it began.
-
-    Args:
-        role: of the server; sessions are named by it.
-    """
+    """The sessions of one server since it began."""
 
     def __init__(self, role: str) -> None:
         self.opened = 0
@@ -243,7 +235,6 @@ class Activity:
 
     @property
     def open(self) -> int:
-        """Sessions that are open now."""
         return len(self._open)
 
     def total(self) -> Tally:
@@ -255,7 +246,6 @@ class Activity:
         return total
 
     def begin(self, request: str, peer: str) -> "SessionLog":
-        """Counts and logs a session for a client's request."""
         self.opened += 1
         entry = SessionLog(f"{self._role}-{self.opened}", request, peer)
         self._open.append(entry.tally)
@@ -264,7 +254,6 @@ class Activity:
         return entry
 
     def end(self, entry: "SessionLog", outcome: str) -> None:
-        """The session has ended."""
         seconds, tally = time.monotonic() - entry.began, entry.tally
         with self._moving:
             self._open = [other for other in self._open if other is not tally]
@@ -287,7 +276,6 @@ class SessionLog:
     began: float = field(default_factory=time.monotonic)
 
     def about(self) -> AbstractContextManager[log_context.LogContext]:
-        """The context of its log lines."""
         return log_context.about(request=self.request, session=self.name, peer=self.peer)
 
 
@@ -312,7 +300,6 @@ class Handlers(Generic[Open, Ask, Answer]):
         self._links: set[ServerLink] = set()
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
-        """For `add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             self._role.service,
             {
@@ -394,7 +381,6 @@ class ServerLink:
         self._forget(number, CLOSED if error is None else name_of(error))
 
     def end_if_idle(self) -> None:
-        """Ends the stream if it is to have no more sessions."""
         if self._handlers.draining and not self._sessions:
             self.outbox.finish()
 
@@ -493,7 +479,6 @@ class ServerSession:
         self._over = False
 
     def open(self, service: Service[Any, Any, Any], opening: Any) -> None:
-        """Opens it in a task of its own: that may take long."""
         with self.entry.about():
             self._opening = asyncio.create_task(self._open(service, opening))
             self._opening.add_done_callback(self._opened)
@@ -526,7 +511,6 @@ class ServerSession:
             raise ProtocolBroken("too many requests before the session is open")
 
     def send(self, reply: Any, within: float = 0.0, join: Join[Any] | None = None) -> None:
-        """As in `Replies`."""
         if self._over:
             return
         outbox = self._link.outbox
@@ -536,25 +520,21 @@ class ServerSession:
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 
     def drop(self) -> None:
-        """As in `Replies`."""
         for reply in self._link.outbox.drop(self._number):
             if isinstance(reply, Opened):  # what was sent at once is answered before that
                 self._link.outbox.put(self._number, reply)
 
     def fail(self, error: BaseException) -> None:
-        """As in `Replies`."""
         if not self._over:
             self._link.end(self._number, error)
 
     def left(self, reply: Any, size: float) -> None:
-        """A reply is being written."""
         self.active = self._clock()
         self.tally.sent(reply, size)
         if self._session is not None and not isinstance(reply, Opened):
             self._session.left(reply)
 
     def close(self) -> None:
-        """Nothing more is wanted of it."""
         self._over = True
         if self._session is not None:
             self._session.close()

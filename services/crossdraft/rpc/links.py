@@ -44,8 +44,6 @@ TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a tim
 class Traffic:
     """What a session has sent and received so far; of the bytes of a frame each of its messages has the same share."""
 
-    messages_sent: int = 0
-    messages_received: int = 0
     bytes_sent: float = 0.0  # serialized, before HTTP/2 frames
     bytes_received: float = 0.0
     codec_seconds: float = 0.0  # making frames of messages and messages of frames, shared in the same way
@@ -102,12 +100,10 @@ class Outbox(Generic[Message]):
         return len(waiting)
 
     def finish(self) -> None:
-        """No message will follow those that wait."""
         self._finished = True
         self._news.set()
 
     def drop(self, session: int) -> list[Message]:
-        """Forgets what waits of a session, and returns it."""
         dropped = self._waiting.pop(session, [])
         self._count_out(dropped)
         return [message for message, _ in dropped]
@@ -151,7 +147,6 @@ class Outbox(Generic[Message]):
                 return
 
     def _taken(self) -> list[tuple[int, Message]]:
-        """The messages of the next frame."""
         taken: list[tuple[int, Message]] = []
         room = self._limit.bytes // 2
         while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
@@ -219,7 +214,6 @@ class TargetOwes:
 
     @property
     def due(self) -> bool:
-        """Whether a reply is due."""
         return self._unanswered > 0
 
     def sent(self, request: object) -> bool:
@@ -230,7 +224,6 @@ class TargetOwes:
         return self._unanswered == 1
 
     def received(self, reply: object) -> None:
-        """Counts a reply."""
         if not (isinstance(reply, PassDone | PromptScored) and reply.more):
             self._unanswered = max(0, self._unanswered - 1)
 
@@ -250,7 +243,6 @@ class DrafterOwes:
 
     @property
     def due(self) -> bool:
-        """Whether a reply is due."""
         return self._opening or self._draft or self._scores > 0
 
     def sent(self, request: object) -> bool:
@@ -269,7 +261,6 @@ class DrafterOwes:
         return self.due and not before
 
     def received(self, reply: object) -> None:
-        """Counts a reply."""
         match reply:
             case Opened():
                 self._opening = False
@@ -359,7 +350,6 @@ class Link:
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
-        """Begins a session."""
         self._latest += 1
         owes = TargetOwes() if isinstance(opening, OpenTarget) else DrafterOwes()
         session = self._sessions[self._latest] = LinkSession(self, self._latest, listener, owes)
@@ -368,14 +358,12 @@ class Link:
         return session
 
     def put(self, number: int, request: Any) -> None:
-        """Queues a request of a session."""
         session = self._sessions.get(number)
         if session is not None:
             self._outbox.put(number, request)
             self._note_sent(session, request)
 
     def close_session(self, number: int) -> None:
-        """Ends a session in order."""
         if self._forget(number) is not None:
             self._outbox.put(number, Close())
 
@@ -407,7 +395,6 @@ class Link:
         self._timer = None if soon is None else self._loop.call_later(soon, self._check)
 
     async def _run(self) -> None:
-        """Writes and reads until the stream ends."""
         writing = asyncio.create_task(self._outbox.write(self._call.write, self._left))
         writing.add_done_callback(lambda _: self._call.cancel())
         error: ServiceError = Closed(f"the link to the {self._service} was closed")
@@ -457,7 +444,6 @@ class Link:
             if session is None:
                 continue
             traffic = session.traffic
-            traffic.messages_received += 1
             traffic.bytes_received += size
             traffic.codec_seconds += seconds
             self._received(number, session, message)
@@ -495,21 +481,17 @@ class Link:
     def _left(self, number: int, message: Any, size: float, seconds: float) -> None:
         session = self._sessions.get(number)
         if session is not None:
-            session.traffic.messages_sent += 1
             session.traffic.bytes_sent += size
             session.traffic.codec_seconds += seconds
 
     def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
-        """A request that cannot be sent."""
         self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
 
     def _fail(self, number: int, error: ServiceError) -> None:
-        """A session that this side ends for a fault."""
         self._lose(number, error)
         self._outbox.put(number, Close())
 
     def _lose(self, number: int, error: ServiceError) -> None:
-        """A session that is over."""
         session = self._forget(number)
         if session is not None:
             session.listener.lost(error)

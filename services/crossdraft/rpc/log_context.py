@@ -6,7 +6,7 @@ that one id finds the lines of all processes.
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 REQUEST_ID = "x-request-id"  # header of HTTP, key of gRPC's metadata
 MAX_LENGTH = 128  # characters of a request's id
 VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")  # a header, a word of a log line, a file's name
-Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,11 @@ class RequestIdError(ValueError):
 
 
 def current() -> LogContext:
-    """That of this task."""
     return _current.get()
 
 
 @contextmanager
 def about(**changes: str) -> Iterator[LogContext]:
-    """Changes fields of the context for the block, and for tasks that it begins."""
     token = _current.set(replace(_current.get(), **changes))
     try:
         yield _current.get()
@@ -62,17 +59,3 @@ def request_id(given: str | None = None) -> str:
             "and begins with a letter or a digit"
         )
     return given
-
-
-def to_metadata() -> Metadata:
-    """The metadata of a session that is opened now."""
-    request = current().request
-    return ((REQUEST_ID, request),) if request else ()
-
-
-def from_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The request's id that a caller sent, or empty; raises RequestIdError if it is not valid."""
-    given = next((value for key, value in metadata or () if key == REQUEST_ID), None)
-    if given is None:
-        return ""
-    return request_id(given if isinstance(given, str) else given.decode("ascii", "replace"))

@@ -49,7 +49,6 @@ class Registry(CollectorRegistry):
     """Metrics that are asked for together; without the time that each was made, which doubles the text."""
 
     def collect(self) -> Iterable[Metric]:
-        """As Collector says."""
         for family in super().collect():
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family
@@ -87,13 +86,7 @@ class Exporter:
 
 
 class ServiceMetrics:
-    """A Prometheus collector.
-
-    Args:
-        role, model: labels of all metrics.
-        activity: of the server.
-        statistics: of the model; None: there is none.
-    """
+    """A Prometheus collector."""
 
     def __init__(
         self, role: str, model: str, activity: Activity, statistics: Callable[[], ModelStatistics] | None = None
@@ -103,7 +96,6 @@ class ServiceMetrics:
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
-        """As prometheus_client wants it."""
         yield from self._sessions()
         total = self._activity.total()
         for name, text, value in TOTALS:
@@ -154,7 +146,6 @@ class ServiceMetrics:
 
 
 def cumulative(sizes: Mapping[int, int]) -> list[tuple[str, float]]:
-    """Buckets of a histogram, each with all that is below it."""
     counts = [0] * (len(BATCHES) + 1)
     for size, count in sizes.items():
         counts[bisect_left(BATCHES, size)] += count

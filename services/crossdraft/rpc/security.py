@@ -1,10 +1,12 @@
 """Mutual TLS between orchestrators and services: each side accepts only certificates of the cluster's CA."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
+from typing import Generic, TypeVar
 
 import grpc
 from cryptography import x509
@@ -15,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 MAKE = "crossdraft certs DIR --host NAME"
 RENEW = "crossdraft certs DIR --renew"
-NOT_RENEWED = "the certificate was not renewed, the one before is used on: %s"
 ClientCredentials = grpc.ChannelCredentials
 log = logging.getLogger(__name__)
 
@@ -92,28 +93,44 @@ def client_credentials(files: TlsFiles) -> ClientCredentials:
     return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
 
 
-class RenewedCredentials:
-    """A client's credentials: its files, read again when they have changed.
+T = TypeVar("T")
+
+
+class Renewed(Generic[T]):
+    """What was made of certificate files; made again when they have changed. May be used from any thread.
+
+    Args:
+        files: of one side.
+        make: from the files; raises TlsError.
 
     Raises:
         TlsError: they cannot be used now.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
+    def __init__(self, files: TlsFiles | FrontFiles, make: Callable[[], T]) -> None:
+        self._files, self._make = files, make
+        self._lock = Lock()
         self._stamp = files.stamp()
-        self._credentials = client_credentials(files)
+        self._latest = make()
 
-    def now(self) -> ClientCredentials:
-        """The same object while no file has changed, which costs three `stat` calls."""
+    def now(self) -> T:
+        """The same object while no file has changed, which costs a `stat` call for each."""
         stamp = self._files.stamp()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._credentials = client_credentials(self._files)
-            except TlsError as error:  # as in Renewal
-                log.warning(NOT_RENEWED, error)
-        return self._credentials
+        with self._lock:
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._latest = self._make()
+                except (TlsError, OSError) as error:  # while files are replaced one after another they do not match
+                    log.warning("the certificate was not renewed, the one before is used on: %s", error)
+            return self._latest
+
+
+class RenewedCredentials(Renewed[ClientCredentials]):
+    """A client's credentials; raises TlsError as `Renewed` does."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        super().__init__(files, lambda: client_credentials(files))
 
 
 def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
@@ -125,39 +142,20 @@ def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
     Raises:
         TlsError: they cannot be used now.
     """
-    renewal = Renewal(files)
+    renewed = Renewed(files, lambda: _configuration(files))
+    latest = first = renewed.now()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC's threads at each handshake; None: unchanged."""
+        nonlocal latest
+        before, latest = latest, renewed.now()
+        return None if latest is before else latest
+
     return grpc.dynamic_ssl_server_credentials(
-        renewal.first,
-        renewal,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+        first,
+        changed,  # type: ignore[arg-type]  # the stubs do not know that it may return None
         require_client_authentication=isinstance(files, TlsFiles),
     )
-
-
-class Renewal:
-    """Gives gRPC a server's certificate again once its files have changed. Called by gRPC's threads at each handshake.
-
-    Raises:
-        TlsError: the files cannot be used now.
-    """
-
-    def __init__(self, files: TlsFiles | FrontFiles) -> None:
-        self._files = files
-        self._lock = Lock()
-        self._stamp = files.stamp()
-        self.first = _configuration(files)
-
-    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: unchanged."""
-        stamp = self._files.stamp()
-        with self._lock:
-            if stamp == self._stamp:
-                return None
-            self._stamp = stamp
-        try:
-            return _configuration(self._files)
-        except TlsError as error:  # while files are being replaced one after another they do not match
-            log.warning(NOT_RENEWED, error)
-            return None
 
 
 def _configuration(files: TlsFiles | FrontFiles) -> grpc.ServerCertificateConfiguration:

@@ -69,7 +69,6 @@ class Listening:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach it."""
         try:
             return ip_address(self.host.strip("[]")).is_loopback
         except ValueError:  # a name
@@ -87,13 +86,7 @@ def warn_if_open(listening: Listening, address: str) -> None:
 
 
 class Endpoint:
-    """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
-
-    Args:
-        listening: where.
-        services: what answers for each service, by its full name in the protos.
-        options: of the connections.
-    """
+    """One port with services on it, standard health and reflection among them. Must be made in a running event loop."""
 
     def __init__(
         self,
@@ -179,12 +172,10 @@ class Server(Generic[Open, Ask, Answer]):
 
     @property
     def activity(self) -> Activity:
-        """What its sessions do."""
         return self._handlers.activity
 
     @property
     def address(self) -> str:
-        """host:port, once it listens."""
         return self._endpoint.address
 
     async def start(self) -> str:
@@ -213,7 +204,6 @@ class Server(Generic[Open, Ask, Answer]):
         self._lag.stop()
 
     def ready_line(self) -> str:
-        """One line of JSON: what is served, and where."""
         description = self._service.description
         return json.dumps(
             {

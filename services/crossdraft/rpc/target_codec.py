@@ -35,7 +35,6 @@ MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 
 
 def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
-    """A frame to a target."""
     frame, listed = pb.VerifyRequests(), list[Ids]()
     for session, request in messages:
         match request:
@@ -156,7 +155,6 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
 
 
 def weight_of_request(request: Request) -> int:
-    """As `FrameCodec.weight`."""
     match request:
         case Pass():
             return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
@@ -167,7 +165,6 @@ def weight_of_request(request: Request) -> int:
 
 
 def weight_of_reply(reply: Reply) -> int:
-    """As `FrameCodec.weight`."""
     match reply:
         case PassDone():
             return sum(map(_weight_of_node, reply.nodes))
@@ -187,12 +184,10 @@ def _weight_of_node(node: Row | Sample) -> int:
 
 
 def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
-    """The client's side of a target's link."""
     return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
 
 
 def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
-    """The target's side of its link."""
     return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
 
 
@@ -229,7 +224,7 @@ def _encode_pass(request: Pass) -> pb.Pass:
     return pb.Pass(
         number=request.number,
         committed=request.committed,
-        tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
+        tree=pb.TokenTree(tokens=tree.tokens, parents=None if tree.is_chain else [at + 1 for at in tree.parents]),
         listed=len(request.listed),
         wanted=request.wanted,
         draws=request.draws,
@@ -271,10 +266,6 @@ def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTre
         return TokenTree(tokens, parents)
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
-
-
-def _is_chain(tree: TokenTree) -> bool:
-    return tree.parents == tuple(range(ROOT, ROOT + len(tree)))
 
 
 def _encode_fetch(request: FetchRow) -> pb.FetchRow:

@@ -31,11 +31,9 @@ class MessageLimit:
 
     @property
     def bytes(self) -> int:
-        """The limit, serialized."""
         return self.mib * MIB
 
     def options(self) -> ChannelOptions:
-        """As options of a channel or server."""
         return (("grpc.max_send_message_length", self.bytes), ("grpc.max_receive_message_length", self.bytes))
 
 
@@ -64,7 +62,6 @@ TLS_CONNECT_MS = 1000
 
 
 def client_options(tls: bool) -> ChannelOptions:
-    """Of a channel to a service."""
     changed = {"grpc.min_reconnect_backoff_ms": TLS_CONNECT_MS} if tls else {}
     return tuple((name, changed.get(name, value)) for name, value in CLIENT_OPTIONS)
 
@@ -139,7 +136,6 @@ class ServiceChannel:
         return REACHABLE.get(self.current().get_state(try_to_connect=True))
 
     async def close(self) -> None:
-        """Closes it, and with it all its sessions."""
         for channel in list(self._all):
             await channel.close(None)
 

@@ -1,13 +1,12 @@
 """The target service: sessions on one model, which answer passes over trees after the committed ids, and its server."""
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
@@ -16,7 +15,7 @@ from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest,
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
     MOST_RUN,
@@ -59,7 +58,6 @@ class TargetService:
 
     @property
     def description(self) -> Description:
-        """What it says of its model."""
         return self.running.description
 
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
@@ -67,7 +65,6 @@ class TargetService:
         return TargetSession(self.running, request, replies)
 
     async def close(self) -> None:
-        """Ends the model's thread."""
         await asyncio.to_thread(self.running.close)
 
 
@@ -139,18 +136,15 @@ class TargetSession:
         self._go_on()
 
     def left(self, reply: Reply) -> None:
-        """A reply is being written."""
         self._left_at = self._loop.time()
 
     def close(self) -> None:
-        """Frees its KV slots."""
         self._closed = True
         if self._busy is not None:
             self._busy.cancel()
         self._running.thread.close_session(self)
 
     def _go_on(self) -> None:
-        """Begins the next request, if none is under way."""
         while self._busy is None and self._waiting:
             request = self._waiting.popleft()
             if isinstance(request, RunTo):  # what it is about is over
@@ -357,13 +351,3 @@ async def target_server(options: ServeTarget) -> TargetServer:
     """
     running = await asyncio.to_thread(run_model, options.model, Side.TARGET)
     return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)
-
-
-async def serve_target(options: ServeTarget, output: TextIO = sys.stdout) -> None:
-    """Serves a target until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens.
-
-    Raises:
-        ValueError: the model cannot be run with these options.
-        CannotListen: the address cannot be had.
-    """
-    await serve(await target_server(options), output)

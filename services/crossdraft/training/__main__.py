@@ -35,7 +35,6 @@ def main(
 
 
 def make(recipe: Recipe, folder: Path, work: Path, compiled: bool) -> None:
-    """Tokenizer, training, export and model card of one model."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = read_corpus()
     tokenizer = _tokenizer(recipe, folder)
@@ -57,7 +56,6 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _written(work: Path, tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:
-    """What the target wrote, in the drafter's ids."""
     target_tokenizer = _tokenizer(TARGET, work / TARGET.name)
     model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
     pool = tokenize(read_corpus().training, target_tokenizer, work / TARGET.name / "corpus.npz")

@@ -36,14 +36,12 @@ def _byte_level(texts: Iterable[str], size: int, before: pre_tokenizers.PreToken
 
 
 def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with the split pattern of Llama-3."""
     split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated")
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return _byte_level(texts, size, pre_tokenizers.Sequence([split, bytes_only]))
 
 
 def byte_level_small(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with the split pattern of GPT-2."""
     return _byte_level(texts, size, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from crossdraft.client.api import software
 from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.serving.backend import Backend, UnknownModelError
 from crossdraft.serving.http.bodies import refusal_of_faults, route_class
 from crossdraft.serving.http.errors import (
@@ -26,14 +27,8 @@ from crossdraft.serving.http.errors import (
     refusal_of,
     refusal_of_status,
 )
-from crossdraft.serving.http.middleware import GUARDED, ID_HEADER, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
-from crossdraft.serving.http.requests import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeBody,
-)
+from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
+from crossdraft.serving.http.requests import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from crossdraft.serving.http.responses import (
     Alive,
     ChatCompletion,
@@ -46,15 +41,7 @@ from crossdraft.serving.http.responses import (
     Ready,
     Tokenized,
 )
-from crossdraft.serving.http.streaming import (
-    AnyFormat,
-    Chunks,
-    ClientGoneError,
-    EventStream,
-    items,
-    unless_gone,
-    whole,
-)
+from crossdraft.serving.http.streaming import AnyFormat, Chunks, ClientGoneError, EventStream, items, unless_gone, whole
 from crossdraft.serving.page import mount
 from crossdraft.types.output import ServedModel
 
@@ -67,17 +54,11 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
-    """OpenAI's API, as an ASGI application.
-
-    Args:
-        backend: makes the outputs.
-        options: keys, limits, and metrics.
-    """
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
     if options.cors:  # before all others: a browser's first question has no key
-        app.add_middleware(CORSMiddleware, expose_headers=[ID_HEADER], **options.cors)
+        app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
     app.include_router(models_router(backend))
@@ -92,8 +73,6 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
 
 
 def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
-    """Adds the routes for health checks and Prometheus."""
-
     @app.get("/health", responses={**FAULTS})
     async def health() -> Alive:
         """The process is alive."""
@@ -171,7 +150,6 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
-    """The routes under /v1."""
     responses: dict[int | str, dict[str, Any]] = {**FAULTS}
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
 
@@ -212,7 +190,6 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
 
 
 def models_router(backend: Backend) -> APIRouter:
-    """The routes that say what is served."""
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
 
     @router.get("/models")

@@ -48,12 +48,10 @@ class RefusedError(Exception):
 
     @property
     def body(self) -> FaultReply:
-        """Of the reply."""
         return FaultReply(error=Fault(message=self.message, type=self.type, param=self.param, code=self.code))
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the reply, besides those that describe its body."""
         found = {} if self.after is None else {"Retry-After": str(max(1, ceil(self.after)))}
         found |= {"Allow": self.allow} if self.allow else {}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {})

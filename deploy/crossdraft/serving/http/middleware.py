@@ -1,7 +1,5 @@
 """ASGI middleware before the API: request ids, keys, rate limits, and the size of bodies."""
 
-import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,16 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crossdraft.rpc.log_context import about
+from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 
 GUARDED = "/v1"
 TOKENIZING = ("/tokenize", "/detokenize")  # vLLM has them outside, too; as they cost work, a key is needed
 LOAD_KEY = "crossdraft.load"  # in the scope: requests for outputs that were under way
-ID_HEADER = "x-request-id"
 ID_KEY = "crossdraft.request"  # in the scope
-GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -70,11 +66,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        scope[ID_KEY] = name = request_id(headers.get(ID_HEADER))
+        scope[ID_KEY] = name = _named(headers.get(REQUEST_ID))
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[ID_HEADER] = name
+                MutableHeaders(scope=message)[REQUEST_ID] = name
             await send(message)
 
         try:
@@ -111,7 +107,6 @@ class Gate:
             raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
 
     def _counted(self, receive: Receive) -> Receive:
-        """Also limits bodies that come without a content-length."""
         size = 0
 
         async def counted() -> Message:
@@ -130,18 +125,17 @@ class Gate:
 
 
 def _path(scope: Scope) -> str:
-    """Below where the application is mounted."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
-def request_id(given: str | None) -> str:
-    """The client's own, if it can be a file name and a word of a log line; else a new one."""
-    if given is not None and GOOD_ID.fullmatch(given):
-        return given
-    return secrets.token_hex(12)
+def _named(given: str | None) -> str:
+    """The client's id, or a new one in place of one that is not valid."""
+    try:
+        return request_id(given)
+    except RequestIdError:
+        return request_id()
 
 
 def reply_of(refusal: RefusedError) -> Response:
-    """A refusal as a reply."""
     body = refusal.body.model_dump_json()
     return Response(body, refusal.status, refusal.headers, "application/json")

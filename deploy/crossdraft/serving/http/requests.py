@@ -6,7 +6,7 @@ A body is checked by pydantic and then makes its `OutputRequest`s, one for each 
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
@@ -177,7 +177,6 @@ class GenerationBody(Body):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -207,7 +206,6 @@ class GenerationBody(Body):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that the request asks for."""
         return len(self.prompts) * self.n
 
     @property
@@ -227,10 +225,6 @@ class GenerationBody(Body):
     def output_requests(self, model: str, request_id: str) -> tuple[OutputRequest, ...]:
         """One for each choice, those of the first prompt first.
 
-        Args:
-            model: name of the served model.
-            request_id: of the client's request.
-
         Raises:
             RequestError: fields do not go together.
         """
@@ -242,48 +236,33 @@ class GenerationBody(Body):
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
-        how = self.speculative
-        return GenerationRequest(
-            prompt,
-            method=how.method,
-            num_speculative_tokens=how.num_speculative_tokens,
-            max_tokens=self.max_output_tokens,
-            options=self._sampling_options(),
-            drafter_temperature=how.drafter_temperature,
-            seed=None if self.seed is None else self.seed % 2**64,
-            ignore_eos=self.ignore_eos,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            bad_words=tuple(self.bad_words),
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            allow_inexact=how.allow_inexact,
-            overlap=how.overlap,
-            max_draft_tokens=how.max_draft_tokens,
-            min_draft_tokens=how.min_draft_tokens,
-            branches=how.branches,
-            branch_width=how.branch_width,
-            paths=how.paths,
-            logprobs=self.num_logprobs,
-            prompt_logprobs=self.num_prompt_logprobs,
-        )
+        changed: dict[str, Any] = {
+            "prompt": prompt,
+            "max_tokens": self.max_output_tokens,
+            "options": self._sampling_options(),
+            "seed": None if self.seed is None else self.seed % 2**64,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "logprobs": self.num_logprobs,
+            "prompt_logprobs": self.num_prompt_logprobs,
+        }
+        return GenerationRequest(**same(GenerationRequest, self) | same(GenerationRequest, self.speculative) | changed)
 
     def _sampling_options(self) -> SamplingOptions:
+        changed: dict[str, Any] = {
+            "top_k": max(0, self.top_k),
+            "logit_bias": tuple((self.logit_bias or {}).items()),
+            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
+        }
         try:
-            return SamplingOptions(
-                temperature=self.temperature,
-                top_k=max(0, self.top_k),
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                logit_bias=tuple((self.logit_bias or {}).items()),
-                allowed_token_ids=tuple(self.allowed_token_ids or ()),
-                min_tokens=self.min_tokens,
-            )
+            return SamplingOptions(**same(SamplingOptions, self) | changed)
         except ValueError as error:
             raise RequestError(str(error)) from error
+
+
+def same(record: type, body: Body) -> dict[str, Any]:
+    """The values of a body whose names are fields of a record, lists as tuples."""
+    named = ((one.name, getattr(body, one.name)) for one in fields(record) if one.name in type(body).model_fields)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in named}
 
 
 class CompletionBody(GenerationBody):
@@ -304,7 +283,6 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """One by one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = tuple(part for part in self.prompt if isinstance(part, int))
@@ -313,24 +291,20 @@ class CompletionBody(GenerationBody):
 
     @property
     def max_output_tokens(self) -> int:
-        """Of each output."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """As `GenerationBody.num_logprobs`."""
         return self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """As `GenerationBody.num_prompt_logprobs`."""
         if not self.echoes_tokens:
             return self.prompt_logprobs
         return max(self.logprobs or 0, self.prompt_logprobs or 0)
 
     @property
     def echoes_tokens(self) -> bool:
-        """As `GenerationBody.echoes_tokens`."""
         texts = self.truncate_prompt_tokens is None and all(isinstance(prompt, str) for prompt in self.prompts)
         return self.echo and (self.logprobs is not None or not texts)
 
@@ -387,7 +361,6 @@ class TemplateFields(Body):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
-        """Messages as a prompt."""
         settings = "" if self.chat_template_kwargs is None else json.dumps(self.chat_template_kwargs)
         said = tuple(one.message for one in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
@@ -415,17 +388,14 @@ class ChatBody(TemplateFields, GenerationBody):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The chat."""
         return [self.chat_of(self.messages)]
 
     @property
     def max_output_tokens(self) -> int:
-        """Of each output."""
         return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
 
     @property
     def num_logprobs(self) -> int | None:
-        """As `GenerationBody.num_logprobs`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -446,7 +416,6 @@ class TokenizeBody(TemplateFields):
 
     @property
     def asked(self) -> Prompt:
-        """What is to be tokenized."""
         return self.prompt if self.prompt is not None else self.chat_of(self.messages or ())
 
 

@@ -27,7 +27,6 @@ class Usage(BaseModel):
 
     @staticmethod
     def of(prompt: int, completion: int) -> "Usage":
-        """With their sum."""
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
@@ -89,7 +88,6 @@ class Figures(BaseModel):
 
     @staticmethod
     def of(statistics: Statistics) -> "Figures":
-        """Those of an output."""
         wire = statistics.bytes_sent + statistics.bytes_received
         names = Figures.model_fields.keys() - {"wire_bytes"}
         return Figures(wire_bytes=wire, **{name: getattr(statistics, name) for name in names})
@@ -297,26 +295,21 @@ class PartialOutput:
     begun: bool = False  # a chunk of it was sent
     ended: Ended | None = None
 
-    def read(self, tokens: Sequence[PromptToken], echoed: bool) -> None:
-        """The next ones of the prompt, with which the text begins if they are echoed."""
-        self.text += text_of(tokens) if echoed else ""
-        self.prompt += tokens
-
-    def add(self, tokens: Sequence[Token]) -> None:
-        """The next ones."""
-        self.text += text_of(tokens)
-        self.tokens += tokens
+    def take(self, item: "Shown", echoed: bool) -> None:
+        """What comes next; with the prompt's tokens the text begins if they are echoed."""
+        match item:
+            case PromptTokens():
+                self.text += text_of(item.tokens) if echoed else ""
+                self.prompt += item.tokens
+            case Committed():
+                self.text += text_of(item.tokens)
+                self.tokens += item.tokens
+            case Ended():
+                self.ended = item
 
 
 class Format(ABC, Generic[BodyT]):
-    """Writes the replies to one request.
-
-    Args:
-        body: the request.
-        model: name of the served model.
-        request_id: of the client's request.
-        prompts: the ids of each prompt, if the body `asks_of_prompts`.
-    """
+    """Writes the replies to one request."""
 
     PREFIX: ClassVar[str]  # of ids
 
@@ -338,7 +331,6 @@ class Format(ABC, Generic[BodyT]):
         """The last chunk of a stream with `include_usage`."""
 
     def usage(self, outputs: Sequence[PartialOutput]) -> Usage:
-        """Each prompt once, and all outputs."""
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
         return Usage.of(sum(one.prompt_tokens for one in figures[:: self.body.n]), sum(one.tokens for one in figures))
 
@@ -374,7 +366,6 @@ class CompletionFormat(Format[CompletionBody]):
     PREFIX = "cmpl"
 
     def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        """As `Format.whole`."""
         choices = [
             CompletionChoice(
                 text=self.body.echo_of(index) + one.text,
@@ -403,7 +394,6 @@ class CompletionFormat(Format[CompletionBody]):
         return self._completion([choice], **self._chunk_fields(index, before, len(committed), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        """As `Format.usage_chunk`."""
         return self._completion([], usage=self.usage(outputs))
 
     def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> CompletionLogprobs | None:
@@ -420,7 +410,6 @@ class ChatFormat(Format[ChatBody]):
     PREFIX = "chatcmpl"
 
     def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        """As `Format.whole`."""
         choices = [
             ChatChoice(
                 message=ChatMessage(role="assistant", content=one.text, refusal=None),
@@ -445,7 +434,6 @@ class ChatFormat(Format[ChatBody]):
         return self._chunk([choice], **prompt, **self._chunk_fields(index, before, len(tokens), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        """As `Format.usage_chunk`."""
         return self._chunk([], usage=self.usage(outputs))
 
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
@@ -456,7 +444,6 @@ class ChatFormat(Format[ChatBody]):
 
 
 def text_of(tokens: Sequence[Token | PromptToken]) -> str:
-    """What to show for them."""
     return "".join(token.text for token in tokens)
 
 
@@ -495,7 +482,6 @@ def shown(token: int, raw: bytes) -> str:
 
 
 def of_chat(tokens: Sequence[Token]) -> ChatLogprobs:
-    """Log-probabilities of tokens of a message."""
     return ChatLogprobs(
         content=[
             ChatToken(

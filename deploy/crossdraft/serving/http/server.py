@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.security import NOT_RENEWED, FrontFiles, TlsError
+from crossdraft.rpc.security import FrontFiles, Renewed
 from crossdraft.rpc.server import Listening, warn_if_open
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class HttpServer:
             TlsError: certificate or key cannot be used.
         """
         tls = self._listening.tls
-        secured = RenewedCertificate(tls) if isinstance(tls, FrontFiles) else None
+        secured = _renewed_context(tls) if isinstance(tls, FrontFiles) else None
         where = await asyncio.to_thread(_bound, self._listening)
         config = uvicorn.Config(
             self._app,
@@ -98,7 +98,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
-            ssl_context_factory=None if secured is None else lambda *_: secured.context,
+            ssl_context_factory=None if secured is None else lambda *_: secured,
             timeout_graceful_shutdown=ceil(self._listening.grace_seconds) + ENDING_SECONDS,
         )
         self._server = _Uvicorn(config, self._listening.grace_seconds)
@@ -116,7 +116,6 @@ class HttpServer:
             await self._task
 
     def ready_line(self) -> str:
-        """One line of JSON: role, address, model."""
         return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})
 
     async def __aenter__(self) -> Self:
@@ -139,33 +138,17 @@ def _bound(listening: Listening) -> socket.socket:
         ) from error
 
 
-class RenewedCertificate:
-    """The TLS context of a server, loaded again for the first connection after its files were replaced.
+def _renewed_context(files: FrontFiles) -> ssl.SSLContext:
+    """What the server listens with; each handshake takes the certificate as it is then. Raises TlsError."""
+    renewed = Renewed(files, lambda: _context(files))
 
-    Args:
-        files: certificate and key.
-
-    Raises:
-        TlsError: they cannot be used now.
-    """
-
-    def __init__(self, files: FrontFiles) -> None:
-        self._files = files
-        self._stamp = files.stamp()
-        self._latest = _context(files)
-        self.context = self._latest  # what the server listens with
-        self.context.sni_callback = self._renewed
-
-    def _renewed(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+    def renew(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Called in each handshake, whether the client names a host or not."""
-        stamp = self._files.stamp()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._latest = _context(self._files)
-            except (TlsError, OSError) as error:  # the files are being replaced one after another
-                log.warning(NOT_RENEWED, error)
-        connection.context = self._latest
+        connection.context = renewed.now()
+
+    context = renewed.now()
+    context.sni_callback = renew
+    return context
 
 
 def _context(files: FrontFiles) -> ssl.SSLContext:

@@ -12,15 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.serving.backend import (
-    Backend,
-    Committed,
-    Ended,
-    OutputItem,
-    OutputRequest,
-    PromptTokens,
-    TraceSpans,
-)
+from crossdraft.serving.backend import Backend, Committed, Ended, OutputItem, OutputRequest, PromptTokens, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
@@ -35,7 +27,6 @@ T = TypeVar("T")
 
 
 def items(backend: Backend, requests: Sequence[OutputRequest]) -> AsyncGenerator[IndexedItem, None]:
-    """Those of all outputs, as they come."""
     return merged([backend.stream(request) for request in requests])
 
 
@@ -48,24 +39,14 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, be
     outputs = [PartialOutput() for _ in range(format.body.num_outputs)]
     async with aclosing(coming):
         async for index, item in coming:
-            match item:
-                case PromptTokens():
-                    outputs[index].read(item.tokens, format.body.echoes_tokens)
-                case Committed():
-                    outputs[index].add(item.tokens)
-                case Ended():
-                    outputs[index].ended = item
+            if not isinstance(item, TraceSpans):
+                outputs[index].take(item, format.body.echoes_tokens)
     values = sum(len(one.tokens) for one in outputs) * (1 + (format.body.num_logprobs or 0))
     return await beside.run(BYTES * values, lambda: format.whole(outputs).model_dump_json(exclude_unset=True))
 
 
 class Chunks:
-    """The chunks of a stream, each a server-sent event.
-
-    Args:
-        format: of the reply.
-        request_id: of the client's request, for the log.
-    """
+    """The chunks of a stream, each a server-sent event."""
 
     def __init__(self, format: AnyFormat, request_id: str) -> None:
         self._format = format
@@ -100,13 +81,7 @@ class Chunks:
         if self._shows(item):
             chunk = event_of(self._format.chunk(index, output, item, self._trace(index, item)))
             output.begun = True
-        match item:
-            case PromptTokens():
-                output.read(item.tokens, self._body.echoes_tokens)
-            case Committed():
-                output.add(item.tokens)
-            case Ended():
-                output.ended = item
+        output.take(item, self._body.echoes_tokens)
         return chunk
 
     def _shows(self, item: Shown) -> bool:
@@ -130,7 +105,6 @@ class Chunks:
 
 
 def event_of(value: BaseModel) -> bytes:
-    """A server-sent event."""
     return b"data: " + value.model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
 

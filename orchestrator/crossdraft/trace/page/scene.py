@@ -1,6 +1,6 @@
 """The layout of a timeline: shapes, positioned by seconds horizontally and pixels vertically.
 
-The page and the picture both draw these shapes, so that they show the same.
+`svg` draws these shapes.
 """
 
 from collections.abc import Iterator
@@ -83,7 +83,6 @@ class Scene:
 
 
 def scene_of(timeline: Timeline) -> Scene:
-    """The picture of a timeline."""
     return _Stage(timeline).scene()
 
 
@@ -187,7 +186,6 @@ class _Stage:
 
 
 def epoch_style(epoch: int) -> str:
-    """The name of an epoch's colour."""
     return f"epoch{epoch % EPOCH_STYLES}"
 
 
@@ -228,7 +226,7 @@ LEGEND = (
     ("lost", "! a service was lost"),
 )
 
-# Colours, for the picture and the page's light look; page.css has the dark one.
+# Colours of the page's light look; page.css has the dark one.
 FILLS = {
     "epoch0": "#8fb8e8",
     "epoch1": "#f0b878",
@@ -243,6 +241,4 @@ FILLS = {
     "corrected": "#d6336c",
     "bonus": "#1c7ed6",
 }
-HATCHES = {"late": "////", "miss": "....", "wait": "///"}
 MARK_COLOURS = {"refused": "#d6336c", "hit": "#2b8a3e", "stalled": "#e8590c", "lost": "#c92a2a", "border": "#c8c8c8"}
-INK = {"lane": "#f4f4f4", "label": "#111111", "edge": "#ffffff", "hatch": "#a0a0a0"}
