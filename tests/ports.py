@@ -174,7 +174,6 @@ class MemoryDrafter(Service):
     """A toy behind a drafter's port: one session at a time. It prepares no continuations."""
 
     toy: ToyDrafter = field(default_factory=lambda: toys()[1])
-    scoreless: bool = False  # never answers Score
 
     def begin(self, request: OpenDrafter, listener: Listener) -> MemorySession:
         self.toy.text = Letters("")
@@ -187,7 +186,7 @@ class MemoryDrafter(Service):
                 yield from self._streamed(request.count)
             case Advance(epoch, count) if not self.silent and epoch == self._draft.epoch:
                 yield from self._streamed(count)
-            case Score() if not self.scoreless:
+            case Score():
                 yield self.toy.score(request)
 
     def _streamed(self, count: int) -> Iterable[Drafted]:

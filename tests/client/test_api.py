@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.client import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.client import Kind, Pipeline, Reason, RequestError, SamplingOptions, connect
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
@@ -19,7 +19,7 @@ from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended, open_together
-from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
@@ -36,17 +36,6 @@ async def test_greedy_text_is_that_of_no_drafter(pipeline: Pipeline, target: Tar
     async with connect(target.address) as plain:
         wanted = await ids_of(plain, options=GREEDY)
     assert await ids_of(pipeline, options=GREEDY, method=method, allow_inexact=method == "tokentiming") == wanted
-
-
-async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pipeline, target: TargetClient) -> None:
-    async with connect(target.address) as plain:
-        wanted = await ids_of(plain, seed=7)
-        assert await ids_of(plain, seed=8) != wanted
-    for k in (1, 3, 8):
-        for overlap in Overlap:
-            assert await ids_of(pipeline, seed=7, num_speculative_tokens=k, overlap=overlap) == wanted
-    ahead = {"max_draft_tokens": 6, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}
-    assert await ids_of(pipeline, seed=7, overlap="on", **ahead) == wanted
 
 
 async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
@@ -139,7 +128,7 @@ async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
     said: dict[str, object], complaint: str
 ) -> None:
     described = replace(DESCRIPTION, **({"tokenizer_json": kind("gpt2").json} | said))  # type: ignore[arg-type]
-    async with Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0)) as server:
+    async with Server(TARGET, PuppetService(description=described), Listening(grace_seconds=0)) as server:
         with pytest.raises(ServiceError, match=f"the tokenizer of the target 'toy' cannot be used: {complaint}"):
             async with connect(server.address):
                 pass

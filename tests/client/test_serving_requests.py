@@ -97,8 +97,8 @@ EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary
 @pytest.mark.parametrize(
     "settings",
     [{}, {"options": GREEDY}, {"seed": 4}, {"head": 1, "options": MASKED}]
-    + [{"method": name, "overlap": "off", "options": MASKED} for name in EVERY]
-    + [{"method": name, "head": 3, **AHEAD} for name in EVERY if not METHODS[name].whole_draft],
+    + [{"method": name, "overlap": "off", "options": MASKED} for name in EVERY[::2]]
+    + [{"method": name, "head": 3, **AHEAD} for name in EVERY[1::2] if not METHODS[name].whole_draft],
     ids=str,
 )
 async def test_logprobs_are_the_models(

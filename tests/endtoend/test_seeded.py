@@ -68,15 +68,17 @@ async def test_penalties_and_bans_are_those_of_the_distribution_that_is_drawn_fr
         assert same.count(False) <= 1
 
 
-ROUNDS = [{"overlap": "off", "num_speculative_tokens": k} for k in (3, 1, 8)]
+OFF, ONE = {"overlap": "off"}, {"overlap": "on", "num_speculative_tokens": 1}
+ROUNDS = [OFF | {"num_speculative_tokens": k} for k in (3, 1, 8)]
 AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 3, "branch_width": 2, "paths": 4}
 
 
 @pytest.mark.parametrize(
     ("drafter", "settings"),
-    [*((drafter, ahead) for drafter in (*DRAFTERS, NGRAM) for ahead in ({"overlap": "off"}, AHEAD))]
-    + [("drafter-b", settings) for settings in (ROUNDS[0], {"overlap": "on", "num_speculative_tokens": 1})]
-    + [pytest.param("drafter-b", settings, marks=pytest.mark.full) for settings in ROUNDS[1:]],
+    [("drafter-a", OFF), ("drafter-b", AHEAD), ("drafter-c", AHEAD), (NGRAM, OFF), ("drafter-b", ROUNDS[0])]
+    + [pytest.param(one, OFF, marks=pytest.mark.full) for one in ("drafter-b", "drafter-c")]
+    + [pytest.param(one, AHEAD, marks=pytest.mark.full) for one in ("drafter-a", NGRAM)]
+    + [pytest.param("drafter-b", one, marks=pytest.mark.full) for one in (*ROUNDS[1:], ONE)],
 )
 async def test_no_drafter_changes_the_text(
     stack: Stack, plain: list[Generation], reference: Reference, noise: Noise, drafter: str, settings: dict[str, Any]

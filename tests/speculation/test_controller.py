@@ -44,7 +44,9 @@ def test_it_is_near_the_best_fixed_choice_and_never_below_plain_decoding(
     assert min(cell.of_plain for cell in found) >= 0.96
 
 
-@pytest.mark.parametrize("outputs", [1, 4, 16])
+@pytest.mark.parametrize(
+    "outputs", [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize(
     "world",
     [World(0.02), World(0.02, samples=True), World(0.02, drafter_trip=0.02), World(0.8, step_base=0.03),
