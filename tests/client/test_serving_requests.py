@@ -52,19 +52,6 @@ async def tokens_of(generation: Generation) -> list[Token]:
     return [token async for token in generation]
 
 
-@pytest.mark.parametrize("settings", [{"seed": 7}, {"options": GREEDY}, {"seed": 3, "method": "slem"}], ids=str)
-async def test_a_resumed_output_goes_on_as_it_would_have(pipeline: Pipeline, settings: dict[str, object]) -> None:
-    whole = pipeline.generate(PROMPT, max_tokens=20, **settings)
-    tokens = await tokens_of(whole)
-    for cut in (0, 1, 2, 7, 13, len(tokens) - 1, len(tokens)):
-        committed = tuple(whole.ids[:cut])
-        rest = pipeline.generate(PROMPT, max_tokens=20, committed=committed, **settings)
-        await tokens_of(rest)
-        assert rest.ids == whole.ids[cut:]
-        assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
-        assert rest.reason == whole.reason
-
-
 async def test_a_resumed_session_can_be_replayed(pipeline: Pipeline, tmp_path: Path) -> None:
     for committed in ((5, 6, 7), (5,) * 9):  # the second has ended
         path = tmp_path / f"{len(committed)}.flight"

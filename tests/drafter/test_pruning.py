@@ -126,8 +126,7 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        *((name, {"options": SamplingOptions(0)}) for name in ("slem", "seeded", "tli", "union", "coupled")),
-        ("seeded", {"seed": 5}),
+        *((name, {"options": SamplingOptions(0)}) for name in ("tli", "coupled")),
         ("slem", {"seed": 5}),
     ],
 )
