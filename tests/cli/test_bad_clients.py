@@ -49,10 +49,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
 }
 CROWDED = {"http": ("200", "429 overloaded"), "grpc": ("OK", "Overloaded")}
-REFUSALS = {
-    "http": ("400", "401", "404", "405", "413", "closed"),
-    "grpc": ("INVALID_ARGUMENT", "UNIMPLEMENTED"),
-}
+REFUSALS = {"http": ("400", "401", "404", "405", "413", "closed"), "grpc": ("INVALID_ARGUMENT", "UNIMPLEMENTED")}
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def compared(
-    stack: Stack,
-    reference: Reference,
-    method: str,
-    drafter: str,
-    cases: Sequence[Case],
-    overlap: Overlap = Overlap.OFF,
+    stack: Stack, reference: Reference, method: str, drafter: str, cases: Sequence[Case], overlap: Overlap = Overlap.OFF
 ) -> list[Generation]:
     """Generates for each case with draft tokens from the drafter, and compares."""
     requests = [

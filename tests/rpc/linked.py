@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -14,8 +14,7 @@ import numpy as np
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import ContextTooLong, ServiceError
 from crossdraft.rpc.frames import Begin, FrameCodec
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Answer, Replies, Role
-from crossdraft.rpc.links import Join
+from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies, Role
 from crossdraft.types.messages import (
     Advance,
     Description,
@@ -58,34 +57,6 @@ class News:
         while not holds():
             self._news.clear()
             await self._news.wait()
-
-
-@dataclass(eq=False)
-class Said(Generic[Answer]):
-    """`Replies` that keep what a session says: for tests of sessions without a link."""
-
-    news: News = field(default_factory=News)
-    replies: deque[Answer] = field(default_factory=deque)  # that nobody has taken yet
-    errors: list[BaseException] = field(default_factory=list)
-
-    def send(self, reply: Answer, within: float = 0.0, join: Join[Answer] | None = None) -> None:
-        assert not self.errors
-        self.replies.append(reply)
-        self.news.changed()
-
-    def drop(self) -> None:
-        self.replies.clear()
-
-    def fail(self, error: BaseException) -> None:
-        self.errors.append(error)
-        self.news.changed()
-
-    async def next(self) -> Answer:
-        """The next reply; raises what ended the session after those before."""
-        await self.news.until(lambda: self.replies or self.errors)
-        if not self.replies:
-            raise self.errors[0]
-        return self.replies.popleft()
 
 
 @dataclass(eq=False)

@@ -123,10 +123,7 @@ def sample(token: int, *likely: int) -> Sample:
 
 TWO_WITH_ROWS = [(1, PassDone(1, (row(1, 2), row(3)), 0.0)), (2, PassDone(1, (row(4),), 0.0))]
 TWO_WITH_SAMPLES = [(1, PassDone(1, (sample(1, 2), sample(3)), 0.0)), (2, PassDone(1, (sample(4),), 0.0))]
-TWO_WITH_LISTS = [
-    (1, Pass(1, (), TokenTree(), (np.array([4]),))),
-    (2, Pass(1, (), TokenTree(), (np.array([5, 6]),))),
-]
+TWO_WITH_LISTS = [(1, Pass(1, (), TokenTree(), (np.array([4]),))), (2, Pass(1, (), TokenTree(), (np.array([5, 6]),)))]
 TWO_WITH_DRAFTS = [(number, Drafted(1, (DraftToken(3, row(3)),), 0.0)) for number in (1, 2)]
 
 

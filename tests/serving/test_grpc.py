@@ -9,14 +9,7 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import (
-    Generate,
-    Generated,
-    GenerationClient,
-    GenerationEnded,
-    decode_reply,
-    encode_reply,
-)
+from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded, decode_reply, encode_reply
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.client import Client, RemoteGeneration
 from crossdraft.serving.grpc import GenerationOptions

@@ -158,11 +158,7 @@ def test_the_services_are_told_all_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"max_tokens": 3}, Reason.LENGTH),
-        ({"context": 5}, Reason.LENGTH),
-        ({"stop": (Letters("ba"),)}, Reason.STOP),
-    ],
+    [({"max_tokens": 3}, Reason.LENGTH), ({"context": 5}, Reason.LENGTH), ({"stop": (Letters("ba"),)}, Reason.STOP)],
 )
 def test_an_output_that_had_ended_ends_at_once(changes: dict[str, object], reason: Reason) -> None:
     session = Session(assignment(committed=(2, 1, 0), **changes))
