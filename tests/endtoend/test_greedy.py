@@ -26,6 +26,7 @@ MOST_TIES = 2  # in one test; more would not be chance
 ACROSS = tuple(name for name, method in METHODS.items() if not method.same_vocabulary)
 COPYING = tuple(name for name in ACROSS if not METHODS[name].shared_only)
 PAIRS = tuple((method, DRAFTERS[place % len(DRAFTERS)]) for place, method in enumerate(ACROSS))
+SERVED, AFFINE = (TARGET, *DRAFTERS, NGRAM), DRAFTERS if FULL else (dict(PAIRS)["rdk"],)  # of tests/endtoend/conftest
 OVERLAPPING = tuple((method, drafter) for method, drafter in PAIRS if not METHODS[method].whole_draft)
 BIASES = (("\n", -4.0), (" self", 3.0), ("(", -100.0), (" =", 1.5))  # tokens by their text
 OPTIONS = {

@@ -16,6 +16,7 @@ PROMPTS = 10  # 50 for the whole comparison
 NEW_TOKENS = 24  # 128 for the whole comparison
 SEED = 7
 TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
+SERVED = (*DRAFTERS, NGRAM)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
