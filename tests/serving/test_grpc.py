@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, SamplingOptions, Token
+from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, Token
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded, decode_reply, encode_reply
 from crossdraft.serving.backend import OverloadedError
@@ -70,9 +70,7 @@ async def test_log_probabilities_and_their_rivals() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        GenerationRequest(
-            (5, 6), "seeded", seed=2**64 - 1, options=SamplingOptions(0.5, 4), stop=("zwö",), committed=(1, 2)
-        ),
+        GenerationRequest((5, 6), "seeded", seed=2**64 - 1, stop=("zwö",), committed=(1, 2)),
         GenerationRequest("Zwölf\x00"),
         GenerationRequest(Chat((Message("system", ""), Message("user", "Hi")))),
         GenerationRequest(Chat((Message("user", "Hi"),), False, True, '{"a": 1}')),
