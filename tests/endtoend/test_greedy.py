@@ -17,7 +17,7 @@ from tests.endtoend.stack import DRAFTERS, NGRAM, TARGET, Stack, statistics
 from tests.prompts import prompts
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # the whole comparison, which takes minutes
-PROMPTS = 30 if FULL else 5
+PROMPTS, FEWER = (30, 30) if FULL else (8, 6)
 NEW_TOKENS = 40 if FULL else 16
 FEW = 4  # prompts for each kind of options
 LONG = 800  # target tokens of a prompt that is too long for every drafter
@@ -73,8 +73,8 @@ async def compared(
     return generations
 
 
-def plain_cases() -> list[Case]:
-    return [Case(prompt.text, NEW_TOKENS) for prompt in prompts()[:PROMPTS]]
+def plain_cases(count: int = FEWER) -> list[Case]:
+    return [Case(prompt.text, NEW_TOKENS) for prompt in prompts()[:count]]
 
 
 @pytest.mark.parametrize(("method", "drafter"), first(len(PAIRS), [*PAIRS, *OTHERS]))
@@ -103,7 +103,7 @@ async def test_with_a_drafter_that_copies(stack: Stack, reference: Reference, me
 
 
 async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:
-    generations = await compared(stack, reference, "standard", TARGET, plain_cases())
+    generations = await compared(stack, reference, "standard", TARGET, plain_cases(PROMPTS))
     figures = [statistics(generation) for generation in generations]
     # Not none: after a token in mid-word, the drafter tokenizes that word's beginning in its own way.
     assert sum(figure.corrected for figure in figures) <= 0.02 * sum(figure.tokens for figure in figures)

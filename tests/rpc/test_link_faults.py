@@ -468,7 +468,7 @@ async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
         assert [type(message).__name__ for _, message in await link.received(2)] == ["Opened", "Drafted"]
 
 
-FRAMES_SENT, FRAMES_OF_A_LINK = 400, 4
+FRAMES_SENT, FRAMES_OF_A_LINK = 1000, 4
 
 
 async def mutations(address: str, role: Any, way: str, count: int) -> Counter[StatusCode]:
