@@ -23,11 +23,9 @@ from crossdraft.types.messages import (
     OpenDrafter,
     OpenTarget,
     Pass,
-    PassDone,
     SamplingOptions,
     Score,
 )
-from crossdraft.types.rows import NO_IDS
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, Method
 from tests.tables import ToyDrafter, ToyTarget, open_drafter
@@ -156,17 +154,9 @@ class MemoryTarget(Service):
                 failure, self.error = self.error, None
                 yield failure
             case Pass():
-                yield self._passed(session.toy, request)
+                yield session.toy.run(request)
             case FetchRow():
                 yield session.toy.fetch(request)
-
-    def _passed(self, toy: ToyTarget, sent: Pass) -> PassDone:
-        """Of the toy, which answers everything, what was wanted."""
-        listed = [NO_IDS] * (1 + len(sent.tree))
-        for place, node in enumerate(sent.answered):
-            listed[node] = sent.listed[place] if sent.listed else NO_IDS
-        done = toy.run(replace(sent, listed=tuple(listed), wanted=None))
-        return PassDone(done.number, tuple(done.nodes[node] for node in sent.answered), done.seconds)
 
 
 @dataclass
@@ -174,7 +164,6 @@ class MemoryDrafter(Service):
     """A toy behind a drafter's port: one session at a time. It prepares no continuations."""
 
     toy: ToyDrafter = field(default_factory=lambda: toys()[1])
-    scoreless: bool = False  # never answers Score
 
     def begin(self, request: OpenDrafter, listener: Listener) -> MemorySession:
         self.toy.text = Letters("")
@@ -187,7 +176,7 @@ class MemoryDrafter(Service):
                 yield from self._streamed(request.count)
             case Advance(epoch, count) if not self.silent and epoch == self._draft.epoch:
                 yield from self._streamed(count)
-            case Score() if not self.scoreless:
+            case Score():
                 yield self.toy.score(request)
 
     def _streamed(self, count: int) -> Iterable[Drafted]:

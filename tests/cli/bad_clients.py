@@ -24,6 +24,7 @@ FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 MALFORMED = 1000 if FULL else 60
 CROWD = 200 if FULL else 50
 SILENT = 2  # clients that stop reading
+LEAST_ROUNDS = 3 if FULL else 1  # one says what they are answered; more, what is kept of them
 BETWEEN_LOOKS = 0.1  # seconds
 MIB = 2**20
 GENERATE = "/crossdraft.v1.Generation/Generate"

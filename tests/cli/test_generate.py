@@ -47,15 +47,6 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
     assert all(figures["accepted_at"][place] >= figures["judged_at"][place + 1] for place in (0, 1))
 
 
-@pytest.mark.parametrize("options", [("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")])
-def test_the_drafter_does_not_change_the_output(cli: Cli, pair: Pair, options: tuple[str, ...]) -> None:
-    ways = ((*pair[:2], "--drafter", "none"), (*pair, *ROUNDS), pair)  # the last may end before its drafter is there
-    plain, drafted, governed = (cli("generate", *way, "--json", *options, *SHORT).records[-1] for way in ways)
-    assert plain["ids"] == drafted["ids"] == governed["ids"]
-    assert plain["statistics"]["tokens_per_pass"] == 1
-    assert drafted["statistics"]["draft_tokens"] > 0
-
-
 def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None:
     options = ("--seed", "5", *ROUNDS, *SHORT)
     shown = cli("generate", *pair, *options)
@@ -192,12 +183,6 @@ def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> 
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
     assert "what the controller decided from last" in shown
     assert whole["decisions"][0]["choice"]["reason"] in shown
-
-
-def test_a_flight_record_is_written(cli: Cli, pair: Pair, tmp_path: Path) -> None:
-    file = tmp_path / "flight"
-    assert cli("generate", *pair, "--record", str(file), *SHORT).code == 0
-    assert "same verdicts" in cli("replay", str(file)).out
 
 
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.full)])

@@ -107,8 +107,8 @@ def successes(address: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("crossdraft_request_success_total{"))
 
 
-def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on(slow: str) -> None:
-    with supervised("http", slow, "--max-outputs", 2 * STREAMS) as server:
+def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on_and_all_are_drained(slow: str) -> None:
+    with supervised("http", slow, "--max-outputs", 2 * STREAMS, "--grace-seconds", 120) as server:
         first, second = server.ready["workers"]
         streams = [begun(server) for _ in range(STREAMS)]
         os.kill(first, signal.SIGKILL)
@@ -122,18 +122,10 @@ def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on(slow: st
         again = [begun(server) for _ in range(STREAMS)]
         assert [rest(stream, text) for _, stream, text in again] == [whole[0]] * STREAMS
         assert successes(server.address) == len(whole) + STREAMS
-        for own, *_ in (*streams, *again):
-            own.close()
-
-
-def test_all_are_drained(slow: str) -> None:
-    with supervised("http", slow, "--grace-seconds", 120) as server:
-        streams = [begun(server) for _ in range(4)]
-        server.end()
-        texts = [rest(stream, text) for _, stream, text in streams]
-        assert None not in texts
-        assert len(set(texts)) == 1
-        for own, *_ in streams:
+        last = [begun(server) for _ in range(4)]
+        server.end()  # all are drained
+        assert [rest(stream, text) for _, stream, text in last] == [whole[0]] * 4
+        for own, *_ in (*streams, *again, *last):
             own.close()
 
 

@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.client import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
-from crossdraft.drafter.service import DrafterService
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.client import Kind, Pipeline, RequestError, SamplingOptions, connect
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended, open_together
-from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.text.kinds import kind
 
@@ -39,34 +37,6 @@ async def test_greedy_text_is_that_of_no_drafter(pipeline: Pipeline, target: Tar
     assert await ids_of(pipeline, options=GREEDY, method=method, allow_inexact=method == "tokentiming") == wanted
 
 
-async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pipeline, target: TargetClient) -> None:
-    async with connect(target.address) as plain:
-        wanted = await ids_of(plain, seed=7)
-        assert await ids_of(plain, seed=8) != wanted
-    for k in (1, 3, 8):
-        for overlap in Overlap:
-            assert await ids_of(pipeline, seed=7, num_speculative_tokens=k, overlap=overlap) == wanted
-    ahead = {"max_draft_tokens": 6, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}
-    assert await ids_of(pipeline, seed=7, overlap="on", **ahead) == wanted
-
-
-async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
-    """With one model on both sides most draft tokens of `standard` are accepted.
-
-    Not all: a corrected token reaches the drafter as letters, which it may tokenize in another way.
-    """
-    service = DrafterService(target_model)
-    async with (
-        Server(DRAFTER, service, Listening(grace_seconds=0)) as server,
-        connect(target.address, server.address) as own,
-    ):
-        settings = {"method": "standard", "row_width": 4096, "overlap": "off", "ignore_eos": True}
-        generation = own.generate(PROMPT, max_tokens=24, **settings)
-        kinds = [token.kind async for token in generation]
-    assert kinds.count(Kind.ACCEPTED) > 2 * kinds.count(Kind.CORRECTED)
-    assert generation.statistics.tokens_per_pass > 2
-
-
 @pytest.mark.parametrize("settings", [{"k": 0}, {"window": 0}, {"wait": -1}])
 async def test_short_names_of_settings(pipeline: Pipeline, settings: dict[str, int]) -> None:
     ((short, value),) = settings.items()
@@ -74,17 +44,6 @@ async def test_short_names_of_settings(pipeline: Pipeline, settings: dict[str, i
         pipeline.generate(PROMPT, **settings)
     with pytest.raises(TypeError, match=ALIASES[short]):
         pipeline.generate(PROMPT, **settings | {ALIASES[short]: value})
-
-
-async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
-    generation = pipeline.generate(PROMPT, method="tli", max_tokens=16, overlap="on")
-    tokens = [token async for token in generation]
-    assert generation.reason in (Reason.LENGTH, Reason.STOP)
-    figures = generation.statistics
-    assert figures.accepted + figures.corrected + figures.bonus == figures.tokens == len(tokens)
-    assert figures.bytes_sent > 0
-    assert figures.target_seconds > 0
-    assert figures.seconds >= figures.first_token_seconds > 0
 
 
 async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
@@ -114,15 +73,6 @@ async def test_noise_is_never_made_in_the_event_loop(
     assert threading.current_thread() not in made
 
 
-async def test_what_cannot_be_served_is_refused(pipeline: Pipeline) -> None:
-    with pytest.raises(RequestError, match="unknown method 'magic'"):
-        pipeline.generate(PROMPT, method="magic")
-    with pytest.raises(RequestError, match="the prompt is empty"):
-        pipeline.generate("")
-    with pytest.raises(RequestError, match=r"maximum context length is 128 tokens. However, your request has \d+ "):
-        pipeline.generate(PROMPT * 100)
-
-
 async def test_nobody_there_is_said_within_the_wait() -> None:
     with pytest.raises(Unreachable, match=r"target at 127\.0\.0\.1:1"):
         async with connect("127.0.0.1:1", patience=Patience(describe_seconds=2)):
@@ -140,18 +90,10 @@ async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
     said: dict[str, object], complaint: str
 ) -> None:
     described = replace(DESCRIPTION, **({"tokenizer_json": kind("gpt2").json} | said))  # type: ignore[arg-type]
-    async with Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0)) as server:
+    async with Server(TARGET, PuppetService(description=described), Listening(grace_seconds=0)) as server:
         with pytest.raises(ServiceError, match=f"the tokenizer of the target 'toy' cannot be used: {complaint}"):
             async with connect(server.address):
                 pass
-
-
-@pytest.mark.usefixtures("drafter_first")
-async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:
-    """The drafter holds 64 tokens; prompt and output are longer."""
-    generation = await ended(pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY, overlap="on"))
-    assert generation.statistics.drafter_lost == ""
-    assert generation.statistics.draft_tokens > 0
 
 
 async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.types.messages import Description
-from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.text.kinds import kind
 
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def another_model() -> Server:
     described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
-    return Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0))
+    return Server(TARGET, PuppetService(description=described), Listening(grace_seconds=0))
 
 
 def test_addresses_are_separated_by_commas_and_counted_once() -> None:

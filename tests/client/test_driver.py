@@ -66,11 +66,7 @@ async def test_lanes_of_one_generation_open_at_different_addresses() -> None:
 async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() -> None:
     """There is one drafter: after it was blamed none is left, and what it did last is why."""
     drafter = MemoryDrafter()
-    session = Scripted(
-        [drafter_open(1)],
-        (Ready(1), [Close(1, "it lies"), drafter_open(2)]),
-        (Lost, [DONE]),
-    )
+    session = Scripted([drafter_open(1)], (Ready(1), [Close(1, "it lies"), drafter_open(2)]), (Lost, [DONE]))
     services = Services.of(MemoryTarget(), drafter)
     await run(session, services)
     (lost,) = [event for event in session.events if isinstance(event, Lost)]

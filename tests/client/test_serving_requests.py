@@ -52,19 +52,6 @@ async def tokens_of(generation: Generation) -> list[Token]:
     return [token async for token in generation]
 
 
-@pytest.mark.parametrize("settings", [{"seed": 7}, {"options": GREEDY}, {"seed": 3, "method": "slem"}], ids=str)
-async def test_a_resumed_output_goes_on_as_it_would_have(pipeline: Pipeline, settings: dict[str, object]) -> None:
-    whole = pipeline.generate(PROMPT, max_tokens=20, **settings)
-    tokens = await tokens_of(whole)
-    for cut in (0, 1, 2, 7, 13, len(tokens) - 1, len(tokens)):
-        committed = tuple(whole.ids[:cut])
-        rest = pipeline.generate(PROMPT, max_tokens=20, committed=committed, **settings)
-        await tokens_of(rest)
-        assert rest.ids == whole.ids[cut:]
-        assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
-        assert rest.reason == whole.reason
-
-
 async def test_a_resumed_session_can_be_replayed(pipeline: Pipeline, tmp_path: Path) -> None:
     for committed in ((5, 6, 7), (5,) * 9):  # the second has ended
         path = tmp_path / f"{len(committed)}.flight"
@@ -97,8 +84,8 @@ EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary
 @pytest.mark.parametrize(
     "settings",
     [{}, {"options": GREEDY}, {"seed": 4}, {"head": 1, "options": MASKED}]
-    + [{"method": name, "overlap": "off", "options": MASKED} for name in EVERY]
-    + [{"method": name, "head": 3, **AHEAD} for name in EVERY if not METHODS[name].whole_draft],
+    + [{"method": name, "overlap": "off", "options": MASKED} for name in EVERY[::2]]
+    + [{"method": name, "head": 3, **AHEAD} for name in EVERY[1::2] if not METHODS[name].whole_draft],
     ids=str,
 )
 async def test_logprobs_are_the_models(

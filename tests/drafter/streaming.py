@@ -118,10 +118,7 @@ async def gated(model: RunningModel) -> AsyncIterator[tuple[DrafterClient, Gate]
     gate = Gate(model.thread.engine)
     held = replace(model, thread=gate.thread)
     try:
-        async with (
-            Server(DRAFTER, DrafterService(held), AT_ONCE) as server,
-            DrafterClient(server.address) as client,
-        ):
+        async with Server(DRAFTER, DrafterService(held), AT_ONCE) as server, DrafterClient(server.address) as client:
             try:
                 yield client, gate
             finally:

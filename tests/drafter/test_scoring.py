@@ -16,7 +16,6 @@ from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.engine.distributions import Columns, drafting_distributions
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.rpc.sessions import DrafterClient, DrafterSession
@@ -252,29 +251,6 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
                 np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
             offset = step.offset + len(step.letters)
             await scoring_too.score(Score(step.epoch, offset, strings_up_to(3), 4))
-
-
-@pytest.mark.parametrize(
-    ("score", "complaint"),
-    [
-        (Score(1, 0, (Letters("a"),), 1), "epoch 1 cannot be scored; the latest is 2"),
-        (Score(3, 0, (Letters("a"),), 1), "epoch 3 cannot be scored; the latest is 2"),
-        (Score(2, 1, (Letters("a"),), 1), "no draft of epoch 2 began at letter 1"),
-        (Score(2, 0, (Letters("a"),), 5), "a score of 5 draft tokens was asked for, and the draft was of 4"),
-    ],
-)
-async def test_only_the_latest_draft_is_scored(drafter: DrafterClient, score: Score, complaint: str) -> None:
-    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 8)) as session:
-        await session.draft(Draft(1, 0, NOTHING, 4))
-        await session.draft(Draft(2, 0, NOTHING, 4))
-        with pytest.raises(ProtocolBroken, match=complaint):
-            await session.score(score)
-
-
-async def test_without_a_draft_there_is_nothing_to_score(drafter: DrafterClient) -> None:
-    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 8)) as session:
-        with pytest.raises(ProtocolBroken, match="no draft of epoch 0 began at letter 0"):
-            await session.score(Score(0, 0, (Letters("a"),), 1))
 
 
 async def test_no_strings_have_no_scores(drafter: DrafterClient) -> None:

@@ -24,6 +24,7 @@ def reference() -> Reference:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack() -> AsyncIterator[Stack]:
-    async with serving() as stack:
+async def stack(request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    """With the drafters that the tests of a file name."""
+    async with serving(request.module.SERVED, getattr(request.module, "AFFINE", ())) as stack:
         yield stack

@@ -21,7 +21,7 @@ from crossdraft.text.pairs import Pair
 from tests.prompts import prompts
 
 TARGET = "target"
-DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")  # each is served with an affinity matrix
+DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")
 NGRAM = "ngram"
 AT_ONCE = Listening(grace_seconds=0)
 CONCURRENT = 16  # generations at once, which the engines batch
@@ -34,7 +34,7 @@ class Stack:
     """Addresses of the running services."""
 
     target: str
-    drafters: Mapping[str, str]  # by name; the target's model and one without a model are there, too
+    drafters: Mapping[str, str]  # by name; the target's model and one without a model may be there, too
 
     def connect(self, drafter: str | None) -> Pipeline:
         """A pipeline with the drafter of this name, or without one."""
@@ -56,14 +56,14 @@ class Stack:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Stack]:
-    """All services, for the time of the block."""
+async def serving(names: Sequence[str], affine: Sequence[str]) -> AsyncIterator[Stack]:
+    """The target and drafters with these names, some with an affinity matrix, for the time of the block."""
     async with AsyncExitStack() as started:
         folder = Path(started.enter_context(TemporaryDirectory()))
         target = await started.enter_async_context(await target_server(ServeTarget(model(TARGET), AT_ONCE)))
-        servers = {NGRAM: ngram_server(ServeNgram(listening=AT_ONCE))}
-        for name in (TARGET, *DRAFTERS):
-            affinity = None if name == TARGET else affinities(name, folder)
+        servers = {NGRAM: ngram_server(ServeNgram(listening=AT_ONCE))} if NGRAM in names else {}
+        for name in set(names) - {NGRAM}:
+            affinity = affinities(name, folder) if name in affine else None
             servers[name] = await drafter_server(ServeDrafter(model(name), AT_ONCE, affinity))
         drafters = {name: (await started.enter_async_context(server)).address for name, server in servers.items()}
         yield Stack(target.address, drafters)

@@ -19,6 +19,7 @@ CASES = [
     pytest.param("slrs", "drafter-c", ROUNDS, marks=pytest.mark.full),
 ]  # `crossdraft.bench.acceptance` has all methods
 COUNT, LEAST_TESTS = (20_000, 4) if FULL else (500, 2)
+SERVED = ("drafter-b", "drafter-c") if FULL else ("drafter-b",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -211,10 +211,7 @@ VALUES: dict[str, tuple[Codec, object]] = {
         ),
     ),
     "generate, ids": (TO_FRONT, Generate(GenerationRequest((1, 299, 2**32 - 1), overlap=Overlap.OFF))),
-    "generate, chat": (
-        TO_FRONT,
-        Generate(GenerationRequest(CHAT)),
-    ),
+    "generate, chat": (TO_FRONT, Generate(GenerationRequest(CHAT))),
     "token": (
         FROM_FRONT,
         Generated((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))),), 12.5),

@@ -96,11 +96,7 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         '{"category": "qa", "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "W"}]}'
     )
     why, short = Message("user", "Why?"), (Message("system", "Be short."), Message("user", "W"))
-    assert requests.read(file) == (
-        Prompt("text", "def f("),
-        Prompt("qa", Chat((why,))),
-        Prompt("qa", Chat(short)),
-    )
+    assert requests.read(file) == (Prompt("text", "def f("), Prompt("qa", Chat((why,))), Prompt("qa", Chat(short)))
 
 
 @pytest.mark.parametrize(

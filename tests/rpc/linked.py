@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Self
 
 import grpc
 import numpy as np
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
-from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.errors import ContextTooLong, ServiceError
 from crossdraft.rpc.frames import Begin, FrameCodec
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Answer, Replies, Role
-from crossdraft.rpc.links import Join
+from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies, Role
 from crossdraft.types.messages import (
     Advance,
     Description,
+    Drafted,
     FetchRow,
     OpenTarget,
     Pass,
@@ -30,7 +30,9 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
 
-DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), 100, 64, "f1")
+SIZE = 100  # of the vocabulary
+FULL, FAULTY, SLOW, FOREIGN = 13, 14, 15, 16  # committed ids that mean something to `answered`
+DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 OPEN = Begin(OpenTarget((1,), SamplingOptions(), None))
 CLIENT_CODECS = {TARGET.name: target_codec.client_codec, DRAFTER.name: drafter_codec.client_codec}
 ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
@@ -55,34 +57,6 @@ class News:
         while not holds():
             self._news.clear()
             await self._news.wait()
-
-
-@dataclass(eq=False)
-class Said(Generic[Answer]):
-    """`Replies` that keep what a session says: for tests of sessions without a link."""
-
-    news: News = field(default_factory=News)
-    replies: deque[Answer] = field(default_factory=deque)  # that nobody has taken yet
-    errors: list[BaseException] = field(default_factory=list)
-
-    def send(self, reply: Answer, within: float = 0.0, join: Join[Answer] | None = None) -> None:
-        assert not self.errors
-        self.replies.append(reply)
-        self.news.changed()
-
-    def drop(self) -> None:
-        self.replies.clear()
-
-    def fail(self, error: BaseException) -> None:
-        self.errors.append(error)
-        self.news.changed()
-
-    async def next(self) -> Answer:
-        """The next reply; raises what ended the session after those before."""
-        await self.news.until(lambda: self.replies or self.errors)
-        if not self.replies:
-            raise self.errors[0]
-        return self.replies.popleft()
 
 
 @dataclass(eq=False)
@@ -112,13 +86,24 @@ class PuppetSession:
 
 
 def answered(session: PuppetSession, request: Any) -> None:
-    """What a target replies: the same row again and again."""
+    """What a target replies: the same row again and again; to some committed ids a fault, nothing, a foreign id."""
     if isinstance(request, Pass):
-        session.replies.send(PassDone(request.number, (ROW,) * len(request.answered), 0.001))
+        if FULL in request.committed:
+            session.replies.fail(ContextTooLong("the context is full"))
+        elif FAULTY in request.committed:
+            session.replies.fail(ZeroDivisionError("a fault of the service"))
+        elif SLOW not in request.committed:
+            row = Row.certain(SIZE) if FOREIGN in request.committed else ROW
+            session.replies.send(PassDone(request.number, (row,) * len(request.answered), 0.001))
     elif isinstance(request, FetchRow):
         session.replies.send(RowFetched(request.number, request.node, ROW))
     else:
         assert isinstance(request, RunTo | Advance)
+
+
+def aside(session: PuppetSession, request: Any) -> None:
+    """What a drafter replies that always stands aside."""
+    session.replies.send(Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}"))
 
 
 @dataclass(eq=False)
@@ -132,6 +117,7 @@ class PuppetService:
     openings: int = 0  # that have begun
     opens: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: openings wait
     refuses: BaseException | None = None
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.opens.set()
@@ -152,7 +138,14 @@ class PuppetService:
         return session
 
     async def close(self) -> None:
-        """Nothing runs."""
+        self.ended = True
+
+    async def wait_asked(self) -> None:
+        """Returns once a session was asked for something."""
+        await self.news.until(lambda: any(session.asked for session in self.sessions))
+
+    async def wait_closed(self, count: int) -> None:
+        await self.news.until(lambda: self.closed == count)
 
 
 class RawLink:

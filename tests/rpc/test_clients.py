@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.errors import Closed, ContextTooLong, Internal, NotServed, TimedOut, TooLarge, Unreachable
+from crossdraft.rpc.errors import Closed, Internal, NotServed, TimedOut, TooLarge, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
 from crossdraft.rpc.links import DrafterOwes, TargetOwes
 from crossdraft.rpc.server import Listening, Server
@@ -30,30 +30,23 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.rpc.services import (
-    DESCRIPTION,
-    FAULTY,
-    FOREIGN,
-    FULL,
-    SLOW,
-    ToyDrafterService,
-    ToyTargetService,
-    on_a_port_of_its_own,
-)
-from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.rpc.linked import DESCRIPTION, FOREIGN, SLOW, PuppetService, PuppetSession, aside
+from tests.rpc.sessions import DrafterClient, DrafterSession, TargetClient
+from tests.serving.ports import free_port
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0, sessions=SessionLimits(idle_seconds=1e9))
 
 
 @pytest.fixture
-async def service() -> ToyTargetService:
-    return ToyTargetService()
+async def service() -> PuppetService:
+    return PuppetService()
 
 
 @pytest.fixture
-async def address(service: ToyTargetService) -> AsyncIterator[str]:
+async def address(service: PuppetService) -> AsyncIterator[str]:
     async with Server(TARGET, service, AT_ONCE) as server:
         yield server.address
 
@@ -76,11 +69,11 @@ async def test_a_target_is_described_opened_asked_and_closed(client, service):
         fetched = await session.fetch(FetchRow(1, 1))
         assert (fetched.number, fetched.node, fetched.row.ids.tolist()) == (1, 1, [1, 2])
     await service.wait_closed(1)
-    assert service.opened == 1
+    assert service.openings == 1
 
 
 async def test_a_drafter_answers_with_its_epoch_and_letters_that_are_no_characters():
-    async with Server(DRAFTER, ToyDrafterService(), AT_ONCE) as server, DrafterClient(server.address) as client:
+    async with Server(DRAFTER, PuppetService(aside), AT_ONCE) as server, DrafterClient(server.address) as client:
         assert await client.describe() == DESCRIPTION
         opening = OpenDrafter(Letters("a\xe4"), SamplingOptions(), None, 8)
         async with client.session(opening) as session:
@@ -143,7 +136,7 @@ async def test_cancelling_the_caller_closes_the_services_session(client, service
             await session.run(one_pass(1, SLOW))
 
     asking = asyncio.create_task(ask())
-    await asyncio.wait_for(service.slow.wait(), 60)
+    await service.wait_asked()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -153,7 +146,7 @@ async def test_cancelling_the_caller_closes_the_services_session(client, service
 async def test_a_service_that_hangs_costs_a_bounded_wait(address, service, clock):
     async with TargetClient(address, Patience(reply_seconds=20)) as client, client.session(OPEN) as session:
         asking = asyncio.create_task(session.run(one_pass(1, SLOW)))
-        await service.slow.wait()
+        await service.wait_asked()
         assert await clock.run(asking) >= 20
         with pytest.raises(TimedOut, match=f"target at {address}: no reply within 20 s"):
             await asking
@@ -182,20 +175,6 @@ async def test_a_drafter_is_no_target(address):
     async with DrafterClient(address) as client:
         with pytest.raises(NotServed, match=rf"^what listens at {address} is no drafter \(is it the target\?"):
             await client.describe()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    ("token", "error", "text"),
-    [(FULL, ContextTooLong, "the context is full"), (FAULTY, Internal, "a fault of the service")],
-)
-async def test_errors_and_faults_of_the_service_arrive_and_it_lives_on(client, service, token, error, text):
-    with pytest.raises(error, match=text):
-        async with client.session(OPEN) as session:
-            await session.run(one_pass(1, token))
-    async with client.session(OPEN) as session:
-        assert (await session.run(one_pass(1))).number == 1
-    await service.wait_closed(2)
 
 
 async def test_a_reply_that_means_nothing_is_the_services_fault(client, service):
@@ -232,7 +211,9 @@ async def test_a_service_that_came_back_with_another_model_is_noticed(client, se
 
 
 async def test_a_service_that_is_gone_breaks_the_session_and_is_found_again(service):
-    first, port = await on_a_port_of_its_own(service)
+    port = free_port()
+    first = Server(TARGET, service, replace(AT_ONCE, port=port))
+    await first.start()
     async with TargetClient(f"127.0.0.1:{port}") as client:
         session = await client.open(OPEN)
         await first.drain()
@@ -246,6 +227,75 @@ async def test_a_service_that_is_gone_breaks_the_session_and_is_found_again(serv
                     break
                 except (Unreachable, TimedOut):
                     pass
+
+
+@pytest.fixture
+async def drafting_service() -> PuppetService:
+    return PuppetService(answer=None)
+
+
+@pytest.fixture
+async def session(drafting_service: PuppetService) -> AsyncIterator[DrafterSession]:
+    async with (
+        Server(DRAFTER, drafting_service, AT_ONCE) as server,
+        DrafterClient(server.address) as client,
+        client.session(OpenDrafter(NOTHING, SamplingOptions(), None, 0)) as session,
+    ):
+        yield session
+
+
+@pytest.fixture
+async def served(session: DrafterSession, drafting_service: PuppetService) -> PuppetSession:
+    """The service's side of it."""
+    return drafting_service.sessions[0]
+
+
+def told(epoch: int, first: int = 0) -> Drafted:
+    return Drafted(epoch, (DraftToken(7),), 0.001, first=first)
+
+
+async def test_a_newer_draft_arrives_while_the_older_one_has_no_reply(session, served, drafting_service):
+    for epoch in (1, 2):
+        await session.send(draft(epoch))
+    await drafting_service.news.until(lambda: len(served.asked) == 2)
+    assert [request.epoch for request in served.asked] == [1, 2]
+    served.replies.send(told(2))
+    assert (await session.receive()).epoch == 2
+
+
+async def test_a_draft_has_many_replies_and_an_advance_none(session, served, drafting_service):
+    await session.send(draft(1))
+    for first in range(4):
+        served.replies.send(told(1, first))
+    await session.send(Advance(1, 6))
+    assert [(await session.receive()).first for _ in range(4)] == [0, 1, 2, 3]
+    branch = Branch(1, 3, Letters("x"), (5, 6))
+    served.replies.send(Drafted(1, (), 0.001, first=4, branches=(branch,)))
+    assert (await session.receive()).branches == (branch,)
+    await drafting_service.news.until(lambda: len(served.asked) == 2)
+    assert served.asked == [draft(1), Advance(1, 6)]
+
+
+async def test_whole_drafts_and_scores_are_waited_for_past_what_is_left_of_an_older_epoch(session, served):
+    for reply in (told(1), told(1, 1), told(2)):
+        served.replies.send(reply)
+    assert (await session.draft(Draft(2, 0, NOTHING, 1))).epoch == 2
+    served.replies.send(Scored(2, np.array([0.5]), 0.0))
+    assert (await session.score(Score(2, 0, (Letters("a"),), 1))).probabilities.tolist() == [0.5]
+
+
+async def test_a_draft_of_an_epoch_that_nobody_began_is_a_fault_of_the_drafter(session, served):
+    served.replies.send(told(3))
+    with pytest.raises(Internal, match="answered epoch 3 where 2 was due"):
+        await session.draft(draft(2))
+
+
+async def test_replies_that_are_dropped_before_they_leave_never_arrive(session, served):
+    for first in range(3):
+        served.replies.send(told(1, first))
+    served.replies.drop()
+    served.replies.send(told(2))
+    assert (await session.receive()).epoch == 2
 
 
 def test_patience_must_be_positive():

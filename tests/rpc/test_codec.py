@@ -12,9 +12,9 @@ from crossdraft.rpc.codec import GRID, LEADING, MAX_BITS
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, Draft, Drafted, FetchRow, OpenTarget, SamplingOptions
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Draft, Drafted, OpenTarget, SamplingOptions
 from crossdraft.types.request import MOST_PATHS, WIDEST
-from crossdraft.types.rows import NO_IDS, Row, Whose
+from crossdraft.types.rows import Row, Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.prefixes import LARGEST_QUESTION
@@ -94,14 +94,6 @@ def test_a_duration_longer_than_a_message_holds_is_the_longest():
     assert got.seconds == pytest.approx(2**32 / 1e6, abs=1e-5)
 
 
-def test_a_fetch_with_no_ids_listed_is_not_one_of_the_whole_row():
-    for listed in (None, np.array([], dtype=np.int64)):
-        raw = target_codec.encode_requests([(1, FetchRow(1, 0, listed))])
-        ((_, got),) = target_codec.decode_requests(raw, SIZE)
-        assert isinstance(got, FetchRow)
-        assert (got.listed is None) == (listed is None)
-
-
 STEP = 1 / GRID
 
 
@@ -120,14 +112,6 @@ def test_numbers_survive_in_as_few_bytes_as_the_largest_needs(listed):
     assert codec.decode_numbers(pb.Numbers.FromString(message.SerializeToString()), "numbers").tolist() == listed
     if listed:
         assert len(message.data) == len(listed) * max(1, -(-max(listed).bit_length() // 8))
-
-
-@given(st.lists(values.rows(), min_size=1, max_size=6))
-def test_rows_on_the_grid_survive_bit_by_bit(sent):
-    got = travelled(*sent)
-    assert [row.ids.tolist() for row in got] == [row.ids.tolist() for row in sent]
-    assert [row.probabilities.tolist() for row in got] == [row.probabilities.tolist() for row in sent]
-    assert [row.tail for row in got] == [row.tail for row in sent]
 
 
 @given(st.lists(st.floats(1e-12, 1), min_size=1, max_size=40), st.floats(0, 1), st.booleans())
@@ -166,11 +150,6 @@ def test_rows_of_every_length_come_one_after_another():
     got = travelled(*sent)
     assert [len(row.ids) for row in got] == list(lengths)
     assert [row.tail for row in got] == [row.tail for row in sent]
-
-
-def test_the_order_of_ids_is_kept():
-    row = Row(np.array([7, 3, 9, 1]), np.array([0.25, 0.25, 0.25, 0.25]))
-    assert travelled(row)[0].ids.tolist() == [7, 3, 9, 1]
 
 
 @pytest.mark.parametrize(
@@ -221,17 +200,6 @@ def test_rows_that_mean_nothing_are_refused(bad, complaint):
         codec.decode_rows(bad, "rows", SIZE)
 
 
-@given(values.whole_rows())
-def test_whole_rows_survive(row):
-    raw = codec.encode_whole(row).SerializeToString()
-    got = codec.decode_whole(pb.WholeRow.FromString(raw), "whole", SIZE)
-    assert (got.ids.tolist(), got.probabilities.tolist(), got.tail) == (
-        row.ids.tolist(),
-        row.probabilities.tolist(),
-        0.0,
-    )
-
-
 def whole(ids: tuple[int, ...], *probabilities: float) -> pb.WholeRow:
     return pb.WholeRow(ids=numbers(*ids), probabilities=np.array(probabilities, dtype="<f4").tobytes())
 
@@ -252,11 +220,6 @@ def whole(ids: tuple[int, ...], *probabilities: float) -> pb.WholeRow:
 def test_whole_rows_that_are_no_distribution_are_refused(bad, complaint):
     with pytest.raises(BadMessage, match=complaint):
         codec.decode_whole(bad, "whole", SIZE)
-
-
-def test_no_list_is_not_an_empty_one():
-    assert codec.encode_ids(None) is None
-    assert codec.encode_ids(NO_IDS) is not None
 
 
 def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:

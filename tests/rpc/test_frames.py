@@ -103,11 +103,6 @@ def test_a_batch_is_what_each_of_its_messages_is_alone(direction: Direction, dat
 
 
 @every_direction
-def test_a_frame_without_messages_is_one(direction: Direction) -> None:
-    assert direction.travelled([]) == []
-
-
-@every_direction
 @settings(max_examples=40)
 @given(data=st.data())
 def test_a_message_weighs_at_most_what_it_is_about_to_have(direction: Direction, data: st.DataObject) -> None:
@@ -126,38 +121,9 @@ def sample(token: int, *likely: int) -> Sample:
     return Sample(token, -1.0, tuple((one, -2.0) for one in likely))
 
 
-def test_columns_are_shared_out_among_sessions_of_all_kinds() -> None:
-    of_its_own = PassDone(7, (row(1, 2), row(3)), 0.001)
-    batch: Messages = [
-        (1, PassDone(1, (sample(5, 1, 2), sample(6)), 0.0, more=True)),
-        (2, of_its_own),
-        (3, Ended(0)),
-        (4, PassDone(2, (sample(7, 3),), 0.0)),
-        (2, PassDone(8, (row(4, 5, 6, tail=0.25),), 0.0)),
-        (1, PassDone(1, (sample(8),), 0.0, first=2)),
-    ]
-    assert plain(tuple(DIRECTIONS["of a target"].travelled(batch))) == plain(tuple(batch))
-    drafts: Messages = [
-        (1, Drafted(1, (DraftToken(3, row(3, 4)), DraftToken(5, row(5))), 0.0)),
-        (2, Drafted(1, (DraftToken(9), DraftToken(8)), 0.0)),
-        (3, Drafted(4, (), 0.0, "aside")),
-        (2, Drafted(2, (DraftToken(1, row(1)),), 0.0)),
-    ]
-    assert plain(tuple(DIRECTIONS["of a drafter"].travelled(drafts))) == plain(tuple(drafts))
-    asked: Messages = [
-        (1, Pass(1, (), TokenTree((1,), (-1,)), (np.array([4]), np.array([5, 6])))),
-        (2, Pass(1, (3,), TokenTree())),
-        (3, Pass(9, (), TokenTree(), (np.array([], dtype=np.int64),))),
-    ]
-    assert plain(tuple(DIRECTIONS["to a target"].travelled(asked))) == plain(tuple(asked))
-
-
 TWO_WITH_ROWS = [(1, PassDone(1, (row(1, 2), row(3)), 0.0)), (2, PassDone(1, (row(4),), 0.0))]
 TWO_WITH_SAMPLES = [(1, PassDone(1, (sample(1, 2), sample(3)), 0.0)), (2, PassDone(1, (sample(4),), 0.0))]
-TWO_WITH_LISTS = [
-    (1, Pass(1, (), TokenTree(), (np.array([4]),))),
-    (2, Pass(1, (), TokenTree(), (np.array([5, 6]),))),
-]
+TWO_WITH_LISTS = [(1, Pass(1, (), TokenTree(), (np.array([4]),))), (2, Pass(1, (), TokenTree(), (np.array([5, 6]),)))]
 TWO_WITH_DRAFTS = [(number, Drafted(1, (DraftToken(3, row(3)),), 0.0)) for number in (1, 2)]
 
 
@@ -180,44 +146,6 @@ def test_messages_that_name_more_or_less_than_the_columns_have_spoil_their_frame
     setattr(message, column, getattr(message, column) + change)
     with pytest.raises(BadMessage, match=r"the frame has \d (rows|samples|lists); its messages name (more|\d)"):
         list(way.reads.decode(frame.SerializeToString()))
-
-
-@pytest.mark.parametrize(
-    ("with_rows", "tokens", "complaint"),
-    [
-        (False, [3], "rows has 2 rows for 1 tokens"),
-        (True, [3, 3], "rows has 2 rows for 3 tokens"),
-        (True, [], "rows has 2 rows for 1 tokens"),
-    ],
-)
-def test_draft_tokens_that_are_more_or_less_than_rows_spoil_their_frame(
-    with_rows: bool, tokens: list[int], complaint: str
-) -> None:
-    frame = drafter_pb2.DraftReplies.FromString(of_drafter.encode(TWO_WITH_DRAFTS))
-    changed = frame.replies[0].drafted
-    changed.with_rows = with_rows
-    changed.tokens[:] = tokens
-    with pytest.raises(BadMessage, match=complaint):
-        list(to_drafter.decode(frame.SerializeToString()))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "complaint"),
-    [
-        (lambda frame: frame.rows.ids.counts.append(1), "ids for lists of"),
-        (lambda frame: frame.rows.large.Clear(), "large and 0 small"),
-        (lambda frame: frame.samples.likely_counts.append(0), "likely_counts has 4 numbers for 3 tokens"),
-        (lambda frame: frame.samples.likely.append(1), "2 likely ids and 1 values"),
-        (lambda frame: frame.samples.tokens.append(SIZE), "samples.tokens has the id 300"),
-    ],
-)
-def test_columns_that_mean_nothing_spoil_their_frame(
-    spoil: Callable[[target_pb2.VerifyReplies], None], complaint: str
-) -> None:
-    frame = target_pb2.VerifyReplies.FromString(of_target.encode(TWO_WITH_ROWS + TWO_WITH_SAMPLES))
-    spoil(frame)
-    with pytest.raises(BadMessage, match=complaint):
-        list(to_target.decode(frame.SerializeToString()))
 
 
 @every_direction

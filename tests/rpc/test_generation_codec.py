@@ -1,6 +1,6 @@
 """What clients and Generation say survives the wire, and what means nothing is refused."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
-from crossdraft.rpc.generation import Generate, Generated, GenerationEnded
-from crossdraft.session.events import Reason
+from crossdraft.rpc.generation import Generate, Generated
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.output import ServedModel, Token
+from crossdraft.types.output import Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
 from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times, statistics_of
 from crossdraft.v1 import generation_pb2 as pb
@@ -85,29 +84,6 @@ def test_tokens(tokens: Generated) -> None:
 
 def test_who_does_not_know_of_several_tokens_in_a_reply_does_not_ask_for_them() -> None:
     assert not generation.decode_request(pb.GenerateRequest(text="x")).together
-
-
-@pytest.mark.parametrize("reason", Reason)
-def test_ends(reason: Reason) -> None:
-    given = {
-        "method": "slem",
-        "tokens": 3,
-        "seconds": 0.5,
-        "accepted_at": (2, 1),
-        "bytes_sent": 2**40,
-        "num_speculative_tokens": 4,
-    }
-    ended = GenerationEnded("r", reason, replace(NONE, **given, drafted_at=(3, 3)))
-    sent = generation.encode_reply(ended).SerializeToString()
-    assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == ended
-
-
-def test_models() -> None:
-    models = (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))
-    assert (
-        generation.decode_models(pb.ModelsReply.FromString(generation.encode_models(models).SerializeToString()))
-        == models
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,45 +6,18 @@ import logging
 import pytest
 
 from crossdraft.rpc import log_context
-from crossdraft.rpc.errors import BadMessage, Closed, ContextTooLong, Full, ServiceError, name_of
-from crossdraft.rpc.handlers import (
-    TARGET,
-    Activity,
-    Admission,
-    SessionLimits,
-    Tally,
-)
+from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, Internal, ServiceError, name_of
+from crossdraft.rpc.handlers import TARGET, Activity, Admission, SessionLimits, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
-from tests.rpc.clock import Clock
-from tests.rpc.services import FAULTY, FULL, ToyTargetService
+from tests.rpc.linked import FAULTY, FULL, PuppetService
 from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
-
-
-def serving(service: ToyTargetService, **limits: float) -> Server:
-    return Server(TARGET, service, Listening(grace_seconds=0, sessions=SessionLimits(**limits)))
-
-
-async def test_no_more_sessions_than_there_may_be_and_one_that_ends_makes_room():
-    service = ToyTargetService()
-    async with serving(service, sessions=2) as server, TargetClient(server.address) as client:
-        first, second = await client.open(OPEN), await client.open(OPEN)
-        with pytest.raises(
-            Full, match=r"no room for another session: 2 are open \(--max-sessions\) \(use another"
-        ) as full:
-            await client.open(OPEN)
-        assert full.value.lost
-        assert (await second.run(Pass(1, (), TokenTree()))).number == 1
-        await first.close()
-        async with client.session(OPEN) as again:
-            assert (await again.run(Pass(1, (), TokenTree()))).number == 1
-        assert service.closed >= 1
 
 
 async def test_peers_are_told_apart_by_certificate(tmp_path):
@@ -53,7 +26,7 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
     listening = Listening(grace_seconds=0, tls=tls, sessions=limits)
     clients = [client_credentials(cluster.files(name, (name, *LOOPBACK))) for name in ("front1", "front2")]
     async with (
-        Server(TARGET, ToyTargetService(), listening) as server,
+        Server(TARGET, PuppetService(), listening) as server,
         TargetClient(server.address, tls=clients[0]) as one,
         TargetClient(server.address, tls=clients[1]) as other,
         one.session(OPEN),
@@ -62,28 +35,6 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
             await one.open(OPEN)
         async with other.session(OPEN) as session:
             assert (await session.run(Pass(1, (), TokenTree()))).number == 1
-
-
-async def test_a_silent_session_is_ended_in_order_and_one_that_speaks_is_not(clock: Clock):
-    service = ToyTargetService()
-    async with serving(service, idle_seconds=100) as server, TargetClient(server.address) as client:
-        silent, speaking = await client.open(OPEN), await client.open(OPEN)
-        ended = asyncio.create_task(silent.receive())
-        number, began = 0, clock.now
-        while not ended.done():
-            number += 1
-            clock.move(5)
-            assert clock.now - began < 1e6, "the silent session goes on"
-            await speaking.run(Pass(number, (), TokenTree()))
-        assert clock.now - began >= 100
-        with pytest.raises(Closed):
-            await ended
-        await speaking.run(Pass(number + 1, (), TokenTree()))
-        assert service.closed == 1
-        ended = asyncio.create_task(speaking.receive())
-        await clock.run(ended)
-        with pytest.raises(Closed):
-            await ended
 
 
 @pytest.mark.parametrize(
@@ -151,7 +102,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
 
     noting = Noting()
     logging.getLogger("crossdraft").addHandler(noting)
-    service = ToyTargetService()
+    service = PuppetService()
     with caplog.at_level(logging.INFO, "crossdraft"):
         async with Server(TARGET, service, AT_ONCE) as server, TargetClient(server.address) as client:
             with log_context.about(request="req-7"):
@@ -177,11 +128,19 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     assert all(one.peer.startswith("ipv4:127.0.0.1:") for one in subjects)
 
 
-@pytest.mark.parametrize(("token", "outcome"), [(FULL, "context_too_long"), (FAULTY, "internal")])
-async def test_how_a_session_failed_is_counted(token: int, outcome: str) -> None:
-    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server, TargetClient(server.address) as client:
+@pytest.mark.parametrize(
+    ("token", "error", "text", "outcome"),
+    [
+        (FULL, ContextTooLong, "the context is full", "context_too_long"),
+        (FAULTY, Internal, "a fault of the service", "internal"),
+    ],
+)
+async def test_how_a_session_failed_is_said_and_counted(
+    token: int, error: type[ServiceError], text: str, outcome: str
+) -> None:
+    async with Server(TARGET, PuppetService(), AT_ONCE) as server, TargetClient(server.address) as client:
         async with client.session(OPEN) as session:
-            with pytest.raises(ServiceError):
+            with pytest.raises(error, match=text):
                 await session.run(Pass(1, (token,), TokenTree()))
         assert dict(server.activity.ended) == {outcome: 1}
 

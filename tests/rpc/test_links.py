@@ -14,8 +14,8 @@ from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
+from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService
 from tests.rpc.proxy import Link
-from tests.rpc.services import DESCRIPTION, SLOW, ToyTargetService
 from tests.rpc.sessions import TargetClient, TargetSession
 from tests.rpc.unhurried import unhurry
 
@@ -26,9 +26,9 @@ SERVE = """
 import asyncio
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server, serve
-from tests.rpc.services import ToyTargetService
+from tests.rpc.linked import PuppetService
 async def main():
-    await serve(Server(TARGET, ToyTargetService(), Listening()))
+    await serve(Server(TARGET, PuppetService(), Listening()))
 asyncio.run(main())
 """
 
@@ -58,7 +58,7 @@ async def opened(client: TargetClient) -> TargetSession:
 
 @pytest.mark.parametrize("under_way", [True, False], ids=["a pass under way", "idle"])
 async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_again(under_way):
-    service = ToyTargetService()
+    service = PuppetService()
     async with (
         Server(TARGET, service, AT_ONCE) as server,
         Link(server.address) as link,
@@ -71,7 +71,7 @@ async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_ag
         with pytest.raises(Unreachable) as raised:
             await asyncio.wait_for(session.receive(), BOUND)
         assert raised.value.lost
-        await service.wait_closed(service.opened)
+        await service.wait_closed(service.openings)
         link.mend()
         await asyncio.wait_for(described(client), BOUND)
 

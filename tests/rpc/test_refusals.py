@@ -165,15 +165,10 @@ TARGET_REPLIES = [
     (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
     (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
     (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values"),
-    (
-        done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}),
-        "3 likely ids and 3 values",
-    ),
+    (done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}), "3 likely ids and 3 values"),
     (done(samples=LIKELY | {"likely": [1, SIZE]}), "samples.likely has the id 300"),
-    (
-        done(samples=TOO_LIKELY),
-        "log-probability that is not at most 0",
-    ),
+    (done(samples=LIKELY | {"likely_counts": [1] * 3}), "likely_counts has 3 numbers for 2 tokens"),
+    (done(samples=TOO_LIKELY), "log-probability that is not at most 0"),
     (fetched(number=1), "a head or a whole row"),
     (fetched(head={}), "head has 0 rows"),
 ]
@@ -206,6 +201,8 @@ DRAFTER_REPLIES = [
     (drafted(tokens=[SIZE]), "tokens has the id 300"),
     (drafted(tokens=[0] * 65), "tokens has 65; one reply has at most 64"),
     (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 rows for 2 tokens"),
+    (drafted(rows=ROWS), "rows has 1 rows for 0 tokens"),
+    (of_drafter(ROWS, drafted={"tokens": [1]}), "rows has 1 rows for 0 tokens"),
     (drafted(tokens=[3], rows=ROWS), "tokens has 3, which its own row cannot give"),
     (drafted(branches=[branch(number=0)]), r"branches\[0\].number must be at least 1"),
     (drafted(branches=[branch(letters=b"")]), r"branches\[0\].letters is empty"),

@@ -22,11 +22,9 @@ from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
-from tests.rpc.linked import RawLink
-from tests.rpc.services import DESCRIPTION, SLOW, ToyDrafterService, ToyTargetService
+from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService, RawLink, answered
 from tests.rpc.sessions import TargetClient
 
-VERIFY = "/crossdraft.v1.Target/Verify"
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0)
 
@@ -38,7 +36,7 @@ async def serving(address: str, service: str) -> int:
 
 
 async def test_the_generated_stub_talks_to_the_server():
-    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
+    async with Server(TARGET, PuppetService(), AT_ONCE) as server:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = target_pb2_grpc.TargetStub(channel)
             assert (await stub.Describe(common_pb2.DescribeRequest(), timeout=60)).fingerprint == "f1"
@@ -52,7 +50,7 @@ async def test_the_generated_stub_talks_to_the_server():
 
 
 async def test_health_and_reflection_are_on():
-    async with Server(DRAFTER, ToyDrafterService(), AT_ONCE) as server:
+    async with Server(DRAFTER, PuppetService(), AT_ONCE) as server:
         for name in ("", "crossdraft.v1.Drafter"):
             assert await serving(server.address, name) == health_pb2.HealthCheckResponse.SERVING
         async with grpc.aio.insecure_channel(server.address) as channel:
@@ -64,14 +62,14 @@ async def test_health_and_reflection_are_on():
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so():
-    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
+    async with Server(TARGET, PuppetService(), AT_ONCE) as server:
         port = int(server.address.split(":")[1])
         with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}.*choose another port"):
-            await Server(TARGET, ToyTargetService(), Listening(port=port)).start()
+            await Server(TARGET, PuppetService(), Listening(port=port)).start()
 
 
 async def test_a_stream_without_a_message_ends_in_order():
-    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server, RawLink(server.address) as link:
+    async with Server(TARGET, PuppetService(), AT_ONCE) as server, RawLink(server.address) as link:
         await link.call.done_writing()
         assert await link.ended() == (StatusCode.OK, "")
 
@@ -82,7 +80,7 @@ async def describe_for_ever(client: TargetClient) -> None:
 
 
 async def test_draining_lets_a_pass_finish_and_takes_no_new_session():
-    service = ToyTargetService()
+    service = PuppetService()
     server = Server(TARGET, service, Listening(grace_seconds=300))
     async with TargetClient(await server.start()) as client, TargetClient(server.address) as late:
         async with client.session(OPEN) as session:
@@ -90,14 +88,14 @@ async def test_draining_lets_a_pass_finish_and_takes_no_new_session():
             draining = asyncio.create_task(server.drain())
             with pytest.raises(Unreachable):
                 await describe_for_ever(late)
-            service.go_on.set()
+            answered(service.sessions[0], Pass(1, (), TokenTree()))
             assert (await session.receive()).number == 1
         await asyncio.wait_for(draining, 60)
     assert service.ended
 
 
 async def test_sessions_that_outlive_the_grace_period_are_ended():
-    service = ToyTargetService()
+    service = PuppetService()
     server = Server(TARGET, service, Listening(grace_seconds=0.1))
     async with TargetClient(await server.start()) as client, client.session(OPEN) as session:
         await session.send(Pass(1, (SLOW,), TokenTree()))
@@ -112,7 +110,7 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
             os.kill(os.getpid(), number)
 
     output = Output()
-    server = Server(TARGET, ToyTargetService(), AT_ONCE)
+    server = Server(TARGET, PuppetService(), AT_ONCE)
     await asyncio.wait_for(serve(server, output), 60)
     assert json.loads(output.getvalue()) == {
         "ready": True,

@@ -29,14 +29,14 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import FUTURE, PAST, Cluster
-from tests.rpc.services import ToyTargetService
+from tests.rpc.linked import PuppetService
 from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 
 
 def serving(tls: TlsFiles | None) -> Server:
-    return Server(TARGET, ToyTargetService(), Listening(grace_seconds=0, tls=tls))
+    return Server(TARGET, PuppetService(), Listening(grace_seconds=0, tls=tls))
 
 
 async def describe(address: str, tls: TlsFiles | None) -> str:
@@ -201,7 +201,7 @@ async def test_a_server_does_not_start_with_files_that_it_cannot_use(cluster):
 async def test_a_port_that_is_open_to_others_in_plaintext_is_said(cluster, caplog, host, secured, said):
     tls = cluster.files("target") if secured else None
     with caplog.at_level(logging.WARNING):
-        async with Server(TARGET, ToyTargetService(), Listening(host, grace_seconds=0, tls=tls)):
+        async with Server(TARGET, PuppetService(), Listening(host, grace_seconds=0, tls=tls)):
             pass
     ours = [record.message for record in caplog.records if record.name.startswith("crossdraft.")]  # asyncio's come late
     assert ["is open to whoever can reach it" in line for line in ours] == [True] * said

@@ -203,11 +203,7 @@ drafts = st.builds(
     first=st.integers(0, MOST_DRAFT_TOKENS),
 )
 branches = st.builds(
-    Branch,
-    numbers,
-    st.integers(0, 2**63),
-    letters.filter(bool),
-    st.lists(ids, min_size=1, max_size=6).map(tuple),
+    Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)
 )
 drafter_requests = st.one_of(
     openings(),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from crossdraft.drafter import service
 from crossdraft.drafter.service import DrafterService
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.sampler import RandomDraws
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
@@ -63,8 +64,14 @@ def drafter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("drafter"), kind("llama2"), 64)
 
 
+@cache
+def loaded(folder: Path) -> LoadedModel:
+    """Read once for all tests of this process, of which one at a time runs it."""
+    return load_model(str(folder))
+
+
 def running(folder: Path, side: Side) -> Iterator[RunningModel]:
-    model = RunningModel.of(load_model(str(folder)), side, 1)
+    model = RunningModel.of(loaded(folder), side, 1)
     yield model
     model.close()
 

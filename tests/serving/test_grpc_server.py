@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -30,6 +31,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
 Served = tuple[FakeBackend, str]
+MALFORMED = 1000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 200
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def malformed(number: int) -> tuple[str, bytes]:
             return chance.choice(["Forget", "generate", "Verify"]), whole
 
 
-async def test_1000_malformed_requests_leave_nothing_behind(served: Served) -> None:
+async def test_malformed_requests_leave_nothing_behind(served: Served) -> None:
     outputs, address = served
     async with grpc.aio.insecure_channel(address) as channel:
 
@@ -136,7 +138,7 @@ async def test_1000_malformed_requests_leave_nothing_behind(served: Served) -> N
         await ask(*malformed(0))
         gc.collect()
         before = len(asyncio.all_tasks())
-        for begin in range(0, 1000, 100):
+        for begin in range(0, MALFORMED, 100):
             codes = await asyncio.gather(*(ask(*malformed(number)) for number in range(begin, begin + 100)))
             assert set(codes) <= REFUSED, Counter(codes)
         gc.collect()

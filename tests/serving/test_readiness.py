@@ -14,7 +14,7 @@ from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel
 from crossdraft.serving.grpc import serve_generation
-from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.serving.fakes import TOY, FakeBackend
 from tests.serving.http.conftest import Front, front
 from tests.serving.ports import free_port
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def target(port: int | None = None) -> Server:
     """On another port each time, unless it is to come back at one."""
     described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
-    return Server(TARGET, ToyTargetService(described), Listening(port=port or free_port(), grace_seconds=0))
+    return Server(TARGET, PuppetService(description=described), Listening(port=port or free_port(), grace_seconds=0))
 
 
 def port_of(server: Server) -> int:

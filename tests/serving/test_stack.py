@@ -10,7 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, RequestError, SamplingOptions, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded
@@ -21,7 +21,7 @@ from crossdraft.serving.grpc import serve_generation
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
 from tests.endtoend.reference import Reference
-from tests.serving.http.conftest import KEY, MESSAGES, Front, front
+from tests.serving.http.conftest import MESSAGES, Front, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 AT_ONCE = Listening(grace_seconds=0)
@@ -109,17 +109,6 @@ async def test_over_http_greedy_text_is_the_pipelines(stack: Stack) -> None:
     assert (await stack.complete(extra_body=PLAIN)).choices[0].text == wanted
 
 
-async def test_the_synchronous_client(stack: Stack) -> None:
-    def ask() -> tuple[str, str]:
-        with openai.OpenAI(base_url=str(stack.front.openai.base_url), api_key=KEY, max_retries=0) as client:
-            asked = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
-            whole = client.completions.create(**asked).choices[0].text
-            return whole, "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
-
-    whole, streamed = await asyncio.to_thread(ask)
-    assert whole == streamed == await stack.text(max_tokens=8)
-
-
 async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
     asked = {"n": 3, "seed": 7}
     texts = [choice.text for choice in (await stack.complete(**asked)).choices]
@@ -180,21 +169,6 @@ async def test_over_http_what_cannot_be_served_is_said(stack: Stack) -> None:
     await stack.released()
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"prompt": "word " * 5000}, "context"),
-        ({"method": "standard"}, "needs a drafter with the target's vocabulary"),
-        ({"options": SamplingOptions(logit_bias=((10**6, 1.0),))}, "logit_bias names id 1000000"),
-        ({"prompt": (10**6,)}, "1000000"),
-    ],
-)
-async def test_over_grpc_what_cannot_be_served_is_said(stack: Stack, change: dict[str, object], complaint: str) -> None:
-    with pytest.raises(RequestError, match=complaint):
-        await anext(stack.client.run(replace(GREEDY, **change)))
-    assert stack.backend.running == 0
-
-
 async def endless(stack: Stack, n: int) -> openai.AsyncStream[openai.types.Completion]:
     """Outputs that go on longer than a test."""
     return await stack.complete(n=n, seed=1, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
@@ -237,18 +211,6 @@ async def test_what_is_served(stack: Stack) -> None:
     assert isinstance(methods, list)
     assert {"slem", "seeded", "coupled", "tli"} <= set(methods)
     assert "standard" not in methods
-
-
-async def test_log_probabilities_are_the_models(stack: Stack) -> None:
-    found = (await stack.complete(max_tokens=6, logprobs=3)).choices[0].logprobs
-    assert found is not None
-    assert found.tokens is not None
-    assert found.top_logprobs is not None
-    assert found.token_logprobs is not None
-    for token, value, likely in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
-        assert len(likely) == 3
-        assert value == pytest.approx(max(likely.values())) == pytest.approx(likely[token])
-        assert value <= 0
 
 
 async def test_a_further_name_is_the_same_model(stack: Stack) -> None:

@@ -221,7 +221,7 @@ class Interleaving:
             assert snapshot(self.stage.session) == before
 
 
-EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 300
+EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 150
 LENGTH = 16  # tokens
 PAIR = pair_of(LETTERS, ("a", "b", "ba"))
 WINDOWS = st.integers(1, 5)

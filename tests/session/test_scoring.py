@@ -5,7 +5,7 @@ import pytest
 
 from crossdraft.session.events import Event, Expired, Finished, Lost, Ready, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
-from crossdraft.types.messages import Draft, Pass, PassDone, Score, Scored
+from crossdraft.types.messages import Draft, Pass, Score, Scored
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLRS
 from tests.clock import GONE, run_session
@@ -86,35 +86,6 @@ def test_a_score_a_little_above_one_is_rounding() -> None:
     assert session.counts.drafter_lost == ""
 
 
-def test_a_drafter_lost_before_it_was_asked_is_not_asked() -> None:
-    session = Session(assignment(SLRS))
-    target, drafter = toys(SLRS)
-    original = target.run
-
-    def losing(sent: Pass) -> PassDone:
-        if sent.number == 1:
-            assert requests(session.handle(Lost(DRAFTER, GONE), 1.0)) == []
-        return original(sent)
-
-    def never(wanted: Score) -> Scored:
-        raise AssertionError(wanted)
-
-    target.run = losing  # type: ignore[method-assign]
-    drafter.score = never  # type: ignore[method-assign]
-    session.start(0.0)
-    session.handle(Ready(TARGET), 0.0)
-    draft = only(Draft, session.handle(Ready(DRAFTER), 0.0))
-    out = session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0)
-    waiting = requests(out)
-    while waiting:
-        request = waiting.pop(0)
-        assert isinstance(request, Pass)
-        more = session.handle(Replied(TARGET, target.run(request)), 1.0)
-        waiting, out = waiting + requests(more), out + more
-    assert len(emitted(out)) == 12
-    assert {command.kind for command in emitted(out)} == {Kind.BONUS}
-
-
 def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> None:
     """It knows nothing of that epoch, and would be lost over the question."""
     session = Session(assignment(SLRS))
@@ -137,9 +108,3 @@ def test_an_older_timer_does_not_end_the_wait_for_scores() -> None:
     (timer,) = session.handle(Expired(Timer.DRAFTER, 1), 29.0)
     assert timer == SetTimer(Timer.DRAFTER, 2, 1.0)
     assert emitted(session.handle(scored(score.epoch, 0.5), 29.5))
-
-
-def test_late_scores_of_a_drafter_that_was_given_up_are_dropped() -> None:
-    session, score = scoring()
-    session.handle(Expired(Timer.DRAFTER, 1), 31.0)
-    assert session.handle(scored(score.epoch, 0.5), 32.0) == []

@@ -23,7 +23,7 @@ from crossdraft.session.events import (
 from crossdraft.session.session import Session, State
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
-from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.clock import GONE, Stage, run_session
@@ -137,16 +137,6 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     assert session.counts.drafters_lost == 0
 
 
-def test_a_drafter_with_impossible_draft_tokens_is_given_up() -> None:
-    session, draft = drafting()
-    out = session.handle(Replied(DRAFTER, Drafted(draft.epoch, (DraftToken(99),), 0.0)), 1.0)
-    sent = only(Pass, out)
-    assert len(sent.tree) == 0
-    assert "99" in session.counts.drafter_lost
-    assert isinstance(out[0], Close)
-    assert "99" in out[0].blame
-
-
 def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:
     session, _ = passing()
     finish = end(session.handle(Lost(TARGET, GONE, elsewhere=False), 1.0))
@@ -186,18 +176,6 @@ def test_the_first_target_has_a_deadline_too() -> None:
     finish = end(started().handle(Expired(Timer.TARGET, 1), 30.0))
     assert finish.reason is Reason.FAILED
     assert isinstance(finish.error, TimeoutError)
-
-
-def test_stop_strings_end_the_output_where_they_begin() -> None:
-    target, drafter = toys()
-    free = run_session(Session(assignment(max_tokens=30)), target, drafter)
-    whole = "".join(command.letters for command in emitted(free))
-    stop = Letters(whole[9:12])
-    target, drafter = toys()
-    out = run_session(Session(assignment(max_tokens=30, stop=(stop,))), target, drafter)
-    assert end(out).reason is Reason.STOP
-    assert emitted(out)[-1].kept == whole.find(stop)
-    assert all(command.kept is None for command in emitted(out)[:-1])
 
 
 def test_the_context_bounds_output_and_trees() -> None:

@@ -7,7 +7,6 @@ behaves like a session: it asks its controller for a choice at each epoch, and t
 import heapq
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 
 import numpy as np
@@ -45,7 +44,6 @@ class World:
     target_trip: float = 0.0005  # seconds
     match: float = 0.7  # share of acceptable draft tokens that equal one drawn by the target
     samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
-    processors: int = 0  # that orchestrator, target and drafter share; 0: their own work takes no time
 
 
 class Agenda:
@@ -68,43 +66,6 @@ class Agenda:
             self.now, _, _, call = heapq.heappop(self._calls)
             call()
         self.now = max(self.now, until) if until < inf else self.now
-
-
-HANDLING = 0.0002, 0.00005  # seconds of the orchestrator's processor time: a message of an output, each token in it
-WORK = {"target": (0.002, 0.00015, 0.00008), "drafter": (0.0015, 0.00025, 0.0)}  # ... a step, a session, a token
-
-
-class Processors:
-    """What processes share; each of them does one thing after the other.
-
-    Args:
-        count: how many; 0: nothing ever waits or takes time.
-    """
-
-    def __init__(self, agenda: Agenda, count: int) -> None:
-        self._agenda, self._count = agenda, count
-        self._busy: set[str] = set()  # processes
-        self._waiting: list[tuple[str, float, Callable[[], None]]] = []
-
-    def work(self, process: str, seconds: float, then: Callable[[], None]) -> None:
-        """Do so much work in a process, then make this call."""
-        if self._count:
-            self._waiting.append((process, seconds, then))
-            self._begin()
-        else:
-            then()
-
-    def _begin(self) -> None:
-        for one in [*self._waiting]:
-            if len(self._busy) < self._count and one[0] not in self._busy:
-                self._waiting.remove(one)
-                self._busy.add(one[0])
-                self._agenda.after(one[1], partial(self._end, *one))
-
-    def _end(self, process: str, seconds: float, then: Callable[[], None]) -> None:
-        self._busy.remove(process)
-        then()
-        self._begin()
 
 
 @dataclass(frozen=True)
@@ -130,9 +91,8 @@ class Wanted:
 class Service:
     """Computes steps of all that is ready, one after the other."""
 
-    def __init__(self, agenda: Agenda, cost: Callable[[int], float], role: str, processors: Processors) -> None:
-        self.cost = cost  # seconds of a step of so many tokens, on the accelerator
-        self._role, self._processors = role, processors
+    def __init__(self, agenda: Agenda, cost: Callable[[int], float]) -> None:
+        self.cost = cost  # seconds of a step of so many tokens
         self.steps = 0
         self.busy_seconds = 0.0
         self._agenda, self._scheduler = agenda, Scheduler(CHUNK)
@@ -172,14 +132,7 @@ class Service:
         seconds = self.cost(fed)
         if seconds < inf:
             self._busy = True
-            step, session, token = WORK[self._role]
-            work = step + session * len(chosen) + token * fed
-            self._processors.work(self._role, work, lambda: self._computed(chosen, fed, seconds, now))
-
-    def _computed(self, chosen: list[Wanted], fed: int, seconds: float, began: float) -> None:
-        """The processor's part is over; the accelerator's began with it."""
-        left = began + seconds - self._agenda.now
-        self._agenda.after(max(0.0, left), lambda: self._done(chosen, fed, began))
+            self._agenda.after(seconds, lambda: self._done(chosen, fed, now))
 
     def _done(self, chosen: list[Wanted], fed: int, began: float) -> None:
         self._busy = False
@@ -210,13 +163,8 @@ class Simulation:
         self.emitted = 0  # tokens of all outputs
         self.ended: list[float] = []  # when outputs were over, in seconds
         self.rng = np.random.default_rng(seed)
-        self._processors = processors = Processors(self.agenda, world.processors)
-        self.target = Service(
-            self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed, "target", processors
-        )
-        self.drafter = Service(
-            self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed, "drafter", processors
-        )
+        self.target = Service(self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed)
+        self.drafter = Service(self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed)
         self._make, self._tokens, self._slots, self._live = make, tokens, 0, 0
         self.resize(slots)
 
@@ -252,10 +200,9 @@ class Simulation:
         if self._live < self._slots:
             self._begin()
 
-    def handle(self, trip: float, tokens: int, call: Callable[[], None]) -> None:
-        """Let the orchestrator handle a message of so many tokens, which travels first."""
-        seconds = HANDLING[0] + HANDLING[1] * tokens
-        self.agenda.after(self.delay(trip), lambda: self._processors.work("orchestrator", seconds, call))
+    def handle(self, trip: float, call: Callable[[], None]) -> None:
+        """Let the orchestrator handle a message, which travels first."""
+        self.agenda.after(self.delay(trip), call)
 
     def delay(self, trip: float) -> float:
         """Seconds of a message, of a round trip of so many."""
@@ -296,7 +243,7 @@ class SimulatedDraft:
                 seconds, queued, output = self._seconds, self._queued, self._output
                 self._seconds, self._queued, self._sent = 0.0, 0.0, self._made
                 trip = self._simulation.world.drafter_trip
-                self._simulation.handle(trip, count, lambda: output.drafted(epoch, count, seconds, queued))
+                self._simulation.handle(trip, lambda: output.drafted(epoch, count, seconds, queued))
         self._go_on()
 
 
@@ -523,8 +470,7 @@ class Output:
             if flight.run and self._left > 0:
                 self._forward(flight, 1)
         over = not flight.run
-        tokens = 1 + flight.last - flight.first
-        self._simulation.handle(self._simulation.world.target_trip, tokens, lambda: self._returned(flight, done, over))
+        self._simulation.handle(self._simulation.world.target_trip, lambda: self._returned(flight, done, over))
 
     def _returned(self, flight: Flight, done: StepDone, over: bool) -> None:
         if self._left <= 0:

@@ -124,7 +124,7 @@ async def test_runs_share_steps(target_model: RunningModel) -> None:
     before = target_model.thread.steps
     async with standing(target_model):
         for talk in talks:
-            talk.tell(run_of(1, 20))
+            talk.ask(run_of(1, 20))
     for talk, due in zip(talks, alone, strict=True):
         same(samples_of(await talk.drawn(1)), due)
     assert target_model.thread.steps - before < 45  # 60 if none were shared, 20 if all were
@@ -141,7 +141,7 @@ async def test_no_rows_of_a_run_can_be_had(target_model: RunningModel) -> None:
     talk = Talk(target_model, OPENING)
     await talk.draw(run_of(1, 3))
     with pytest.raises(ProtocolBroken, match=r"has answered \[\]"):
-        await talk.ask(FetchRow(1, 0))
+        await talk.answer(FetchRow(1, 0))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_a_run_ends_when_something_else_is_asked(target_model: RunningMode
     due = await one_by_one(target_model, OPENING, 1)
     talk = Talk(target_model, OPENING)
     async with standing(target_model):
-        talk.tell(run_of(1, MOST_RUN), following)
+        talk.ask(run_of(1, MOST_RUN), following)
     replies = await talk.drawn(following.number)
     first = [done for done in replies if done.number == 1]
     assert not first[-1].more
@@ -177,7 +177,7 @@ async def test_a_run_ends_when_something_else_is_asked(target_model: RunningMode
 async def test_a_run_goes_on_as_far_as_it_is_told(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 9)
     talk = Talk(target_model, OPENING)
-    talk.tell(run_of(1, 4), RunTo(1, 9))
+    talk.ask(run_of(1, 4), RunTo(1, 9))
     replies = await talk.drawn(1)
     same(samples_of(replies), due)
     assert [reply.more for reply in replies] == [True] * (len(replies) - 1) + [False]
@@ -187,31 +187,31 @@ async def test_a_run_goes_on_as_far_as_it_is_told(target_model: RunningModel) ->
 async def test_a_run_that_waits_goes_as_far_as_it_is_told_meanwhile(target_model: RunningModel, tokens: int) -> None:
     due = await one_by_one(target_model, OPENING, 9)
     talk = Talk(target_model, OPENING)
-    talk.tell(Pass(1, (), NO_TREE, draws=True), RunTo(1, 3), run_of(2, 4), RunTo(1, 7), RunTo(2, tokens))
+    talk.ask(Pass(1, (), NO_TREE, draws=True), RunTo(1, 3), run_of(2, 4), RunTo(1, 7), RunTo(2, tokens))
     same(samples_of((await talk.drawn(2))[1:]), due[: max(1, tokens)])
 
 
 async def test_what_is_told_of_another_run_changes_nothing(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 4)
     talk = Talk(target_model, OPENING)
-    talk.tell(run_of(1, 4), RunTo(0, 9))
+    talk.ask(run_of(1, 4), RunTo(0, 9))
     same(samples_of(await talk.drawn(1)), due)
 
 
 async def test_a_run_that_is_to_go_on_beyond_the_context_is_refused(target_model: RunningModel) -> None:
     talk = Talk(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
-    talk.tell(run_of(1, 20))
+    talk.ask(run_of(1, 20))
     with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
-        talk.tell(RunTo(1, 30))
+        talk.ask(RunTo(1, 30))
 
 
 async def test_a_run_goes_on_so_far_at_once(target_model: RunningModel) -> None:
     talk = Talk(target_model, OPENING)
-    talk.tell(run_of(1, 4))
+    talk.ask(run_of(1, 4))
     with pytest.raises(ProtocolBroken, match="a run of 4 tokens is to have 69; at most 64 more are possible at once"):
-        talk.tell(RunTo(1, 69))
+        talk.ask(RunTo(1, 69))
     other = Talk(target_model, OPENING)
-    other.tell(run_of(1, 4), RunTo(1, 68), RunTo(1, 80))
+    other.ask(run_of(1, 4), RunTo(1, 68), RunTo(1, 80))
     assert len(samples_of(await other.drawn(1))) == 80
 
 
@@ -219,7 +219,7 @@ async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningMod
     due = await one_by_one(target_model, OPENING, 2)
     talk = Talk(target_model, OPENING)
     committed = (due[0].token,)
-    talk.tell(Pass(1, (), NO_TREE, draws=True), RunTo(1, 0), Pass(2, committed, NO_TREE, draws=True))
+    talk.ask(Pass(1, (), NO_TREE, draws=True), RunTo(1, 0), Pass(2, committed, NO_TREE, draws=True))
     same(samples_of(await talk.drawn(2)), due)
 
 
@@ -241,9 +241,9 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(
     target_model: RunningModel, places: threading.Semaphore
 ) -> None:
     talk, thread = Talk(target_model, OPENING), target_model.thread
-    talk.tell(run_of(1, MOST_RUN))
+    talk.ask(run_of(1, MOST_RUN))
     places.release(2)  # the third step stands still
-    await talk.said.next()
+    await talk.receive()
     talk.close()
     places.release(MOST_RUN)
     await thread.run(nothing())
@@ -280,10 +280,10 @@ async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault(
 
     monkeypatch.setattr(target_model.thread, "_engine_step", full)
     talk = Talk(target_model, OPENING)
-    talk.tell(run_of(1, 4))
-    drawn = [done for done in (await talk.said.next(), await talk.said.next()) if isinstance(done, PassDone)]
+    talk.ask(run_of(1, 4))
+    drawn = [done for done in (await talk.receive(), await talk.receive()) if isinstance(done, PassDone)]
     with pytest.raises(ContextTooLong, match="it is full"):
-        await talk.said.next()
+        await talk.receive()
     same(samples_of(drawn), due)
     assert all(done.more for done in drawn)
 

@@ -155,12 +155,12 @@ async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, siz
     hook = model.get_output_embeddings().register_forward_hook(lambda _, __, out: rows.append(out[..., 0].numel()))
     talk, pieces = Talk(target_model, OpenTarget(prompt, GREEDY, None)), list[PromptScored]()
     first = min(3, size - 1)  # from there on
-    talk.tell(ScorePrompt(first, 2), Pass(1, (), TokenTree()))
+    talk.ask(ScorePrompt(first, 2), Pass(1, (), TokenTree()))
     while not pieces or pieces[-1].more:
-        piece = await talk.said.next()
+        piece = await talk.receive()
         assert isinstance(piece, PromptScored)
         pieces.append(piece)
-    done = await talk.said.next()
+    done = await talk.receive()
     hook.remove()
     assert max(rows) <= MOST_SCORED
     assert [piece.first for piece in pieces] == list(range(first, size, MOST_SCORED))
@@ -268,7 +268,7 @@ async def row_alone(model: RunningModel, opening: OpenTarget, output: tuple[int,
 
 
 async def fetched(talk: Talk, request: FetchRow) -> Row:
-    reply = await talk.ask(request)
+    reply = await talk.answer(request)
     assert isinstance(reply, RowFetched)
     assert (reply.number, reply.node) == (request.number, request.node)
     return reply.row
@@ -347,28 +347,28 @@ async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_se
     talk = Talk(target_model, OPENING)
     await talk.passed(Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
     with pytest.raises(ProtocolBroken, match=complaint):
-        await talk.ask(request_sent)
+        await talk.answer(request_sent)
 
 
 async def test_requests_wait_for_each_other_and_a_bad_one_for_the_replies_before_it(target_model: RunningModel) -> None:
     """The client does not wait for a reply before it asks again."""
     talk = Talk(target_model, OPENING)
-    talk.tell(Pass(1, (60,), DEEP_TREE), FetchRow(1, 4), Pass(2, (5,), TREE), Pass(4, (), TREE), Pass(5, (), TREE))
-    one, row, other = [await talk.said.next() for _ in range(3)]
+    talk.ask(Pass(1, (60,), DEEP_TREE), FetchRow(1, 4), Pass(2, (5,), TREE), Pass(4, (), TREE), Pass(5, (), TREE))
+    one, row, other = [await talk.receive() for _ in range(3)]
     assert isinstance(row, RowFetched)
     assert isinstance(one, PassDone)
     assert isinstance(other, PassDone)
     assert (one.number, row.number, row.node, other.number) == (1, 1, 4, 2)
     same_row(row.row, await row_alone(target_model, replace(OPENING, head=row.row.ids.size), (60, 90)))
     with pytest.raises(ProtocolBroken, match="pass 4 is out of order; pass 3 is next"):
-        await talk.said.next()
+        await talk.receive()
 
 
 async def test_so_many_requests_may_wait(target_model: RunningModel) -> None:
     talk = Talk(target_model, OPENING)
-    talk.tell(*(Pass(number, (), TokenTree()) for number in range(1, MOST_WAITING + 2)))  # one is under way
+    talk.ask(*(Pass(number, (), TokenTree()) for number in range(1, MOST_WAITING + 2)))  # one is under way
     with pytest.raises(ProtocolBroken, match="64 requests of this session wait already"):
-        talk.tell(Pass(MOST_WAITING + 2, (), TokenTree()))
+        talk.ask(Pass(MOST_WAITING + 2, (), TokenTree()))
     talk.close()
 
 

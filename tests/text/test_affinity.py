@@ -244,11 +244,7 @@ ENDS = np.cumsum([len(letters.encode()) for letters in PAIR.target.letters])
         ("letter_ends", np.append(0, ENDS[1:]), "no letters"),
         ("letter_ends", np.concatenate([ENDS[1::-1], ENDS[2:]]), "no letters"),
         ("letter_ends", ENDS.astype(float), "letter_ends is not a list"),
-        (
-            "letters",
-            np.frombuffer("\u0100".encode() + b"a" * (int(ENDS[-1]) - 2), np.uint8),
-            "U.0100 is no letter",
-        ),
+        ("letters", np.frombuffer("\u0100".encode() + b"a" * (int(ENDS[-1]) - 2), np.uint8), "U.0100 is no letter"),
         ("about", said(target=5), "which tokenizers"),
         ("about", said(target=None, drafter=[]), "which tokenizers"),
         ("about", said(drafter=""), "which tokenizers"),

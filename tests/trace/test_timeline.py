@@ -152,11 +152,7 @@ def test_what_a_drafter_says_of_an_epoch_that_is_over_is_late() -> None:
 
 
 def test_replies_that_arrive_together_were_worked_for_one_after_another() -> None:
-    found = timeline(
-        *ROUND[:3],
-        step(100.10, drafted(1, 1, 0.03)),
-        step(100.10, drafted(1, 1, 0.02, first=1)),
-    )
+    found = timeline(*ROUND[:3], step(100.10, drafted(1, 1, 0.03)), step(100.10, drafted(1, 1, 0.02, first=1)))
     one, other = works(found, ServiceRole.DRAFTER)
     assert other.end - other.begin == pytest.approx(0.02)
     assert one.end <= other.begin + 1e-12

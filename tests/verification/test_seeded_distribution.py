@@ -21,8 +21,9 @@ from crossdraft.verification.noise import KeyedNoise
 from tests.clock import Stage, run_session
 from tests.ports import assignment
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.verification.enumerating import few_or_full
 from tests.verification.scheduling import Overlapped
-from tests.verification.toys import TOYS, Toy, as_ids
+from tests.verification.toys import ENDING, NESTED, TOYS, Toy, as_ids
 from tests.vocabularies import pair_of
 
 LENGTH = 3
@@ -98,11 +99,11 @@ class Runs:
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_the_output_is_a_function_of_the_seed(toy: Toy) -> None:
     runs = Runs(toy)
-    for seed in range(100):
+    for seed in range(30):
         assert len({runs.output(seed, draft_tokens) for draft_tokens in (0, 1, 2, 3)}) == 1
 
 
-@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", few_or_full(TOYS, lambda toy: toy in (NESTED, ENDING)), ids=lambda toy: toy.name)
 def test_over_seeds_the_distribution_is_the_targets(toy: Toy) -> None:
     runs = Runs(toy)
     wanted = autoregressive_distribution(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)

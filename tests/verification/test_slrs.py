@@ -20,7 +20,7 @@ from crossdraft.verification.methods import SLRS
 from crossdraft.verification.prefixes import PieceDistribution
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Step, Walk, undrafted
 from tests.tables import ToyDrafter, ToyTarget
-from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full
+from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, wanted
 from tests.vocabularies import greedy_tokens, pair_of
 
@@ -43,13 +43,13 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
     assert error(setup) < EXACT
 
 
-@pytest.mark.parametrize("head", [1, 2])
+@pytest.mark.parametrize("head", [1, full(2)])
 def test_truncated_rows_have_the_same_distribution(head: int) -> None:
     for toy in PAIRS:
         assert error(Setup(toy, SLRS, 2, 2, head=head)) < EXACT, toy.name
 
 
-@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 3), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("draft_tokens", "length"), [full(1, 3), (2, 3), full(3, 2)])
 def test_ignoring_the_end_symbol(draft_tokens: int, length: int) -> None:
     setup = Setup(ENDING, SLRS, draft_tokens, length, ignore_end=True)
     assert error(setup) < EXACT
