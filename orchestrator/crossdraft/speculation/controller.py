@@ -483,7 +483,7 @@ class OutputController:
         if choice.drafts:
             self._run = 2
         else:
-            self._run = min(LONG_RUN, 2 * self._run)
+            self._run = LONG_RUN if self._policy else min(LONG_RUN, 2 * self._run)  # short ones wait for round trips
             choice = replace(choice, run=min(self._run, self.target.longest_run()))
         self._running = choice
         return choice
