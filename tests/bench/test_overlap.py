@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,9 @@ def test_only_a_method_that_takes_a_seed_gets_one() -> None:
         assert OverlapBenchmark(replace(BENCH.plan, method=method)).request(CONTROLLED, 1.0, 0).seed is None
 
 
+DRAFTED: dict[str, Any] = {"judged_at": (4,), "accepted_at": (3,)}
+
+
 def outcome(seconds: float, **counted: float) -> Timed:
     return Timed(100, seconds, figures(tokens=100, **counted))
 
@@ -62,8 +66,12 @@ def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
         PLAIN: [outcome(4.0, passes=100), outcome(4.0, passes=100)],
         locked: [outcome(2.0, passes=50), outcome(2.0, passes=50)],
         drafted_on: [
-            outcome(1.0, passes=20, idle_seconds=0.2, target_lane_seconds=1.0, branches_tried=4, branches_hit=1),
-            outcome(1.0, passes=30, idle_seconds=0.4, target_lane_seconds=1.0, branches_tried=6, branches_hit=2),
+            outcome(
+                1.0, passes=20, idle_seconds=0.2, target_lane_seconds=1.0, branches_tried=4, branches_hit=1, **DRAFTED
+            ),
+            outcome(
+                1.0, passes=30, idle_seconds=0.4, target_lane_seconds=1.0, branches_tried=6, branches_hit=2, **DRAFTED
+            ),
         ],
         Assisted(None, 1): [Timed(80, 1.0), Timed(80, 3.0)],
     }
