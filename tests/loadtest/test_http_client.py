@@ -49,13 +49,12 @@ class Server:
         try:
             while head := await self._head(reader):
                 self.heads.append(head)
-                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
-                self.bodies.append(json.loads(await reader.readexactly(length)))
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0]) if "POST" in head else 0
+                status, pieces = await self.answer(json.loads(await reader.readexactly(length) or "null"))
                 connection = "keep-alive" if self.keep else "close"
-                writer.write(
-                    f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\nConnection: {connection}\r\n\r\n".encode()
-                )
-                for piece in self.pieces:
+                kind = "Content-Type: application/json\r\nTransfer-Encoding: chunked"
+                writer.write(f"HTTP/1.1 {status}\r\n{kind}\r\nConnection: {connection}\r\n\r\n".encode())
+                for piece in pieces:
                     writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
                     await writer.drain()
                 if self.whole:
@@ -65,6 +64,11 @@ class Server:
         finally:
             self.gone.set()
             writer.close()
+
+    async def answer(self, body: dict[str, object] | None) -> tuple[str, tuple[bytes, ...]]:
+        """Status and pieces; None: it was a GET."""
+        self.bodies.append(body or {})
+        return self.status, self.pieces
 
     async def _head(self, reader: asyncio.StreamReader) -> str:
         try:
@@ -132,6 +136,38 @@ async def test_another_servers_stream() -> None:
     assert chunk.made is None
     assert isinstance(end, End)
     assert (end.tokens, end.figures) == (2, None)
+
+
+class Foreign(Server):
+    """Of another make: it serves one model, by its name only, and refuses fields that it does not know; one of two
+    requests that come together it refuses when the other one has been sent again."""
+
+    async def answer(self, body: dict[str, object] | None) -> tuple[str, tuple[bytes, ...]]:
+        await super().answer(body)
+        if body is None:
+            return "200 OK", (b'{"data": [{"id": "theirs"}]}',)
+        if body.get("model") == "theirs" and "speculative" not in body:
+            self.gone.set()
+            return "200 OK", self.pieces
+        if len(self.bodies) == 2:
+            await self.gone.wait()
+        return "400 Bad Request", (b"extra fields",)
+
+
+async def test_a_server_of_another_make_is_asked_again_for_its_own_model() -> None:
+    server = Foreign(event({"choices": [{"text": "Hi"}]}), USAGE, DONE)
+    async with asking(server) as client:
+        for stream in [*await asyncio.gather(heard(client), heard(client)), await heard(client)]:
+            assert [type(one) for one in stream] == [Chunk, End]
+    assert [body.get("model") for body in server.bodies] == [None] * 3 + ["theirs"] * 3  # with a GET for its models
+
+
+async def test_what_a_server_of_another_make_does_not_have_is_not_left_out() -> None:
+    server, named = Foreign(DONE), RequestOptions(max_tokens=8, method="slem")
+    async with asking(server) as client:
+        with pytest.raises(RequestFailedError, match="extra fields"):
+            await heard(client, Request(0, Prompt("text", "def f("), named))
+    assert len(server.bodies) == 1
 
 
 async def test_connections_are_used_again_where_the_server_allows_it() -> None:

@@ -62,13 +62,14 @@ class HttpClient:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         """As `Client.stream`."""
-        refused = False
+        refused, sent_as = False, self._model
         async with aclosing(self._replies(request)) as replies:
             try:
                 async for one in replies:
                     yield one
             except RequestFailedError as error:
-                refused = error.kind in REFUSALS and await self._adapts(request)
+                # Of requests that were under way together the first adapts, and all are sent again.
+                refused = sent_as is None and error.kind in REFUSALS and await self._adapts(request)
                 if not refused:
                     raise
         if refused:
@@ -79,7 +80,7 @@ class HttpClient:
     async def _adapts(self, request: Request) -> bool:
         """Whether requests are to be other ones from now on: the server is not crossdraft's."""
         if self._model is not None or request.names_speculation:
-            return False
+            return not request.names_speculation
         try:
             async with self._session.get(f"{self._base}/v1/models") as response:
                 cards = (await response.json())["data"]

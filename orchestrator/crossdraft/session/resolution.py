@@ -26,6 +26,7 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.output import Written
 from crossdraft.types.request import (
+    Asked,
     Chat,
     GenerationRequest,
     Overlap,
@@ -452,18 +453,19 @@ def _kept(request: GenerationRequest, models: Models) -> int:
     return context - (request.max_tokens if request.max_tokens < context else 1)
 
 
-def written(prompt: Prompt, models: Models, special: bool = True) -> Written:
+def written(asked: Asked, models: Models, special: bool = True) -> Written:
     """How the target's tokenizer writes a prompt. Takes as long as it is large: call it in a thread.
 
     Args:
-        prompt: text, ids of the target, or a chat.
+        asked: text, ids of the target, or a chat; or a request, of which what is read of its prompt counts.
         models: of target and drafter.
         special: whether a text gets the special tokens that a prompt begins with.
 
     Raises:
         RequestError: as `prompts_of`.
     """
-    ids = _target_ids(prompt, models, special)
+    request = isinstance(asked, GenerationRequest)
+    ids = prompts_of(asked, models).target if request else _target_ids(asked, models, special)
     return Written(ids, models.tokenization.pieces(ids), models.tokenization.shown(ids))
 
 
