@@ -13,14 +13,17 @@ from crossdraft.console.processes import DEMO, EngineOptions, ModelNames
 from crossdraft.console.running import PlainConsole, checked_options, run_to_end
 
 # The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model.
-MODELS = ModelNames("inflated:20x1024:bundled:target", "bundled:drafter-a")
+MODELS = ModelNames("inflated:16x1024:bundled:target", "bundled:drafter-a")
 PROMPT = (
-    "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n    def __repr__(self):\n"
+    "class Point:\n    @property\n    def x(self):\n        return self._x\n\n    @x.setter\n    def x(self, value):\n"
+    "        self._x = value\n\n    @property\n    def y(self):\n        return self._y\n\n    @y.setter\n"
 )
 WARM_UP_TOKENS = 16  # with each: the first passes of a process, and of each size, are slow
 TURNS = 3  # with the drafter and without; the median counts, as a machine may be busy with something else
-AHEAD, WAITED_FOR = 4, 3  # draft tokens; a controller would need longer than a demonstration to find such numbers
-CHOSEN = "Prompt, seed and the target's size were chosen to suit the drafter; `crossdraft select` measures your own."
+CHOSEN = (
+    "Prompt, seed, the target's size and the number of draft tokens were chosen to suit this drafter; `crossdraft select` "
+    "measures your own."
+)
 SHOWN = ("tokens/s", "passes of the target", "tokens per pass", "acceptance")
 
 
@@ -49,7 +52,7 @@ class Compared:
 
 def demo(
     prompt: str | None,
-    k: int | None,
+    k: int,
     max_tokens: int,
     temperatures: Sequence[float],
     seed: int,
@@ -65,12 +68,10 @@ def demo(
     with checked_options():
         request = GenerationRequest(
             PROMPT if prompt is None else read_prompt(prompt),
-            num_speculative_tokens=5 if k is None else k,
+            num_speculative_tokens=k,
             max_tokens=max_tokens,
             seed=seed,
-            overlap=Overlap.ON if k is None else Overlap.OFF,
-            max_draft_tokens=AHEAD if k is None else None,
-            min_draft_tokens=WAITED_FOR if k is None else None,
+            overlap=Overlap.OFF,  # the controller would need longer than a demonstration to find such a number
             paths=1,
         )
         requests = [replace(request, options=SamplingOptions(temperature)) for temperature in temperatures]
@@ -79,14 +80,15 @@ def demo(
 
 async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions, models: ModelNames) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
-    notes.print(f"starting a target ({models.target}) and a drafter ({models.drafter}) on this machine")
+    notes.print(f"starting a target ({models.target}) and a drafter ({models.drafter}) on this machine", soft_wrap=True)
     found = []
     async with (
         addresses(None, None, models, engine) as (target, drafter),
         connect(target, drafter, needs_drafter=True) as pipeline,
         connect(target) as alone,
     ):
-        notes.print(f"generating with the drafter and without, {TURNS} times in turns")
+        rounds = f"lock-step rounds of {requests[0].num_speculative_tokens} draft tokens"
+        notes.print(f"generating with the drafter ({rounds}) and without, {TURNS} times in turns", soft_wrap=True)
         for request in requests:
             for warmed in (pipeline, alone):
                 await _generated(warmed, replace(request, max_tokens=min(WARM_UP_TOKENS, request.max_tokens)))
