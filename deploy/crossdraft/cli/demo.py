@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 
 from rich.table import Table
 from rich.text import Text
@@ -20,10 +21,7 @@ PROMPT = (
 )
 WARM_UP_TOKENS = 16  # with each: the first passes of a process, and of each size, are slow
 TURNS = 3  # with the drafter and without; the median counts, as a machine may be busy with something else
-CHOSEN = (
-    "Prompt, seed, the target's size and the number of draft tokens were chosen to suit this drafter; `crossdraft select` "
-    "measures your own."
-)
+DEFAULTS = "The default prompt, seed, draft tokens and target suit this drafter: `crossdraft select` measures yours."
 SHOWN = ("tokens/s", "passes of the target", "tokens per pass", "acceptance")
 
 
@@ -57,7 +55,6 @@ def demo(
     temperatures: Sequence[float],
     seed: int,
     engine: EngineOptions = DEMO,
-    models: ModelNames = MODELS,
 ) -> None:
     """Generates with a drafter and without at each temperature, and compares: both texts must be equal.
 
@@ -75,15 +72,15 @@ def demo(
             paths=1,
         )
         requests = [replace(request, options=SamplingOptions(temperature)) for temperature in temperatures]
-    run_to_end(_demo(requests, engine, models))
+    run_to_end(_demo(requests, engine))
 
 
-async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions, models: ModelNames) -> None:
+async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
-    notes.print(f"starting a target ({models.target}) and a drafter ({models.drafter}) on this machine", soft_wrap=True)
+    notes.print(f"starting a target ({MODELS.target}) and a drafter ({MODELS.drafter}) on this machine", soft_wrap=True)
     found = []
     async with (
-        addresses(None, None, models, engine) as (target, drafter),
+        addresses(None, None, MODELS, engine) as (target, drafter),
         connect(target, drafter, needs_drafter=True) as pipeline,
         connect(target) as alone,
     ):
@@ -110,9 +107,8 @@ async def _generated(pipeline: Pipeline, request: GenerationRequest) -> Outcome:
 
 
 def _show(out: PlainConsole, request: GenerationRequest, turns: Sequence[Compared]) -> None:
-    median = turns[len(turns) // 2]
+    median, temperature = turns[len(turns) // 2], request.options.temperature
     drafted, plain = median.drafted, median.plain
-    temperature = request.options.temperature
     out.print(f"temperature {temperature:g}" + (f", seed {request.seed}:" if temperature else " (greedy):"))
     out.print(_coloured(request, drafted))
     table = Table("", "with the drafter", "without")
@@ -137,20 +133,15 @@ def explanation(found: Sequence[Compared]) -> str:
     """One sentence: why it is faster, or why not."""
     drafted = [one.drafted.statistics for one in found]
     tokens = sum(one.tokens for one in drafted) / sum(one.passes for one in drafted)
-    why = (
-        f"a pass of the target over the draft's tokens yielded {tokens:.1f} tokens where it yields 1 without a drafter"
-    )
-    if all(one.speedup > 1 for one in found):
-        return f"It is faster because {why}, and costs little more. {CHOSEN}"
-    return (
-        f"It is not faster here although {why}: drafting, or the larger passes, took the time that this saves. {CHOSEN}"
-    )
+    why = f"a pass of the target over the drafter's tokens yielded {tokens:.1f} tokens where it yields 1 without one"
+    slower = f"not faster here although {why}: drafting, or the larger passes, took the time that this saves"
+    said = f"faster because {why}, and costs little more" if all(one.speedup > 1 for one in found) else slower
+    return f"It is {said}. {DEFAULTS}"
 
 
 def comparison(drafted: str, plain: str) -> str:
     """Whether two texts are equal, and if not, from where on."""
     if drafted == plain:
         return "the texts are equal"
-    same = next((at for at, pair in enumerate(zip(drafted, plain, strict=False)) if pair[0] != pair[1]), None)
-    place = min(len(drafted), len(plain)) if same is None else same
+    place = len(commonprefix([drafted, plain]))
     return f"the texts DIFFER from character {place} on, as they may only where two tokens are equally probable"

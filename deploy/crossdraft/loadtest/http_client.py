@@ -30,8 +30,8 @@ class HttpClient:
     """A server of OpenAI's API, crossdraft's or another one. Use it with `async with`.
 
     One that refuses a request for what others need not know, or for want of a model's name, is asked again without the
-    former and with its first model, and so are all requests after that. Connections are kept, and each carries one
-    request at a time.
+    former and with its first model, and so are others under way and all after that. Connections are kept, and each
+    carries one request at a time.
 
     Args:
         base: URL of the server, without `/v1`.
@@ -68,7 +68,6 @@ class HttpClient:
                 async for one in replies:
                     yield one
             except RequestFailedError as error:
-                # Of requests that were under way together the first adapts, and all are sent again.
                 refused = sent_as is None and error.kind in REFUSALS and await self._adapts(request)
                 if not refused:
                     raise

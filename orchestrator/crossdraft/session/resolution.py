@@ -453,19 +453,10 @@ def _kept(request: GenerationRequest, models: Models) -> int:
     return context - (request.max_tokens if request.max_tokens < context else 1)
 
 
-def written(asked: Asked, models: Models, special: bool = True) -> Written:
-    """How the target's tokenizer writes a prompt. Takes as long as it is large: call it in a thread.
-
-    Args:
-        asked: text, ids of the target, or a chat; or a request, of which what is read of its prompt counts.
-        models: of target and drafter.
-        special: whether a text gets the special tokens that a prompt begins with.
-
-    Raises:
-        RequestError: as `prompts_of`.
-    """
-    request = isinstance(asked, GenerationRequest)
-    ids = prompts_of(asked, models).target if request else _target_ids(asked, models, special)
+def written(what: Asked, models: Models, special: bool = True) -> Written:
+    """How the target's tokenizer writes a prompt, or what is read of a request's. Call it in a thread, as `prompts_of`,
+    which raises the same. Unless `special`, a text gets no special tokens that a prompt begins with."""
+    ids = prompts_of(what, models).target if isinstance(what, GenerationRequest) else _target_ids(what, models, special)
     return Written(ids, models.tokenization.pieces(ids), models.tokenization.shown(ids))
 
 
