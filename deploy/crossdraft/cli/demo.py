@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 
 from rich.table import Table
 from rich.text import Text
@@ -143,5 +142,6 @@ def comparison(drafted: str, plain: str) -> str:
     """Whether two texts are equal, and if not, from where on."""
     if drafted == plain:
         return "the texts are equal"
-    place = len(commonprefix([drafted, plain]))
+    least = min(len(drafted), len(plain))
+    place = next((at for at in range(least) if drafted[at] != plain[at]), least)
     return f"the texts DIFFER from character {place} on, as they may only where two tokens are equally probable"
