@@ -71,6 +71,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing the dependencies into $(VENV), which takes some minutes and prints nothing"
 	$(PIP_INSTALL) --editable .
 	touch $@
 

@@ -111,6 +111,8 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
         (["ngram", "--max-sessions", "4", "--max-sessions-per-peer", "5"], "between 1 and those of all, 4, got 5"),
         (["ngram", "--idle-seconds", "0"], "idle_seconds must be above 0, got 0"),
         (["ngram", "--model", "x"], "No such option: --model"),
+        (["target", "--model", "x", "--model", "y"], "--model was given 2 times (x, y), and a server has one model"),
+        (["drafter", "--model", "x", "--model", "y"], "start one for each, on ports of their own"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
         (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
         (["drafter", "--model", "x", "--logit-noise", "-1"], "a standard deviation of 0 or more, got -1"),

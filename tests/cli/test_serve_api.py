@@ -14,6 +14,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from crossdraft.cli import serve
+from crossdraft.serving.backend import LocalOptions
 from tests.cli.conftest import COMMAND, Cli
 
 KEY = "alice-0123456789abcdef"
@@ -192,17 +194,27 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path, kind: str) -> 
         (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
         (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
         (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
+        (["--model", "large"], "--model was given 2 times (tiny, large), and a server has one model"),
         (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),
         (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
         (["--max-outputs", "0"], "max_outputs must be at least 1"),
         (["--max-body-mib", "0"], "max_bytes must be above 0"),
         (["--rate", "0"], "requests a minute above 0"),
+        (["--target-wait-seconds", "0"], "target_seconds must be above 0"),
     ],
 )
 def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
     done = cli("serve", "http", "--target", "127.0.0.1:9", "--model", "tiny", *options)
     done.failed(complaint)
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("front", ["http", "grpc"])
+def test_how_long_outputs_wait_for_a_target(cli: Cli, monkeypatch: pytest.MonkeyPatch, front: str) -> None:
+    found: list[LocalOptions] = []
+    monkeypatch.setattr(serve, "_serve_api", lambda _, local, __: found.append(local))
+    assert cli("serve", front, "--target", "127.0.0.1:9", "--model", "tiny", "--target-wait-seconds", "0.5").code == 0
+    assert [local.patience.target_seconds for local in found] == [0.5]
 
 
 def test_without_the_extra_only_http_cannot_be_served() -> None:

@@ -51,13 +51,12 @@ class Server:
         try:
             while head := await self._head(reader):
                 self.heads.append(head)
-                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
-                self.bodies.append(json.loads(await reader.readexactly(length)))
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0]) if "POST" in head else 0
+                status, pieces = await self.answer(json.loads(await reader.readexactly(length) or "null"))
                 connection = "keep-alive" if self.keep else "close"
-                writer.write(
-                    f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\nConnection: {connection}\r\n\r\n".encode()
-                )
-                for piece in self.pieces:
+                kind = "Content-Type: application/json\r\nTransfer-Encoding: chunked"
+                writer.write(f"HTTP/1.1 {status}\r\n{kind}\r\nConnection: {connection}\r\n\r\n".encode())
+                for piece in pieces:
                     writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
                     await writer.drain()
                 if self.whole:
@@ -67,6 +66,11 @@ class Server:
         finally:
             self.gone.set()
             writer.close()
+
+    async def answer(self, body: dict[str, object] | None) -> tuple[str, tuple[bytes, ...]]:
+        """Status and pieces; None: it was a GET."""
+        self.bodies.append(body or {})
+        return self.status, self.pieces
 
     async def _head(self, reader: asyncio.StreamReader) -> str:
         try:

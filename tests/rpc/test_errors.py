@@ -69,3 +69,9 @@ def test_no_room_says_when_to_ask_again_and_is_not_a_message_too_large():
 def test_a_pushback_that_is_no_time_is_none(pushback):
     error = errors.from_status(StatusCode.RESOURCE_EXHAUSTED, "text", "server at host:1", pushback)
     assert type(error) is errors.TooLarge
+
+
+def test_a_service_that_speaks_http_1() -> None:
+    text = "Failed parsing HTTP/2 (...) (Trying to connect an http1.x server (HTTP status 400))"
+    error = errors.from_status(StatusCode.UNAVAILABLE, text, "target at host:1")
+    assert str(error).startswith("target at host:1: it speaks HTTP/1, not gRPC: give the port of a service")

@@ -11,7 +11,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import Committed, Ended, OutputRequest, UnknownModelError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from crossdraft.types.output import ServedModel, Written
-from crossdraft.types.request import Prompt
+from crossdraft.types.request import Asked
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (
@@ -47,8 +47,9 @@ class FakeBackend:
     async def models(self) -> tuple[ServedModel, ...]:
         return self.served
 
-    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+    async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """A token for each byte, and one before all; a chat is its last message."""
+        prompt = asked.prompt if isinstance(asked, GenerationRequest) else asked
         if model not in {model.name for model in self.served}:
             raise UnknownModelError(f"there is no model {model!r}")
         if isinstance(prompt, tuple):

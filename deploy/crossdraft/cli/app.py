@@ -113,12 +113,10 @@ def _options(
 @command(app)
 def demo(
     prompt: Prompt = None,
-    k: int | None = option(
-        None, "Draft tokens in a lock-step round; by default drafting and verification overlap.", "-k"
-    ),
-    max_tokens: MaxTokens = 96,
+    k: int = option(6, "Draft tokens in a lock-step round.", "-k"),
+    max_tokens: MaxTokens = 40,
     temperature: list[float] = option([0.0, 0.8], "Sampling temperature, 0 is greedy; repeatable."),
-    seed: int = option(10, "Random seed of both generations, so that their texts must be equal."),
+    seed: int = option(3, "Random seed of both generations, so that their texts must be equal."),
     engine: EngineOptions = DEMO,
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards.

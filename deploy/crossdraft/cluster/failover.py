@@ -33,7 +33,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
 )
 from crossdraft.types.output import ServedModel, Written
-from crossdraft.types.request import Prompt
+from crossdraft.types.request import Asked
 from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Orchestrators(Protocol):
         """What one of them can serve; raises Lost."""
         ...
 
-    async def written(self, prompt: Prompt, special: bool) -> Written | Refusal:
+    async def written(self, asked: Asked, special: bool) -> Written | Refusal:
         """As `Backend.written`, of one of them; raises Lost."""
         ...
 
@@ -204,10 +204,10 @@ class ClusterBackend:
             return self._served.get(name, ()) if self._detectors[name].lively else ()
         return self._served[name]
 
-    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
+    async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """As `Backend.written`."""
         try:
-            found = await self._orchestrators(model).written(prompt, special)
+            found = await self._orchestrators(model).written(asked, special)
         except Lost as error:
             raise Unreachable(f"no orchestrator of {model!r} answers: {error}") from error
         if isinstance(found, Refusal):

@@ -53,7 +53,7 @@ from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.output import ServedModel, Written
-from crossdraft.types.request import Prompt
+from crossdraft.types.request import Asked
 
 MIB = 2**20
 RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
@@ -88,10 +88,10 @@ class ServeOrchestrators:
             models: tuple[ServedModel, ...] = await self._handle.models.remote()
         return models
 
-    async def written(self, prompt: Prompt, special: bool) -> Written | Refusal:
+    async def written(self, asked: Asked, special: bool) -> Written | Refusal:
         """As `Orchestrators.written`."""
         with _foreign_errors():
-            found: Written | Refusal = await self._handle.written.remote(prompt, special)
+            found: Written | Refusal = await self._handle.written.remote(asked, special)
         return found
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:

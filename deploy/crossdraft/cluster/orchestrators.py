@@ -29,7 +29,7 @@ from crossdraft.rpc.server import freeze_heap
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.types.output import ServedModel, Written
-from crossdraft.types.request import Prompt
+from crossdraft.types.request import Asked
 
 log = logging.getLogger(__name__)
 LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
@@ -70,10 +70,10 @@ class Orchestrator:
         except Unreachable:
             return ()
 
-    async def written(self, prompt: Prompt, special: bool) -> Written | Refusal:
+    async def written(self, asked: Asked, special: bool) -> Written | Refusal:
         """How the target's tokenizer writes a prompt, or an error that fronts expect."""
         try:
-            return await (await self._opened()).written(self._config.model, prompt, special)
+            return await (await self._opened()).written(self._config.model, asked, special)
         except EXPECTED as error:
             return Refusal(error)
 

@@ -22,7 +22,7 @@ from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.trace.live_spans import Span, Watch
 from crossdraft.types.output import PromptToken, ServedModel, Token, Written
-from crossdraft.types.request import GenerationRequest, Prompt, RequestError
+from crossdraft.types.request import Asked, GenerationRequest, RequestError
 from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
 
@@ -97,8 +97,8 @@ class Backend(Protocol):
         """What is served now."""
         ...
 
-    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
-        """How a model's tokenizer writes a prompt, and a text with `special` tokens before it; raises as `stream`."""
+    async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
+        """As `session.resolution.written`, by the tokenizer of a model; raises as `stream`."""
         ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
@@ -301,8 +301,8 @@ class LocalBackend:
         found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
         return tuple(_served(name, model, made, self._created) for name, model, made in found if made is not None)
 
-    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
-        return await (await self._default(self._model(model)).open()).written(prompt, special)
+    async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
+        return await (await self._default(self._model(model)).open()).written(asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         connection = self._connection(request)

@@ -33,7 +33,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
 )
 from crossdraft.types.output import ServedModel, Written
-from crossdraft.types.request import Prompt
+from crossdraft.types.request import Asked
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 log = logging.getLogger(__name__)
@@ -263,8 +263,8 @@ class MeasuredBackend:
         self._known = {model.name: model for model in models}
         return models
 
-    async def written(self, model: str, prompt: Prompt, special: bool = True) -> Written:
-        return await self._backend.written(model, prompt, special)
+    async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
+        return await self._backend.written(model, asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         began = self._clock()

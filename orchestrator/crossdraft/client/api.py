@@ -40,7 +40,7 @@ from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
 from crossdraft.types.messages import PromptScored, Sample
 from crossdraft.types.output import PromptToken, Token, Written
-from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError, size_of
+from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, size_of
 from crossdraft.types.statistics import Statistics, statistics_of
 
 log = logging.getLogger(__name__)
@@ -300,9 +300,9 @@ class Pipeline:
         """
         return await self._tokenizing.run(size_of(request.prompt), prompts_of, request, self.models)
 
-    async def written(self, prompt: Prompt, special: bool = True) -> Written:
-        """How the target's tokenizer writes a prompt, and a text `special` tokens before it; raises RequestError."""
-        return await self._tokenizing.run(size_of(prompt), written, prompt, self.models, special)
+    async def written(self, asked: Asked, special: bool = True) -> Written:
+        """As `session.resolution.written`, in a thread for a long prompt."""
+        return await self._tokenizing.run(size_of(asked), written, asked, self.models, special)
 
     def run(
         self, request: GenerationRequest, watch: Recorder | None = None, prompts: Prompts | None = None

@@ -26,6 +26,7 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.output import Written
 from crossdraft.types.request import (
+    Asked,
     Chat,
     GenerationRequest,
     Overlap,
@@ -452,18 +453,10 @@ def _kept(request: GenerationRequest, models: Models) -> int:
     return context - (request.max_tokens if request.max_tokens < context else 1)
 
 
-def written(prompt: Prompt, models: Models, special: bool = True) -> Written:
-    """How the target's tokenizer writes a prompt. Takes as long as it is large: call it in a thread.
-
-    Args:
-        prompt: text, ids of the target, or a chat.
-        models: of target and drafter.
-        special: whether a text gets the special tokens that a prompt begins with.
-
-    Raises:
-        RequestError: as `prompts_of`.
-    """
-    ids = _target_ids(prompt, models, special)
+def written(what: Asked, models: Models, special: bool = True) -> Written:
+    """How the target's tokenizer writes a prompt, or what is read of a request's. Call it in a thread, as `prompts_of`,
+    which raises the same. Unless `special`, a text gets no special tokens that a prompt begins with."""
+    ids = prompts_of(what, models).target if isinstance(what, GenerationRequest) else _target_ids(what, models, special)
     return Written(ids, models.tokenization.pieces(ids), models.tokenization.shown(ids))
 
 

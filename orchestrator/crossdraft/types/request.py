@@ -265,8 +265,12 @@ def check_ids(name: str, ids: tuple[int, ...]) -> None:
             raise RequestError(f"{name} must be token ids, whole numbers from 0 on, and has {token!r}")
 
 
-def size_of(prompt: Prompt) -> int:
-    """About how many bytes it has as text."""
+Asked = Prompt | GenerationRequest  # of a request: as much of its prompt as it asks to be read
+
+
+def size_of(asked: Asked) -> int:
+    """About how many bytes the prompt has as text."""
+    prompt = asked.prompt if isinstance(asked, GenerationRequest) else asked
     if isinstance(prompt, Chat):
         return sum(len(one.role) + len(one.content) for one in prompt.messages)
     return len(prompt)

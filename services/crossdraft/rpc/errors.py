@@ -10,7 +10,7 @@ BROKEN_WRITE = "Internal error from Core"
 # How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
 FULL = "no room for another session: "
 LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
-# What a client's gRPC says of a connection that fails in the TLS handshake, and what it means. Only the first fits.
+# What a client's gRPC says of a connection that fails in a handshake, and what it means. Only the first fits.
 HANDSHAKES: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "its certificate has expired: renew it there (crossdraft certs DIR --renew)"),
     ("certificate is not yet valid", "its certificate is not valid yet: check the clocks of both machines"),
@@ -25,9 +25,9 @@ HANDSHAKES: tuple[tuple[str, str], ...] = (
     ("unsupported certificate purpose", "its certificate is not that of a service: give it one of its own"),
     (
         "Tls handshake failed",
-        "its certificate is not of the CA that is trusted here (--tls-ca), or is damaged: "
-        "give both sides certificates of one CA",
+        "its certificate is damaged, or not of the CA trusted here (--tls-ca): give both sides certificates of one CA",
     ),
+    ("http1.x server", "it speaks HTTP/1, not gRPC: give the port of a service, not of a server for clients"),
 )
 # With TLS 1.3 a server that refuses a client's certificate, or a client without TLS, only closes the connection.
 CLOSED_AT_ONCE = ("failed to connect to all addresses", "Socket closed")

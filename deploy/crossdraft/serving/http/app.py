@@ -174,11 +174,11 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
 
     async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
         model, request_id = await _checked(body), request.scope[ID_KEY]
-        prompts = [await backend.written(model, one) for one in body.prompts] if body.asks_of_prompts else []
-        format = kind(body, model, request_id, [one.ids for one in prompts])
-        size = len(await request.body())
-        coming = items(backend, await beside.run(size, format.body.output_requests, model, request_id))
-        if not format.body.stream:
+        requests = await beside.run(len(await request.body()), body.output_requests, model, request_id)
+        asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
+        format = kind(body, model, request_id, [(await backend.written(model, one)).ids for one in asked])
+        coming = items(backend, requests)
+        if not body.stream:
             answer = await unless_gone(request.receive, whole(coming, format, beside))
             return Response(answer, media_type="application/json")
         chunks = Chunks(format, request_id)
