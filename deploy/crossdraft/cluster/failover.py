@@ -174,6 +174,7 @@ class ClusterBackend:
         self._served: dict[str, Sequence[ServedModel]] = {}  # by model, the latest answers of its orchestrators
         self._metrics = metrics
         self._clock = clock
+        self.running = 0  # outputs
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose orchestrators answer and have a target; of orchestrators too busy to answer, the last answer."""
@@ -195,6 +196,15 @@ class ClusterBackend:
         orchestrators = self._models.get(request.model)
         if orchestrators is None:
             raise UnknownModelError(f"there is no model {request.model!r}; there is {', '.join(self._models)}")
+        self.running += 1
+        try:
+            async with aclosing(self._output(orchestrators, request)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self.running -= 1
+
+    async def _output(self, orchestrators: Orchestrators, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         journal, heard = Journal(resumable(request)), self._clock()
         detector, losses = self._detectors[request.model], 0  # in a row, since the latest reply
         while True:
