@@ -21,14 +21,13 @@ from unittest.mock import patch
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy, deployed
 from crossdraft.cluster.directory import Role
-from tests.cluster.machines.streams import MODEL, Stream, Streams, client_of, faults_of
+from tests.cluster.machines.streams import MODEL, REPEATS, Stream, Streams, client_of, faults_of
 from tests.cluster.running import ENVIRONMENT, HEAD, tried
 from tests.serving.ports import free_port
 
 ONE, OTHER = "127.0.0.3", "127.0.0.4"
 CPUS = 2  # of each node
 AFTER = 15.0  # seconds that clients go on after the loss
-REPEATS = 100
 APART_SECONDS = 120.0
 COMMON = {"object_store_memory": 80_000_000, "include_dashboard": False, "dashboard_agent_listen_port": 0}
 CONFIGURATION = f"""\

@@ -11,6 +11,7 @@ from openai import APIError, AsyncOpenAI
 MODEL = "crossdraft-bundled"
 PROMPT = "def fibonacci(n):\n"
 CLIENT_SECONDS = 120.0
+REPEATS = 100  # of a client whose front may be lost
 AGAIN_SECONDS = 0.2  # before a client whose connection is lost asks again
 
 
