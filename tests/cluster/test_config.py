@@ -46,9 +46,9 @@ def test_values_keep_their_types() -> None:
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
         (
             SMALLEST + "    orchestrators: many\n",
-            r"line 6: models\.0\.orchestrators: write a number of replicas, or \{min",
+            r"line 5: models\.0\.orchestrators: write a number of replicas, or \{min",
         ),
-        (SMALLEST + "    orchestrators: 0\n", r"line 6: models\.0\.orchestrators\.min: .*greater than or equal to 1"),
+        (SMALLEST + "    orchestrators: 0\n", r"line 5: models\.0\.orchestrators\.min: .*greater than or equal to 1"),
         (SMALLEST + "    orchestrators: {min: 3, max: 2}\n", "min, 3, must not be above max, 2"),
         (
             SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
