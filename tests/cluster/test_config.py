@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cluster.config import ConfigurationError, load, parse
+from crossdraft.cluster.config import ConfigurationError, Scale, load, parse
 
 SMALLEST = """\
 models:
@@ -17,7 +17,7 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "crossdraft.yaml"
 
 def test_the_smallest_one_has_a_default_for_the_rest() -> None:
     (model,) = parse(SMALLEST).models
-    assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), 1)
+    assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), Scale(max=1))
 
 
 def test_the_one_that_is_shipped_can_be_read() -> None:
@@ -44,6 +44,12 @@ def test_values_keep_their_types() -> None:
         (SMALLEST + "      replica: 2\n", r"line 5: models\.0\.target\.replica: Extra inputs"),
         (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
+        (
+            SMALLEST + "    orchestrators: many\n",
+            r"line 5: models\.0\.orchestrators: write a number of replicas, or \{min",
+        ),
+        (SMALLEST + "    orchestrators: 0\n", r"line 5: models\.0\.orchestrators\.min: .*greater than or equal to 1"),
+        (SMALLEST + "    orchestrators: {min: 3, max: 2}\n", "min, 3, must not be above max, 2"),
         (
             SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
             "line 2: models.0: two drafters of model 'small' have the name 'd'",

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from crossdraft.cluster.installed import installed
@@ -74,6 +83,31 @@ class Sessions(Part):
         return self
 
 
+class Scale(Part):
+    """Replicas by load, which Serve starts and ends."""
+
+    min: Count = 1
+    max: Count
+    outputs: Annotated[int, Field(ge=1)] = 16  # of one replica at once that are aimed at
+    up_seconds: Annotated[float, Field(ge=0)] = 15.0  # of more outputs, until there are more replicas
+    down_seconds: Annotated[float, Field(ge=0)] = 300.0  # of fewer, until there are fewer
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min, {self.min}, must not be above max, {self.max}")
+        return self
+
+
+def _scale(given: object) -> object:
+    """A number of replicas is the least and the most of them."""
+    if isinstance(given, dict | Scale):
+        return given
+    if type(given) is not int:
+        raise ValueError("write a number of replicas, or {min: …, max: …}")
+    return {"min": given, "max": given}
+
+
 class Service(Part):
     """Replicas of one model, each with its own gRPC server."""
 
@@ -114,7 +148,7 @@ class ServedService(Part):
     name: Name
     target: Service
     drafters: tuple[DrafterService, ...] = ()  # the default one first; none: plain decoding
-    orchestrators: Count = 1  # replicas, beside the targets
+    orchestrators: Annotated[Scale, BeforeValidator(_scale)] = Scale(max=1)  # beside the targets; or their number
     orchestrator_resources: Resources = Resources()
     outputs: Annotated[int, Field(ge=1)] = 64  # of one orchestrator at once
 
@@ -131,7 +165,7 @@ class Front(Part):
 
     host: str = "127.0.0.1"
     port: Port = 0
-    replicas: Count = 1
+    replicas: Count | None = None  # None: two, on different nodes, where there are two for it
     resources: Resources = Resources(cpus=0.1)
     requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: unlimited
     burst: Count = 10  # ... of which so many may come at once

@@ -5,7 +5,7 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from crossdraft.cluster.directory import (
     DirectoryGoneError,
     Entry,
     FarDirectory,
+    Load,
     Role,
     announced,
     entry_of,
@@ -74,6 +75,10 @@ class FrontBackend:
         backend = ClusterBackend(handles, LossMetrics(self.metrics.registry), limits=limits)
         self.backend = MeasuredBackend(backend, self.metrics)
         self.exporter = Exporter(self.metrics.registry)
+
+    def load(self) -> Load:
+        """Of this process."""
+        return Load(self.metrics.outputs)
 
 
 class ServeOrchestrators:
@@ -140,7 +145,7 @@ class Ingress:
         front.metrics.lag.start()
         metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
         entry = entry_of(Role.HTTP, "", "", "", metrics, node)
-        self._announcing = asyncio.get_running_loop().create_task(_announce(entry))
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.load))
         options = HttpOptions(
             keys=config.keys,
             rate=_rate_of(http),
@@ -154,8 +159,8 @@ class Ingress:
         return app
 
 
-async def _announce(entry: Entry) -> None:
-    async with announced(entry):
+async def _announce(entry: Entry, load: Callable[[], Load]) -> None:
+    async with announced(entry, load):
         await asyncio.Event().wait()  # until the process ends
 
 
@@ -228,16 +233,16 @@ class GrpcFrontConfig(ServerConfig):
         front = await asyncio.to_thread(FrontBackend, self.config)
         front.metrics.lag.start()
         options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
-        exporter = front.exporter if self.config.metrics else None
-        return GrpcFrontServer(serve_generation(front.backend, listening, options), exporter, host)
+        return GrpcFrontServer(serve_generation(front.backend, listening, options), front, self.config.metrics, host)
 
 
 class GrpcFrontServer:
-    """The gRPC server, and its metrics if there is an exporter for them; `node` is the node's address."""
+    """The gRPC server, and its metrics if they are wanted; `node` is the node's address."""
 
-    def __init__(self, server: GenerationServer, exporter: Exporter | None, node: str) -> None:
+    def __init__(self, server: GenerationServer, front: FrontBackend, metrics: bool, node: str) -> None:
         self._server = server
-        self._exporter = exporter
+        self._front = front
+        self._exporter = front.exporter if metrics else None
         self._node = node
         self.metrics = ""  # host:port, once it serves
 
@@ -246,6 +251,11 @@ class GrpcFrontServer:
         """host:port for others: if it listens at all addresses of its node, the one that the cluster uses."""
         host, _, port = self._server.address.rpartition(":")
         return f"{self._node if host in ALL_ADDRESSES else host}:{port}"
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """As `ActorServer.work`."""
+        return self._front.load().sessions, 0.0
 
     async def start(self) -> str:
         """As `ActorServer.start`."""
