@@ -1,5 +1,7 @@
 """Where replicas are placed, and what is said of nodes that lack something."""
 
+from dataclasses import replace
+
 import pytest
 
 from crossdraft.cluster.capacity import HEAD, Need, Nodes, amounts_of, fits, needs_of, placed
@@ -19,12 +21,12 @@ grpc: {replicas: 2}
 
 
 def test_every_replica_of_a_configuration_is_counted() -> None:
-    needs = needs_of(parse(TEXT), THREE, {"drafter 'd' of 'small'": ["a"]})
+    needs = needs_of(parse(TEXT), {"drafter 'd' of 'small'": ["a"]})
     assert [(one.what, one.count, one.most, one.there) for one in needs] == [
         ("target of 'small'", 2, 1, ()),
         ("drafter 'd' of 'small'", 1, float("inf"), ["a"]),
         ("orchestrator of 'small'", 3, float("inf"), ()),
-        ("http front", 2, float("inf"), ()),
+        ("http front", 1, float("inf"), ()),
         ("grpc front", 2, 1, ()),
     ]
     assert needs[0].amounts == {"CPU": 1, "GPU": 0.5, "target": 1}
@@ -82,11 +84,13 @@ def test_orchestrators_are_on_as_many_nodes_as_have_room() -> None:
     assert (full.faults, len(set(full.places["o"])), full.most("o")) == ((), 1, 3)
 
 
-def test_a_front_is_twice_there_and_not_on_the_head_if_it_can_be() -> None:
-    (front,) = [need for need in needs_of(parse(TEXT), THREE) if need.what == "http front"]
-    assert sorted(placed([front], THREE).places["http front"]) == ["a", "b"]
-    (alone,) = [need for need in needs_of(parse(TEXT), {"head": THREE["head"]}) if need.what == "http front"]
-    assert placed([alone], {"head": THREE["head"]}).places["http front"] == ("head",)
+def test_a_front_is_on_every_node_that_has_room_left() -> None:
+    front = next(need for need in needs_of(parse(TEXT)) if need.what == "http front")
+    assert sorted(placed([front], THREE).places["http front"]) == ["a", "b", "head"]
+    beside = placed([front, Need("t", 2, {"CPU": 2})], THREE)
+    assert (beside.faults, len(beside.places["http front"]), beside.most("http front")) == ((), 1, 1)
+    alone = replace(front, more=False, count=2)
+    assert len(placed([alone], THREE).places["http front"]) == 2
 
 
 def test_what_runs_stays_unless_others_have_no_place_then() -> None:

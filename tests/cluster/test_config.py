@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli.options import CorsOptions
 from crossdraft.cluster.config import ConfigurationError, Scale, load, parse
 
 SMALLEST = """\
@@ -30,6 +31,16 @@ def test_values_keep_their_types() -> None:
     text = SMALLEST + "http: {port: 0}\nlog_format: plain\nsecurity: {api_keys: keys.txt}\n"
     made = parse(text)
     assert (made.http.port, made.log_format, made.security.api_keys) == (0, "plain", Path("keys.txt"))
+
+
+def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
+    page = "https://a.example"
+    line = CorsOptions(allowed_origins=page, allowed_headers="x-a,x-b").settings
+    text = SMALLEST + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
+    made = parse(text, folder=tmp_path)
+    assert {name: list(given) if isinstance(given, tuple) else given for name, given in made.http.cors.items()} == line
+    assert made.models[0].target.chat_template == tmp_path / "chat.jinja"
+    assert parse(SMALLEST).http.cors == CorsOptions().settings == {}
 
 
 @pytest.mark.parametrize(

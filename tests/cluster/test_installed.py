@@ -26,8 +26,8 @@ def names(configuration: Configuration) -> list[str]:
 
 def versions(configuration: Configuration) -> set[str]:
     """Of what Serve runs."""
-    nodes = {"one": {"CPU": 16.0}}
-    built = application(configuration, lambda resources: True, placed(needs_of(configuration, nodes), nodes))
+    plan = placed(needs_of(configuration), {"one": {"CPU": 16.0}})
+    built = application(configuration, lambda resources: True, plan)
     below = [one._bound_deployment for one in built._bound_deployment.init_args[2:]]
     return {str(one.version) for one in (built._bound_deployment, *below)}
 

@@ -83,6 +83,11 @@ def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
     (tmp_path / "f.npz").write_bytes(b"another")
     assert [one.name for one in services_of(parse(text, folder=tmp_path))][:2] == before[:2]
     assert [one.name for one in services_of(parse(text, folder=tmp_path))][2] != before[2]
+    chats = text.replace("model: m,", "model: m, chat_template: chat.jinja,")
+    (tmp_path / "chat.jinja").write_text("one")
+    before = [one.name for one in services_of(parse(chats, folder=tmp_path))]
+    (tmp_path / "chat.jinja").write_text("another")
+    assert [one.name for one in services_of(parse(chats, folder=tmp_path))][:2] != before[:2]
 
 
 def test_fronts_are_told_from_services() -> None:

@@ -9,4 +9,4 @@ from crossdraft.cluster.config import Configuration
 def unplaced(configuration: Configuration, nodes: Sequence[Amounts]) -> list[str]:
     """What has no place on these nodes."""
     named = {str(number): node for number, node in enumerate(nodes)}
-    return list(placed(needs_of(configuration, named), named).faults)
+    return list(placed(needs_of(configuration), named).faults)

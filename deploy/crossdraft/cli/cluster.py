@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 # Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
-COLUMNS = ("where", "metrics", "pid", "up", "restarts", "sessions", "load")
+COLUMNS = ("where", "metrics", "pid", "up h:m", "restarts", "sessions", "load")
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
 NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`"
@@ -79,18 +79,11 @@ def table_of(found: "Deployed", now: float) -> Table:
     for one in found.processes:
         load = found.loads.get(one.id)
         figures = ("", "") if load is None else (str(load.sessions), f"{load.busy:.0%}")
-        started = (uptime(now - one.since), str(found.restarts.get(one.id, 0)))
+        hours, minutes = divmod(int(now - one.since) // 60, 60)
+        started = (f"{hours}:{minutes:02}", str(found.restarts.get(one.id, 0)))
         where = (one.address or one.node, one.metrics.rpartition(":")[2], str(one.process))
         table.add_row(f"{one.model} {one.what}".lstrip(), *where, *started, *figures)
     return table
-
-
-def uptime(seconds: float) -> str:
-    """In the largest two units."""
-    minutes, hours, days = (int(seconds / unit) for unit in (60, 3600, 86400))
-    if days:
-        return f"{days}d{hours % 24:02}h"
-    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{int(seconds) % 60:02}s"
 
 
 def undeploy(address: str) -> None:

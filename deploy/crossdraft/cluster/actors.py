@@ -102,10 +102,9 @@ class ModelServerConfig(ServerConfig):
         """That of a service of the served model with this name."""
         tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
         alone = service.model_copy(update={"replicas": 1})  # their number replaces none of them
-        files = list(tls_paths(tls))
         drafter = service if isinstance(service, DrafterService) else None
-        if drafter is not None:
-            files += [path for path in (drafter.frequencies, drafter.affinity) if path is not None]
+        own = (service.chat_template, *((drafter.frequencies, drafter.affinity) if drafter else ()))
+        files = [*tls_paths(tls), *(path for path in own if path is not None)]
         return ModelServerConfig(
             role=Role.TARGET if drafter is None else Role.DRAFTER,
             model=model,
@@ -156,6 +155,7 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
         pruning=pruning,
         reuse=service.enable_prefix_caching,
         eager=service.enforce_eager,
+        chat_template=service.chat_template,
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))

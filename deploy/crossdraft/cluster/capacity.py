@@ -24,9 +24,8 @@ CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, and nobody asks for
 EXACT = 1e-4  # Ray counts in ten-thousandths
-SEARCH_STEPS = 20_000  # replicas that are tried somewhere until they count as not placed
+SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
 SEARCHED = 100  # replicas; with more of them each takes the first place that is found
-FRONTS = 2  # replicas of a front whose number is not given, where there are as many nodes for it
 ADVICE = "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking"
 Amounts = Mapping[str, float]  # of resources, by Ray's names
 Nodes = Mapping[str, Amounts]  # by address
@@ -42,7 +41,7 @@ class Need:
     amounts: Amounts  # of one of them
     most: float = inf  # on one node
     spread: bool = False  # on as many nodes as there are for them
-    off_head: bool = False  # not on the head, if others have room
+    more: bool = False  # one on each other node that has room left, too
     there: Sequence[str] = ()  # nodes where such replicas run, which need not move
 
 
@@ -71,18 +70,12 @@ def shown(role: Role, model: str, name: str = "") -> str:
     return f"{role}{drafter} of {model!r}" if model else f"{role} front"
 
 
-def needs_of(configuration: Configuration, nodes: Nodes, there: Places | None = None) -> tuple[Need, ...]:
-    """All replicas of a configuration.
-
-    Args:
-        configuration: what is served.
-        nodes: on which of them there may be fronts.
-        there: where replicas run now.
-    """
-    return tuple(replace(need, there=(there or {}).get(need.what, ())) for need in _needs(configuration, nodes))
+def needs_of(configuration: Configuration, there: Places | None = None) -> tuple[Need, ...]:
+    """All replicas of a configuration; `there` is where replicas run now."""
+    return tuple(replace(need, there=(there or {}).get(need.what, ())) for need in _needs(configuration))
 
 
-def _needs(configuration: Configuration, nodes: Nodes) -> Iterator[Need]:
+def _needs(configuration: Configuration) -> Iterator[Need]:
     for model in configuration.models:
         for role, name, service in (
             (Role.TARGET, "", model.target),
@@ -94,10 +87,9 @@ def _needs(configuration: Configuration, nodes: Nodes) -> Iterator[Need]:
         yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts, spread=True)
     for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
         if front is not None:
-            apart = role is Role.GRPC and front.port > 0
-            amounts = amounts_of(front.resources)
-            needed = front.replicas or max(1, min(FRONTS, _rooms(amounts, nodes)))
-            yield Need(shown(role, ""), needed, amounts, 1 if apart else inf, spread=not apart, off_head=True)
+            apart, amounts = role is Role.GRPC and front.port > 0, amounts_of(front.resources)
+            most = 1 if apart else inf
+            yield Need(shown(role, ""), front.replicas or 1, amounts, most, not apart, front.replicas is None)
 
 
 def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
@@ -146,7 +138,7 @@ class _Packing:
         self._steps = SEARCH_STEPS
         for index, need in enumerate(needs):
             for node in need.there:
-                if len(self._at[index]) < need.count and self._fits(index, node):
+                if (need.more or len(self._at[index]) < need.count) and self._fits(index, node):
                     self._take(index, node)
         left = (index for index, need in enumerate(needs) for _ in range(need.count - len(self._at[index])))
         self._todo = sorted(left, key=lambda index: -self._share(needs[index]))
@@ -156,6 +148,10 @@ class _Packing:
         if len(self._todo) > SEARCHED or not self._search(self._todo):
             for index in self._todo:
                 for node in self._choices(index)[:1]:
+                    self._take(index, node)
+        for index, need in enumerate(self._needs):
+            for node in self._choices(index) if need.more else ():
+                if node not in self._at[index]:
                     self._take(index, node)
         return {need.what: tuple(at) for need, at in zip(self._needs, self._at, strict=True)}
 
@@ -186,15 +182,10 @@ class _Packing:
         return self._at[index].count(node) < need.most and _times(need.amounts, free) >= 1
 
     def _choices(self, index: int) -> list[str]:
-        """Nodes that have room for a replica, the best one first; of those that are alike, one."""
-        alike: dict[tuple[tuple[object, ...], ...], str] = {}
-        for name, free in self._free.items():
-            if self._fits(index, name):
-                away = self._needs[index].off_head and HEAD in free
-                order = (away, self._at[index].count(name), -free.get(CPUS, 0.0))
-                used = sorted(one for one in free.items() if not one[0].startswith(INNER))
-                alike.setdefault((order, *used, tuple(at.count(name) for at in self._at)), name)
-        return [name for _, name in sorted(alike.items(), key=lambda one: one[0][0])]
+        """Nodes that have room for a replica, the best one first."""
+        at, free = self._at[index], self._free
+        fitting = (name for name in free if self._fits(index, name))
+        return sorted(fitting, key=lambda name: (at.count(name), -free[name].get(CPUS, 0.0)))
 
     def _search(self, todo: Sequence[int]) -> bool:
         if not todo:
@@ -281,7 +272,7 @@ def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -
 
     def found() -> Placement:
         nodes = _nodes()
-        return placed(needs_of(configuration, nodes, there), nodes)
+        return placed(needs_of(configuration, there), nodes)
 
     needs, until = found().needs, time.monotonic() + waiting.node_seconds
     if waiting.node_seconds and found().faults:  # for an autoscaler, if there is one
@@ -347,12 +338,6 @@ def _name(node: Mapping[str, Any]) -> str:
 def node_ids() -> dict[str, str]:
     """Ray's ids of the nodes that are alive, by the names that placements have."""
     return {_name(node): node["NodeID"] for node in _alive()}
-
-
-def head_of(places: Sequence[str]) -> str | None:
-    """Ray's id of the head, if none of these places is there."""
-    heads = [node for node in _alive() if HEAD in node["Resources"] and _name(node) not in places]
-    return heads[0]["NodeID"] if heads else None
 
 
 def _nodes() -> Nodes:

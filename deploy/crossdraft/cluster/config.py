@@ -123,6 +123,7 @@ class Service(Part):
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
     trust_remote_code: bool = False
+    chat_template: File | None = None  # a file with Jinja, on every node where it may run; None: the model's own
     sessions: Sessions = Sessions()
 
 
@@ -165,7 +166,7 @@ class Front(Part):
 
     host: str = "127.0.0.1"
     port: Port = 0
-    replicas: Count | None = None  # None: two, on different nodes, where there are two for it
+    replicas: Count | None = None  # None: one on each node that has room for it
     resources: Resources = Resources(cpus=0.1)
     requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: unlimited
     burst: Count = 10  # ... of which so many may come at once
@@ -180,6 +181,17 @@ class Http(Front):
     port: Port = 8000
     max_request_mib: Count = 4
     max_choices: Count = 32  # outputs of one request
+    allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
+    allowed_methods: tuple[str, ...] = ("*",)  # for these
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+    @property
+    def cors(self) -> dict[str, object]:
+        """As in `HttpOptions`."""
+        names = ("origins", "methods", "headers")
+        lists: dict[str, object] = {f"allow_{name}": getattr(self, f"allowed_{name}") for name in names}
+        return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
 
 
 class Grpc(Front):

@@ -26,7 +26,6 @@ from crossdraft.cluster.capacity import (
     amounts_of,
     await_nodes,
     fits,
-    head_of,
     node_ids,
     shown,
     taken,
@@ -155,7 +154,8 @@ def _room_for_serve(plan: Placement) -> bool:
     """Whether each of Serve's deployments can have the replicas that it lacks, and one to replace others with."""
     free = {node: dict(has) for node, has in free_nodes().items()}
     serves = [need for need in plan.needs if need.spread]
-    return all(taken(need.amounts, free) for need in serves for _ in range(max(1, need.count - len(need.there))))
+    lacking = ((need, max(1, len(plan.places[need.what]) - len(need.there))) for need in serves)
+    return all(taken(need.amounts, free) for need, count in lacking for _ in range(count))
 
 
 def undeploy() -> None:
@@ -282,9 +282,6 @@ def _ingress(configuration: Configuration, room: HasRoom, plan: Placement) -> De
     alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
     version = digest_of(FrontConfig.of(configuration).digest, alone)
     options = _actor_options(http.resources, INGRESS, version, plan.most(what)) | {"runtime_env": FRONT_ENVIRONMENT}
-    head = head_of(plan.places[what])
-    if head is not None:
-        options["label_selector"] = {"ray.io/node-id": f"!{head}"}
     deployment = serve.deployment(
         name=INGRESS,
         num_replicas=http.replicas,

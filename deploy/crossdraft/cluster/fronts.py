@@ -153,6 +153,7 @@ class Ingress:
             max_choices=http.max_choices,
             stalled_seconds=http.stalled_seconds,
             metrics=front.metrics.text,
+            cors=http.cors,
         )
         app = make_app(front.backend, options)
         add_scraping(app, FarDirectory(), config.keys)

@@ -34,21 +34,13 @@ class Actor:
     node: str  # id
     state: str
     restarts: int
-    since: float  # when it was started last, seconds of the epoch
 
 
 def actors() -> tuple[Actor, ...]:
     """Those that have names and are not dead, of the whole cluster."""
     found = ray._private.state.actors().values()  # no public API has it without Ray's dashboard
     return tuple(
-        Actor(
-            one["ActorID"],
-            one["Name"],
-            one["Address"]["NodeID"],
-            one["State"],
-            one["NumRestarts"],
-            one["StartTime"] / 1000,
-        )
+        Actor(one["ActorID"], one["Name"], one["Address"]["NodeID"], one["State"], one["NumRestarts"])
         for one in found
         if one["Name"] and one["State"] != "DEAD"
     )
