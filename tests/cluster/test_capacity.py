@@ -80,6 +80,8 @@ def test_tenths_that_add_up_to_a_whole_fit() -> None:
 def test_orchestrators_are_on_as_many_nodes_as_have_room() -> None:
     found = placed([Need("o", 2, {"CPU": 0.5}, spread=True)], THREE)
     assert (len(set(found.places["o"])), found.most("o")) == (2, 1)
+    together = placed([Need("o", 2, {"CPU": 0.5}, spread=True, there=["a", "a"])], THREE)
+    assert (len(set(together.places["o"])), together.most("o")) == (2, 1)
     full = placed([Need("t", 2, {"CPU": 2}), Need("o", 3, {"CPU": 0.5}, spread=True)], THREE)
     assert (full.faults, len(set(full.places["o"])), full.most("o")) == ((), 1, 3)
 

@@ -36,7 +36,10 @@ def test_values_keep_their_types() -> None:
 def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
     page = "https://a.example"
     line = CorsOptions(allowed_origins=page, allowed_headers="x-a,x-b").settings
-    text = SMALLEST + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
+    text = (
+        SMALLEST
+        + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
+    )
     made = parse(text, folder=tmp_path)
     assert {name: list(given) if isinstance(given, tuple) else given for name, given in made.http.cors.items()} == line
     assert made.models[0].target.chat_template == tmp_path / "chat.jinja"

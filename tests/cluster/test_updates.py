@@ -57,7 +57,7 @@ def wide(cluster: RunningCluster) -> str:
 
 def test_what_has_no_room_is_given_up_in_time_and_another_configuration_is_taken(cluster: RunningCluster) -> None:
     (before,) = cluster.entries(Role.DRAFTER)
-    foreign = ray.remote(Foreign).options(num_cpus=0.4, resources={"drafter": 0.1}).remote()
+    foreign = ray.remote(Foreign).options(num_cpus=0.5, resources={"drafter": 0.1}).remote()
     ray.get(foreign.__ray_ready__.remote())
     with pytest.raises(NotServedError, match=r"does not serve in time: no node has CPU 3|the time for it is over"):
         cluster.deploy(wide(cluster), seconds=1.0)

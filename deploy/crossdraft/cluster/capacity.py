@@ -7,7 +7,6 @@ to start where they were found; Ray decides about Serve's replicas, of which a n
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, takewhile
 from math import inf
 from typing import Any
 
@@ -50,12 +49,12 @@ class Placement:
     """Nodes for replicas."""
 
     places: Places
-    needs: tuple[Need, ...]  # each with the most of its replicas on one node
+    needs: tuple[Need, ...]
     faults: tuple[str, ...]  # what has no place, and what each node has left; empty: nothing
 
     def most(self, what: str) -> float:
         """Replicas of this kind on one node."""
-        return next(need.most for need in self.needs if need.what == what)
+        return max(map(self.places[what].count, self.places[what]))
 
 
 def amounts_of(resources: Resources) -> Amounts:
@@ -102,27 +101,13 @@ def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
-    """Places for all replicas, where they run now if possible; of those to be spread, the fewest on one node."""
-    found = Placement({}, (), ())
-    most = max((need.count for need in needs if need.spread), default=1)
-    for more in chain([0], takewhile(lambda one: one < most, (2**power for power in count()))):
-        limited = tuple(_limited(need, nodes, more) for need in needs)
-        for stays in (True, False):
-            packing = _Packing([need if stays else replace(need, there=()) for need in limited], nodes)
-            found = Placement(packing.filled(), limited, packing.faults())
-            if not found.faults:
-                return found
+    """Places for all replicas, where they run now if possible."""
+    for stays in (True, False):
+        packing = _Packing([need if stays else replace(need, there=()) for need in needs], nodes)
+        found = Placement(packing.filled(), tuple(needs), packing.faults())
+        if not found.faults:
+            break
     return found
-
-
-def _limited(need: Need, nodes: Nodes, more: int) -> Need:
-    rooms = max(1, _rooms(need.amounts, nodes))
-    return replace(need, most=-(-need.count // rooms) + more) if need.spread else need
-
-
-def _rooms(amounts: Amounts, nodes: Nodes) -> int:
-    """Nodes with room for a replica, if nothing else is there."""
-    return sum(_times(amounts, has) >= 1 for has in nodes.values())
 
 
 class _Packing:
@@ -137,8 +122,11 @@ class _Packing:
         self._at: list[list[str]] = [[] for _ in needs]
         self._steps = SEARCH_STEPS
         for index, need in enumerate(needs):
+            rooms = sum(_times(need.amounts, has) >= 1 for has in nodes.values())
+            fair, at = -(-need.count // max(1, rooms)) if need.spread else inf, self._at[index]
             for node in need.there:
-                if (need.more or len(self._at[index]) < need.count) and self._fits(index, node):
+                wanted = at.count(node) < fair and (need.more or len(at) < need.count)
+                if wanted and self._fits(index, node):
                     self._take(index, node)
         left = (index for index, need in enumerate(needs) for _ in range(need.count - len(self._at[index])))
         self._todo = sorted(left, key=lambda index: -self._share(needs[index]))

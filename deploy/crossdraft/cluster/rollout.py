@@ -114,30 +114,26 @@ class Rollout:
     """
 
     def __init__(self, changed: Changes, means: Means) -> None:
-        self._changed = changed
         self._means = means
         self._started: list[Replica] = []  # that end again if the deployment fails
-        self._waiting: list[tuple[str, Replica]] = []  # the name of the actor to end before, or empty; no room yet
-        self._over: list[str] = []  # names of actors to end
+        # What is to be started, with the name of the actor that ends instead, or none.
+        self._waiting = [*(("", one) for one in changed.begun), *changed.replaced]
+        self._over = list(changed.ended)  # names of actors to end
 
     def begin(self) -> None:
-        """Starts new actors, then replacements one by one, as far as there is room.
+        """Starts what has room beside all that runs, and needs no port that an old actor holds.
 
         Raises:
             NotServedError: one cannot be served; `undo` then.
         """
-        changed = self._changed
-        self._over = list(changed.ended)
         free = {node: dict(has) for node, has in free_nodes().items()}
-        at_once = [one for one in changed.begun if taken(one.amounts, free)]
-        self._waiting = [("", one) for one in changed.begun if one not in at_once]
-        self._ready(at_once)
-        for old, new in changed.replaced:
-            if old != new.name and _beside(new):
-                self._ready([new])
-                self._over.append(old)
-            else:
-                self._waiting.append((old, new))
+        waiting, at_once = self._waiting, []
+        self._waiting = []
+        for old, new in waiting:
+            apart = not old or (old != new.name and not new.config.port)
+            (at_once if apart and taken(new.amounts, free) else self._waiting).append((old, new))
+        self._ready([new for _, new in at_once])
+        self._over += [old for old, _ in at_once if old]
 
     def make_room(self) -> None:
         """Ends what is not needed any more, then replaces the rest, ending each old actor before the new one starts.
@@ -150,15 +146,14 @@ class Rollout:
         self._await(self._over, self._drain(self._over))
         self._over, waiting, self._waiting = [], self._waiting, []
         for old, new in waiting:
-            ending = [old] if old else []
-            if old != new.name and _fits(new):  # an old one frees its port when it begins to drain
-                draining = self._drain(ending if new.config.port else [])
+            ending, beside = [old] if old else [], old != new.name and _fits(new)
+            # An old one frees its port when it begins to drain.
+            draining = [] if beside and not new.config.port else self._drain(ending)
+            if not beside:
+                self._await(ending, draining)
+            if beside or (old and _soon(partial(_fits, new))):
                 self._ready([new])
                 self._await(ending, draining or self._drain(ending))
-                continue
-            self._await(ending, self._drain(ending))
-            if old and _soon(partial(_fits, new)):
-                self._ready([new])
             else:
                 self._waiting.append(("", new))
 
@@ -243,11 +238,6 @@ def _started(replica: Replica, node: str | None) -> Any:
         )
         .remote(replica.config)
     )
-
-
-def _beside(replica: Replica) -> bool:
-    """Whether it can serve before the one that it replaces has ended, which holds the port if it is fixed."""
-    return replica.config.port == 0 and _fits(replica)
 
 
 def _fits(replica: Replica) -> bool:
