@@ -17,6 +17,7 @@ import httpx2 as httpx
 import ray
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
+from ray.exceptions import RaySystemError
 
 from crossdraft.cluster.capacity import NoRoomError, NotServedError
 from crossdraft.cluster.config import parse
@@ -160,7 +161,7 @@ def tried(stack: ExitStack, folder: Path, *nodes: Any) -> tuple[Path, Any]:
         place = folder / str(len(faults))
         try:
             return place, stack.enter_context(started(place, *nodes))
-        except (TimeoutError, RuntimeError) as error:  # a process of Ray's was too late, or is dead
+        except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
             faults.append(str(error))
             assert len(faults) < ATTEMPTS, faults
 
@@ -203,7 +204,7 @@ def _patient(asked: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
         while True:
             try:
                 return asked(address, node)
-            except RuntimeError as error:  # not yet
+            except (RuntimeError, RaySystemError) as error:  # not yet
                 if time.monotonic() > until or _ended_nodes() > before:
                     raise TimeoutError(f"node {node} is not known: {error}") from error
             time.sleep(POLL_SECONDS)

@@ -53,7 +53,7 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     done = cluster.command("deploy", cluster.file(cluster.configuration()))
     assert done.returncode == 0, done.stderr
     assert _lines(done) == [
-        f"HTTP at 127.0.0.1:{cluster.http} of every node that has a replica of Ray Serve",
+        f"HTTP at 127.0.0.1:{cluster.http} of every node with an http front; `crossdraft status` shows which",
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]
     assert cluster.entries() == before

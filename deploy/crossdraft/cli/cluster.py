@@ -45,7 +45,7 @@ def deploy(path: Path, address: str, check: bool, wait_seconds: float, seconds: 
         except ValueError as error:
             raise CommandFailed(str(error)) from error
     http, grpc = configuration.http, configuration.grpc
-    print(f"HTTP at {http.host}:{http.port} of every node that has a replica of Ray Serve")
+    print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
         print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
 

@@ -73,7 +73,7 @@ from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
 IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
-REPLICA = "SERVE_REPLICA::"  # beginning of the names of Serve's actors
+REPLICA = f"SERVE_REPLICA::{APPLICATION}#"  # beginning of the names of Serve's actors
 EXTRA_CALLS = 16  # of a replica at once besides its outputs: `models` and health checks
 MAX_STREAMS = 4096  # requests of one ingress at once
 HEALTH_INTERVAL = 2.0  # seconds between two health checks
@@ -136,15 +136,14 @@ def places_now(configuration: Configuration) -> dict[str, list[str]]:
     """Nodes of the replicas that run, by kind; first of those that need not be replaced."""
     names = {id: name for name, id in node_ids().items()}
     wanted = (*services_of(configuration), *fronts_of(configuration))
-    whats = {one.slot: one.what for one in wanted} | {
-        f"{APPLICATION}#{orchestrator_name(model.name)}": shown(Role.ORCHESTRATOR, model.name)
-        for model in configuration.models
-    }
-    whats[f"{APPLICATION}#{INGRESS}"] = shown(Role.HTTP, "")
+    whats = {one.slot.rpartition("/")[0]: one.what for one in wanted}
+    whats |= {orchestrator_name(one.name): shown(Role.ORCHESTRATOR, one.name) for one in configuration.models}
+    whats[INGRESS] = shown(Role.HTTP, "")
     kept = {one.name for one in wanted}
     found: dict[str, list[str]] = {}
     for one in sorted(actors(), key=lambda one: (one.name not in kept, one.name)):
-        what = whats.get(slot_of(one.name) or one.name.removeprefix(REPLICA).rpartition("#")[0])
+        serves = one.name.removeprefix(REPLICA).rpartition("#")[0]
+        what = whats.get(slot_of(one.name).rpartition("/")[0] or serves)
         if what and one.node in names and one.state == "ALIVE":
             found.setdefault(what, []).append(names[one.node])
     return found
