@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cluster.config import parse, slot_of
-from crossdraft.cluster.rollout import Changes, changes, fronts_of, is_front, services_of, settled
+from crossdraft.cluster.rollout import Changes, changes, fronts_of, is_front, services_of, starts
 
 BEFORE = """\
 models:
@@ -97,11 +97,8 @@ def test_fronts_are_told_from_services() -> None:
     assert not any(is_front(one.name) for one in services_of(configuration))
 
 
-def test_what_must_move_is_replaced_by_itself_and_others_start_where_they_were_placed() -> None:
+def test_what_starts_does_so_where_it_was_placed_and_nothing_else_moves() -> None:
     changed = becoming(BEFORE, BEFORE.replace("replicas: 2", "replicas: 3"))
     at = {one.name: node for one, node in zip(changed.kept, ["x", "y", "x"], strict=True)}
-    places = {"target of 'small'": ["x", "y", "z"], "drafter 'd' of 'small'": ["y"]}
-    found, nodes = settled(changed, at, places)
-    assert [one.slot for one in found.kept] == ["small/target/0", "small/target/1"]
-    assert [(slot_of(old), new.slot) for old, new in found.replaced] == [("small/drafter/d/0", "small/drafter/d/0")]
-    assert nodes == {"small/target/2": "z", "small/drafter/d/0": "y"}
+    places = {"target of 'small'": ["y", "z", "x"], "drafter 'd' of 'small'": ["y"]}
+    assert starts(changed, at, places) == {"small/target/2": "z"}

@@ -41,7 +41,7 @@ class Need:
     most: float = inf  # on one node
     spread: bool = False  # on as many nodes as there are for them
     more: bool = False  # one on each other node that has room left, too
-    there: Sequence[str] = ()  # nodes where such replicas run, which need not move
+    there: Sequence[str] = ()  # nodes where such replicas run and go on
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def shown(role: Role, model: str, name: str = "") -> str:
 
 
 def needs_of(configuration: Configuration, there: Places | None = None) -> tuple[Need, ...]:
-    """All replicas of a configuration; `there` is where replicas run now."""
+    """All replicas of a configuration; `there` is where replicas run that go on."""
     return tuple(replace(need, there=(there or {}).get(need.what, ())) for need in _needs(configuration))
 
 
@@ -101,13 +101,9 @@ def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
-    """Places for all replicas, where they run now if possible."""
-    for stays in (True, False):
-        packing = _Packing([need if stays else replace(need, there=()) for need in needs], nodes)
-        found = Placement(packing.filled(), tuple(needs), packing.faults())
-        if not found.faults:
-            break
-    return found
+    """Places for all replicas; those that run stay where they are."""
+    packing = _Packing(needs, nodes)
+    return Placement(packing.filled(), tuple(needs), packing.faults())
 
 
 class _Packing:
@@ -250,7 +246,7 @@ def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -
 
     Args:
         configuration: what is to be served.
-        there: where replicas run now.
+        there: where replicas run that go on.
         waiting: how long.
 
     Raises:

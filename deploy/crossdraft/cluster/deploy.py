@@ -47,7 +47,6 @@ from crossdraft.cluster.config import (
     digest_of,
     orchestrator_name,
     parse,
-    slot_of,
 )
 from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
 from crossdraft.cluster.fronts import Ingress
@@ -67,7 +66,7 @@ from crossdraft.cluster.rollout import (
     is_front,
     running,
     services_of,
-    settled,
+    starts,
 )
 from crossdraft.serving.logs import logged
 
@@ -126,24 +125,21 @@ def rollouts(configuration: Configuration, plan: Placement, until: float, say: S
 
     def rollout(wanted: Sequence[Replica], front: bool) -> Rollout:
         changed = changes(wanted, [name for name in there if is_front(name) is front])
-        found, nodes = settled(changed, at, places)
-        return Rollout(found, Means(nodes, configuration.grace_seconds, until, say))
+        return Rollout(changed, Means(starts(changed, at, places), configuration.grace_seconds, until, say))
 
     return rollout(services_of(configuration), False), rollout(fronts_of(configuration), True)
 
 
 def places_now(configuration: Configuration) -> dict[str, list[str]]:
-    """Nodes of the replicas that run, by kind; first of those that need not be replaced."""
+    """Nodes of the replicas that run and go on, by kind; Serve's count among them."""
     names = {id: name for name, id in node_ids().items()}
     wanted = (*services_of(configuration), *fronts_of(configuration))
-    whats = {one.slot.rpartition("/")[0]: one.what for one in wanted}
+    whats = {one.name: one.what for one in wanted} | {INGRESS: shown(Role.HTTP, "")}
     whats |= {orchestrator_name(one.name): shown(Role.ORCHESTRATOR, one.name) for one in configuration.models}
-    whats[INGRESS] = shown(Role.HTTP, "")
-    kept = {one.name for one in wanted}
     found: dict[str, list[str]] = {}
-    for one in sorted(actors(), key=lambda one: (one.name not in kept, one.name)):
-        serves = one.name.removeprefix(REPLICA).rpartition("#")[0]
-        what = whats.get(slot_of(one.name).rpartition("/")[0] or serves)
+    for one in actors():
+        of_serve = one.name.startswith(REPLICA)
+        what = whats.get(one.name.removeprefix(REPLICA).rpartition("#")[0] if of_serve else one.name)
         if what and one.node in names and one.state == "ALIVE":
             found.setdefault(what, []).append(names[one.node])
     return found

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -127,10 +127,10 @@ class Rollout:
             NotServedError: one cannot be served; `undo` then.
         """
         free = {node: dict(has) for node, has in free_nodes().items()}
-        waiting, at_once = self._waiting, []
+        waiting, at_once = self._waiting, list[tuple[str, Replica]]()
         self._waiting = []
         for old, new in waiting:
-            apart = not old or (old != new.name and not new.config.port)
+            apart = not old or not new.config.port
             (at_once if apart and taken(new.amounts, free) else self._waiting).append((old, new))
         self._ready([new for _, new in at_once])
         self._over += [old for old, _ in at_once if old]
@@ -146,7 +146,7 @@ class Rollout:
         self._await(self._over, self._drain(self._over))
         self._over, waiting, self._waiting = [], self._waiting, []
         for old, new in waiting:
-            ending, beside = [old] if old else [], old != new.name and _fits(new)
+            ending, beside = [old] if old else [], _fits(new)
             # An old one frees its port when it begins to drain.
             draining = [] if beside and not new.config.port else self._drain(ending)
             if not beside:
@@ -304,26 +304,11 @@ def changes(wanted: Sequence[Replica], running: Collection[str]) -> Changes:
     return Changes(tuple(free.values()), tuple(replaced), kept, tuple(ended))
 
 
-def settled(
-    changed: Changes, at: Mapping[str, str], places: Mapping[str, Sequence[str]]
-) -> tuple[Changes, dict[str, str]]:
-    """The changes with those actors replaced that must move, and the nodes of all that are started, by slot.
-
-    Args:
-        changed: what is to be done.
-        at: nodes of running actors, by name.
-        places: nodes of a placement, by kind of replica; kinds that it lacks stay where they are.
-    """
+def starts(changed: Changes, at: Mapping[str, str], places: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Nodes, by slot, of what is started, from those of a placement, by kind; `at` has nodes of running actors."""
     left = {what: list(nodes) for what, nodes in places.items()}
-    kept, moved = [], []
     for one in changed.kept:
-        if one.what not in left:
-            kept.append(one)
-        elif at.get(one.name) in left[one.what]:
+        if at.get(one.name) in left.get(one.what, ()):
             left[one.what].remove(at[one.name])
-            kept.append(one)
-        else:
-            moved.append((one.name, one))
-    found = replace(changed, kept=tuple(kept), replaced=(*changed.replaced, *moved))
-    starting = (*changed.begun, *(new for _, new in found.replaced))
-    return found, {one.slot: left[one.what].pop(0) for one in starting if left.get(one.what)}
+    starting = (*changed.begun, *(new for _, new in changed.replaced))
+    return {one.slot: left[one.what].pop(0) for one in starting if left.get(one.what)}
