@@ -39,7 +39,7 @@ EXPLORED = 128  # tokens of each output between trials of a drafter that does no
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
-FADED = 4000.0  # ... after which a mode that is not in use is forecast without correction again
+FADED = 4000.0  # ... after which what a mode brought that is not in use weighs 1/e
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
@@ -207,13 +207,13 @@ class TargetController:
         """An output has emitted so many tokens in a mode in which so many were forecast."""
         if self._using[mode] < 0.9 * len(self._outputs):
             return  # what some do says little of what it would bring if all did
-        most = 4 * self.trusted
+        kept = max(0.0, 1 - forecast / (FADED * self.outputs))
         for other, share in self._brought.items():
             if other is mode:
                 share.held, share.seen = share.held + tokens, share.seen + forecast
-                share.limit(most)
+                share.limit(4 * self.trusted)
             else:
-                share.limit(max(0.0, share.seen - most * forecast / (FADED * self.outputs)))
+                share.limit(kept * share.seen)
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -343,10 +343,11 @@ class TargetController:
     @property
     def _drafting_brought(self) -> float:
         """Of what was forecast of any drafting: where one mode disappoints, such as where all services share few
-        processors, the others will."""
+        processors, the others will; and where plain decoding does, drafting will too."""
         shares = [share for mode, share in self._brought.items() if mode is not Mode.PLAIN]
         held, seen = sum(share.held for share in shares), sum(share.seen for share in shares)
-        return min(1.0, (held + self.trusted) / (seen + self.trusted))
+        plain = self._brought[Mode.PLAIN].mean(1.0, self.trusted)
+        return min(1.0, plain, (held + plain * self.trusted) / (seen + self.trusted))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
         return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)

@@ -142,7 +142,6 @@ class ReplyBuffer:
         self._epoch = epoch
         self._draft_tokens: list[DraftToken] = []
         self._branches: list[Branch] = []
-        self._since = self._queued = 0.0
         self.resume()
 
     @property
@@ -153,11 +152,13 @@ class ReplyBuffer:
     def resume(self, asked: float | None = None) -> None:
         """Time counts from when more was asked for, which is now if not given: nothing was drafted before."""
         self._since = time.perf_counter() if asked is None else asked
-        self._queued = 0.0
+        self._queued: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """So many seconds were spent waiting for the model; the next reply reports them apart."""
-        self._queued += seconds
+        """A step waited so many seconds for the model. The next reply reports those of the first step apart; after it,
+        what passes between steps is what a step costs here."""
+        if self._queued is None:
+            self._queued = seconds
 
     def add(self, draft_token: DraftToken) -> None:
         """One more draft token."""
@@ -200,7 +201,7 @@ class ReplyBuffer:
         del self._draft_tokens[:size]
         self._branches.clear()
         epoch.sent += size
-        queued, self._queued = self._queued, 0.0
+        queued, self._queued = self._queued or 0.0, 0.0
         seconds, self._since = max(0.0, now - self._since - queued), now
         return Drafted(epoch.number, taken, seconds, reason, first, branches, queued)
 

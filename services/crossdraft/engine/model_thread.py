@@ -84,7 +84,7 @@ class PathUnderWay:
 
     def __init__(self, request: PathRequest) -> None:
         self.drawn: list[int] = []
-        self.queued = 0.0  # seconds
+        self.queued = 0.0  # seconds until its first step
         self._path, self._tokens = request.path, request.tokens
         self._key: tuple[BatchKey, int] | None = None  # the same for each draw
 
@@ -95,7 +95,8 @@ class PathUnderWay:
 
     def asks(self, result: ForwardResult) -> tuple[tuple[BatchKey, int], SamplerRequest[Any]]:
         """For the next token, of which these are the logits."""
-        self.queued += result.queued
+        if not self.drawn:
+            self.queued = result.queued
         request = self._path.asks(result.logits, self.drawn)
         self._key = BatchKey.of(request) if self._key is None else self._key
         return self._key, request

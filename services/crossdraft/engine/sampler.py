@@ -528,7 +528,7 @@ class PathResult(NamedTuple):
     """What a job receives for a `PathRequest`."""
 
     tokens: list[int]
-    queued: float  # seconds from the requests to their first steps, of all
+    queued: float  # seconds from the request to its first step
 
 
 def _inverted(distribution: Tensor, chances: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -194,12 +195,18 @@ class TargetSession:
         run.tokens = request.tokens
 
     def _drew(
-        self, request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool, first: int
+        self,
+        request: Pass,
+        found: TableSlice[Row | Sample],
+        answer: ForwardResult,
+        times: tuple[float, float],
+        more: bool,
+        first: int,
     ) -> None:
         """A token of a run. The first one and the last wait for nothing."""
         if not self._closed:
             within = self._left_at + BATCHED_SECONDS - self._loop.time() if first and more else 0.0
-            self._replies.send(_done(request, found, answer, more, first), within, joined)
+            self._replies.send(_done(request, found, answer, times, more, first), within, joined)
 
     def _begin(self, request: Pass) -> None:
         """Checks that a pass is the next one, and takes over what it commits."""
@@ -225,7 +232,7 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return sum(map(self._lengths.__getitem__, ids))
 
-    def _pass(self, request: Pass) -> Job[tuple[TableSlice[Row | Sample], ForwardResult]]:
+    def _pass(self, request: Pass) -> Job[tuple[TableSlice[Row | Sample], ForwardResult, tuple[float, float]]]:
         """Runs in the model thread."""
         context = (*self._opening.prompt, *self._output)
         answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted)
@@ -239,7 +246,8 @@ class TargetSession:
             sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
             sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
-        return (yield sampling), answer
+        found = yield sampling
+        return found, answer, (time.perf_counter() - answer.began, answer.queued)
 
     def _nodes(self, logits: Logits, request: Pass) -> Nodes:
         history = None
@@ -264,7 +272,7 @@ class TargetSession:
     def _draw_run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread."""
         opening = self._opening
-        context, offset, more, first = (*opening.prompt, *self._output), self._offset, True, 0
+        context, offset, more, first, ended = (*opening.prompt, *self._output), self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
             answer: ForwardResult = yield ForwardRequest(self, context)
@@ -272,12 +280,16 @@ class TargetSession:
             if opening.options.looks_back:
                 history = History(opening.prompt, context[len(opening.prompt) :], ((),))
             found = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
+            # After the first token nothing is waited for: what passes between steps is what a step costs here.
+            began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
+            ended = time.perf_counter()
+            times = ended - began, queued
             token = int(found.table.tokens[found.begin])
             context = (*context, token)
             offset += self._lengths[token]
             more = first + 1 < run.tokens and token not in stops and not run.over
             # The loop makes the reply: the model thread has other things to do.
-            drew = partial(self._drew, request, found, answer, more, first)
+            drew = partial(self._drew, request, found, answer, times, more, first)
             self._running.thread.call_soon(self._loop, drew)
             first += 1
 
@@ -326,10 +338,14 @@ def _fetched(
 
 
 def _done(
-    request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool = False, first: int = 0
+    request: Pass,
+    found: TableSlice[Row | Sample],
+    answer: ForwardResult,
+    times: tuple[float, float],
+    more: bool = False,
+    first: int = 0,
 ) -> PassDone:
-    """What was found, as it is sent."""
-    times = answer.seconds, answer.queued
+    """What was found, as it is sent, with the seconds that it took, sampling included, and those that it waited."""
     return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
 
 
