@@ -5,7 +5,7 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -76,10 +76,6 @@ class FrontBackend:
         self.backend = MeasuredBackend(backend, self.metrics)
         self.exporter = Exporter(self.metrics.registry)
 
-    def load(self) -> Load:
-        """Of this process."""
-        return Load(self.metrics.outputs)
-
 
 class ServeOrchestrators:
     """The replicas of one deployment; Serve sends each call to one with a short queue."""
@@ -145,7 +141,7 @@ class Ingress:
         front.metrics.lag.start()
         metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
         entry = entry_of(Role.HTTP, "", "", "", metrics, node)
-        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.load))
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
         options = HttpOptions(
             keys=config.keys,
             rate=_rate_of(http),
@@ -160,8 +156,8 @@ class Ingress:
         return app
 
 
-async def _announce(entry: Entry, load: Callable[[], Load]) -> None:
-    async with announced(entry, load):
+async def _announce(entry: Entry, metrics: Metrics) -> None:
+    async with announced(entry, lambda: Load(metrics.outputs)):
         await asyncio.Event().wait()  # until the process ends
 
 
@@ -256,7 +252,7 @@ class GrpcFrontServer:
     @property
     def work(self) -> tuple[int, float]:
         """As `ActorServer.work`."""
-        return self._front.load().sessions, 0.0
+        return self._front.metrics.outputs, 0.0
 
     async def start(self) -> str:
         """As `ActorServer.start`."""
