@@ -1,11 +1,23 @@
 """What becomes of the actors that run when a configuration comes."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
+from crossdraft.cluster import rollout
 from crossdraft.cluster.config import parse, slot_of
-from crossdraft.cluster.rollout import Changes, changes, fronts_of, is_front, services_of, starts
+from crossdraft.cluster.rollout import (
+    Changes,
+    Means,
+    Replica,
+    Rollout,
+    changes,
+    fronts_of,
+    is_front,
+    services_of,
+    starts,
+)
 
 BEFORE = """\
 models:
@@ -102,3 +114,47 @@ def test_what_starts_does_so_where_it_was_placed_and_nothing_else_moves() -> Non
     at = {one.name: node for one, node in zip(changed.kept, ["x", "y", "x"], strict=True)}
     places = {"target of 'small'": ["y", "z", "x"], "drafter 'd' of 'small'": ["y"]}
     assert starts(changed, at, places) == {"small/target/2": "z"}
+
+
+class Simulated(Rollout):
+    """On one node, of which each replica takes one CPU: what starts (+), drains (~) and ends (-), in order."""
+
+    def __init__(self, changed: Changes, free: float) -> None:
+        super().__init__(changed, Means({}, 0.0, 0.0, print))
+        self.free = {"CPU": free}
+        self.did: list[str] = []
+
+    def _ready(self, replicas: Sequence[Replica]) -> None:
+        for one in replicas:
+            self.free["CPU"] -= 1
+            self.did.append(f"+{one.slot}")
+
+    def _drain(self, names: Collection[str]) -> list[str]:
+        self.did += [f"~{slot_of(name)}" for name in names]
+        return [*names]
+
+    def _await(self, names: Collection[str], draining: list[str]) -> None:
+        ended = [one for one in (f"-{slot_of(name)}" for name in names) if one not in self.did]
+        self.did += ended
+        self.free["CPU"] += len(ended)
+
+
+@pytest.mark.parametrize(
+    ("free", "port", "begun", "after"),
+    [
+        (2, 0, ["+small/target/0", "+small/target/1"], ["~0", "~1", "-0", "-1"]),
+        (1, 0, ["+small/target/0"], ["~0", "-0", "+1", "~1", "-1"]),
+        (0, 0, [], ["~0", "-0", "+0", "~1", "-1", "+1"]),
+        (2, 7001, [], ["~0", "+0", "-0", "~1", "+1", "-1"]),
+    ],
+)
+def test_old_ones_end_before_new_ones_are_there_only_where_there_is_no_room(
+    free: float, port: int, begun: list[str], after: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {port}"))
+    doing = Simulated(changed, free)
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    doing.begin()
+    assert doing.did == begun
+    doing.finish()
+    assert [one.replace("small/target/", "") for one in doing.did[len(begun) :]] == after
