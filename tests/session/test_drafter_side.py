@@ -3,7 +3,7 @@
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
+from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen, Started
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
@@ -28,6 +28,7 @@ def test_what_a_controller_is_told() -> None:
     session.handle(Expired(Timer.STALL, 3), 38.0)
     session.handle(Lost(DRAFTER, GONE), 39.0)
     assert controller.seen == [
+        Started(),
         DrafterSeen(True),
         DraftSeen(1, 1.0, 0.5),
         DraftSeen(1, None, 0.5),

@@ -32,7 +32,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.output import Output
 from crossdraft.session.target_side import TargetSide
-from crossdraft.speculation.choice import PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen
+from crossdraft.speculation.choice import PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen, Started
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
@@ -94,6 +94,7 @@ class Session:
             self.state = State.DONE
             return [self._end(ended.reason)]
         self.state = State.OPENING
+        self._controller.observe(Started(), now)
         return [*self.target.open(), *self.drafter.open(), *self.target.set_timer()]
 
     def handle(self, event: Event, now: float) -> list[Command]:

@@ -126,11 +126,16 @@ class DrafterSeen:
 
 
 @dataclass(frozen=True)
+class Started:
+    """The output opens its services: its first pass is to come."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """The output is over."""
 
 
-Observation = DraftSeen | PassSeen | Judged | StallSeen | DrafterSeen | Ended
+Observation = DraftSeen | PassSeen | Judged | StallSeen | DrafterSeen | Started | Ended
 
 
 class Controller(Protocol):

@@ -27,6 +27,7 @@ from crossdraft.speculation.choice import (
     Observation,
     PassSeen,
     StallSeen,
+    Started,
 )
 from crossdraft.speculation.estimates import LATEST, OUTLIER, Acceptance, FittedCost, Recent, Share, StepCost
 from crossdraft.speculation.forecast import MATCHES, Conditions, Forecast, forecast
@@ -424,6 +425,8 @@ class OutputController:
                 self._there = there
                 if not there:
                     self._leave(now)
+            case Started():  # of many that come at once the first is to know of the others
+                self.target.begun(self, Mode.PLAIN)
             case Ended():
                 self._compare(now)
                 self.target.ended(self)
