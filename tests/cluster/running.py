@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import httpx2 as httpx
 import ray
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
+from ray.exceptions import RaySystemError
 
 from crossdraft.cluster.capacity import NoRoomError, NotServedError
 from crossdraft.cluster.config import parse
@@ -44,6 +45,7 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_enable_metrics_collection": "0",  # Ray's own, and its lists of tasks: nobody reads them
     "RAY_task_events_report_interval_ms": "0",
+    "RAY_worker_niceness": "0",  # as nice as the tests, not more
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
 }
@@ -104,10 +106,10 @@ grace_seconds: 2
         path.write_text(text)
         return str(path)
 
-    def deploy(self, text: str) -> list[str]:
+    def deploy(self, text: str, seconds: float = PATIENCE) -> list[str]:
         """Brings a configuration; what was said meanwhile."""
         said: list[str] = []
-        deploy(parse(text, folder=self.folder), Waiting(say=said.append))
+        deploy(parse(text, folder=self.folder), Waiting(seconds=seconds, say=said.append))
         return said
 
     def entries(self, role: Role | None = None) -> list[Entry]:
@@ -147,26 +149,30 @@ FRONTS = (Role.HTTP, Role.GRPC)
 @contextmanager
 def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
     """Two nodes, and nothing on them yet; this process is a driver."""
-    faults: list[str] = []
     with patch.dict(os.environ, ENVIRONMENT), ExitStack() as stack:
-        while True:
-            place = folder / str(len(faults))
-            try:
-                cluster = stack.enter_context(_started(place))
-                break
-            except (TimeoutError, RuntimeError) as error:  # a process of Ray's was too late, or is dead
-                faults.append(str(error))
-                assert len(faults) < ATTEMPTS, faults
+        place, cluster = tried(stack, folder)
         yield RunningCluster(place, cluster.address, *ports)
 
 
+def tried(stack: ExitStack, folder: Path, *nodes: Any) -> tuple[Path, Any]:
+    """As `started`, where a busy machine may need several attempts; with the folder of Ray's logs."""
+    faults: list[str] = []
+    while True:
+        place = folder / str(len(faults))
+        try:
+            return place, stack.enter_context(started(place, *nodes))
+        except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
+            faults.append(str(error))
+            assert len(faults) < ATTEMPTS, faults
+
+
 @contextmanager
-def _started(folder: Path) -> Iterator[Any]:
-    """Ray's nodes with this process connected to them; raises TimeoutError or RuntimeError."""
+def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpus: int = 4) -> Iterator[Any]:
+    """Ray's nodes, HEAD among them, with this process connected to them; raises TimeoutError or RuntimeError."""
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "num_cpus": 4,
+        "num_cpus": cpus,
         "object_store_memory": 80_000_000,
         "include_dashboard": False,
         "dashboard_agent_listen_port": 0,  # else one that systems give to connections
@@ -175,7 +181,7 @@ def _started(folder: Path) -> Iterator[Any]:
     cluster = Cluster()
     try:
         with patch.object(ray._private.services, "get_node", _patient(ray._private.services.get_node)):
-            for address, offers in OFFERS.items():
+            for address, offers in nodes.items():
                 first = {"temp_dir": str(folder)} if address == HEAD else {}
                 cluster.add_node(wait=False, node_ip_address=address, resources=offers, **common, **first)
         cluster.wait_for_nodes(START_SECONDS)
@@ -198,7 +204,7 @@ def _patient(asked: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
         while True:
             try:
                 return asked(address, node)
-            except RuntimeError as error:  # not yet
+            except (RuntimeError, RaySystemError) as error:  # not yet
                 if time.monotonic() > until or _ended_nodes() > before:
                     raise TimeoutError(f"node {node} is not known: {error}") from error
             time.sleep(POLL_SECONDS)

@@ -1,11 +1,14 @@
-"""What is said of nodes that lack something."""
+"""Where replicas are placed, and what is said of nodes that lack something."""
+
+from dataclasses import replace
 
 import pytest
 
-from crossdraft.cluster.capacity import Need, Nodes, amounts_of, faults_of, fits, needs_of
+from crossdraft.cluster.capacity import HEAD, Need, Nodes, amounts_of, fits, needs_of, placed
 from crossdraft.cluster.config import Resources, parse
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
+THREE: Nodes = {"head": {"CPU": 2.0, HEAD: 1.0}, "a": {"CPU": 2.0}, "b": {"CPU": 2.0}}
 TEXT = """\
 models:
   - name: small
@@ -18,54 +21,85 @@ grpc: {replicas: 2}
 
 
 def test_every_replica_of_a_configuration_is_counted() -> None:
-    needs = needs_of(parse(TEXT))
-    assert [(one.what, one.count, one.apart) for one in needs] == [
-        ("target of 'small'", 2, True),
-        ("drafter 'd' of 'small'", 1, False),
-        ("orchestrator of 'small'", 3, False),
-        ("HTTP front", 1, False),
-        ("gRPC front", 2, True),
+    needs = needs_of(parse(TEXT), {"drafter 'd' of 'small'": ["a"]})
+    assert [(one.what, one.count, one.most, one.there) for one in needs] == [
+        ("target of 'small'", 2, 1, ()),
+        ("drafter 'd' of 'small'", 1, float("inf"), ["a"]),
+        ("orchestrator of 'small'", 3, float("inf"), ()),
+        ("http front", 1, float("inf"), ()),
+        ("grpc front", 2, 1, ()),
     ]
     assert needs[0].amounts == {"CPU": 1, "GPU": 0.5, "target": 1}
     assert needs[2].amounts == {"CPU": 0.25}
 
 
 @pytest.mark.parametrize(
-    ("need", "faults"),
+    ("need", "room"),
     [
-        (Need("t", 1, {"CPU": 1, "target": 1}), []),
-        (Need("t", 10, {}), []),
-        (Need("t", 6, {"CPU": 1}), []),
-        (Need("t", 10, {"CPU": 0.6}), ["t: 10 wanted, each with CPU 0.6 on one node; there is room for 9"]),
-        (Need("t", 1, {"CPU": 5}), ["t: 1 wanted, each with CPU 5 on one node; there is room for 0"]),
-        (
-            Need("t", 1, {"drafter": 1, "target": 1}),
-            ["t: 1 wanted, each with drafter 1, target 1 on one node; there is room for 0"],
-        ),
-        (
-            Need("t", 1, {"GPU": 1}),
-            [
-                "t: 1 wanted, each with GPU 1 on one node; there is room for 0",
-                "all replicas together want GPU 1, and the nodes have 0",
-            ],
-        ),
-        (
-            Need("t", 3, {"CPU": 1}, apart=True),
-            ["t: 3 wanted, each with CPU 1 on one node, on different nodes as they have one port; there is room for 2"],
-        ),
+        (Need("t", 1, {"CPU": 1, "target": 1}), 1),
+        (Need("t", 10, {}), 10),
+        (Need("t", 6, {"CPU": 1}), 6),
+        (Need("t", 10, {"CPU": 0.6}), 9),
+        (Need("t", 1, {"CPU": 5}), 0),
+        (Need("t", 1, {"drafter": 1, "target": 1}), 0),
+        (Need("t", 3, {"CPU": 1}, most=1), 2),
     ],
 )
-def test_what_one_kind_of_replica_lacks_is_said(need: Need, faults: list[str]) -> None:
-    assert list(faults_of([need], NODES)) == faults
+def test_what_has_no_place_is_said(need: Need, room: int) -> None:
+    found = placed([need], NODES)
+    assert len(found.places["t"]) == room
+    if room == need.count:
+        assert found.faults == ()
+    else:
+        assert found.faults[0].startswith(f"t: {need.count} wanted, each with ")
+        assert found.faults[0].endswith(f"; there is room for {room}")
 
 
-def test_what_all_of_them_lack_is_said() -> None:
-    needs = [Need("t", 1, {"target": 1}), Need("o", 1, {"target": 0.01})]
-    assert list(faults_of(needs, NODES)) == ["all replicas together want target 1.01, and the nodes have 1"]
+def test_replicas_that_fit_in_sum_but_on_no_node_are_refused_with_what_each_node_has_left() -> None:
+    found = placed([Need("t", 3, {"CPU": 1.5}), Need("d", 1, {"CPU": 1})], THREE)
+    assert found.faults == (
+        "d: 1 wanted, each with CPU 1 on one node; there is room for 0",
+        "node a has CPU 0.5 of 2 left beside 1 t",
+        "node b has CPU 0.5 of 2 left beside 1 t",
+        "node head has CPU 0.5 of 2 left beside 1 t",
+        "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking",
+    )
+
+
+def test_places_are_sought_where_the_first_that_come_to_mind_are_not_enough() -> None:
+    """The greatest first, each beside as few of its kind as possible: 3 + 2 on either node, and one of 2 is left."""
+    nodes = {"a": {"CPU": 6.0}, "b": {"CPU": 6.0}}
+    found = placed([Need("x", 2, {"CPU": 3}), Need("y", 3, {"CPU": 2})], nodes)
+    assert (found.faults, len(set(found.places["x"])), len(set(found.places["y"]))) == ((), 1, 1)
 
 
 def test_tenths_that_add_up_to_a_whole_fit() -> None:
-    assert list(faults_of([Need("o", 10, {"drafter": 0.1})], {"b": {"drafter": 1.0}})) == []
+    assert placed([Need("o", 10, {"drafter": 0.1})], {"b": {"drafter": 1.0}}).faults == ()
+
+
+def test_orchestrators_are_on_as_many_nodes_as_have_room() -> None:
+    found = placed([Need("o", 2, {"CPU": 0.5}, spread=True)], THREE)
+    assert (len(set(found.places["o"])), found.most("o")) == (2, 1)
+    together = placed([Need("o", 2, {"CPU": 0.5}, spread=True, there=["a", "a"])], THREE)
+    assert (len(set(together.places["o"])), together.most("o")) == (2, 1)
+    full = placed([Need("t", 2, {"CPU": 2}), Need("o", 3, {"CPU": 0.5}, spread=True)], THREE)
+    assert (full.faults, len(set(full.places["o"])), full.most("o")) == ((), 1, 3)
+
+
+def test_a_front_is_on_every_node_that_has_room_left() -> None:
+    front = next(need for need in needs_of(parse(TEXT)) if need.what == "http front")
+    assert sorted(placed([front], THREE).places["http front"]) == ["a", "b", "head"]
+    beside = placed([front, Need("t", 2, {"CPU": 2})], THREE)
+    assert (beside.faults, len(beside.places["http front"]), beside.most("http front")) == ((), 1, 1)
+    alone = replace(front, more=False, count=2)
+    assert len(placed([alone], THREE).places["http front"]) == 2
+
+
+def test_what_runs_stays_where_it_is_and_what_has_no_room_beside_it_is_refused() -> None:
+    nodes: Nodes = {"a": {"CPU": 2.0}, "b": {"CPU": 2.0}}
+    here = [Need("t", 1, {"CPU": 1}, there=["b"]), Need("d", 1, {"CPU": 1}, there=["a"])]
+    assert placed(here, nodes).places == {"t": ("b",), "d": ("a",)}
+    assert placed([*here, Need("e", 1, {"CPU": 2})], nodes).faults[0].startswith("e: 1 wanted")
 
 
 def test_one_node_must_have_all_of_it() -> None:

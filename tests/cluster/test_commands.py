@@ -2,11 +2,15 @@
 
 import json
 import subprocess
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from crossdraft.cli.cluster import table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.directory import Role
+from crossdraft.cluster.deploy import Deployed
+from crossdraft.cluster.directory import Entry, Load, Role
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster
 
 
@@ -14,9 +18,20 @@ def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster)
     done = cluster.command("status")
     assert done.returncode == 0, done.stderr
     for one in cluster.entries():
-        assert any({one.what.split()[0], one.node, str(one.process)} <= set(line.split()) for line in _lines(done))
+        assert any({one.address or one.node, str(one.process)} <= set(line.split()) for line in _lines(done))
     assert f"Orchestrator-{MODEL}: healthy, 2 replicas" in _lines(done)
     assert "Ingress: healthy, 1 replicas" in _lines(done)
+
+
+def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
+    address = "192.168.100.101:65535"
+    entry = Entry("t", Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
+    found = Deployed((entry,), "RUNNING", (), {"t": Load(12, 0.345)}, {"t": 3})
+    console = Console(width=80, file=StringIO(), highlight=False)
+    console.print(table_of(found, 1000.0 + 3 * 86400 + 4 * 3600))
+    written = console.file.getvalue().splitlines()
+    assert max(map(len, written)) <= 80
+    assert {address, "65534", "1234567", "76:00", "3", "12", "34%"} <= set(" ".join(written).split())
 
 
 @pytest.mark.full
@@ -38,7 +53,7 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     done = cluster.command("deploy", cluster.file(cluster.configuration()))
     assert done.returncode == 0, done.stderr
     assert _lines(done) == [
-        f"HTTP at 127.0.0.1:{cluster.http} of every node that has a replica of Ray Serve",
+        f"HTTP at 127.0.0.1:{cluster.http} of every node with an http front; `crossdraft status` shows which",
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]
     assert cluster.entries() == before
@@ -54,7 +69,7 @@ def test_a_resource_that_no_node_has_is_said_with_what_they_have(cluster: Runnin
         "target of 'small': 2 wanted, each with CPU 0.5, accelerator 1 on one node; there is room for 0" in done.stderr
     )
     assert f"node {TARGETS}" in done.stderr
-    assert "CPU 4, orchestrator 8, target 3" in done.stderr
+    assert "target 3 of 3 left" in done.stderr
     assert "Traceback" not in done.stderr
     assert cluster.entries() == before
 
@@ -65,7 +80,7 @@ def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: Running
     line = 1 + next(number for number, one in enumerate(text.splitlines()) if "many" in one)
     done = cluster.command("deploy", cluster.file(text))
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"small.yaml, line {line}: models.0.orchestrators: Input should be a valid integer" in done.stderr
+    assert f"small.yaml, line {line}: models.0.orchestrators: write a number of replicas" in done.stderr
 
 
 def test_nothing_is_begun_while_a_node_has_another_crossdraft(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cluster.config import ConfigurationError, load, parse
+from crossdraft.cli.options import CorsOptions
+from crossdraft.cluster.config import ConfigurationError, Scale, load, parse
 
 SMALLEST = """\
 models:
@@ -17,7 +18,7 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "crossdraft.yaml"
 
 def test_the_smallest_one_has_a_default_for_the_rest() -> None:
     (model,) = parse(SMALLEST).models
-    assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), 1)
+    assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), Scale(max=1))
 
 
 def test_the_one_that_is_shipped_can_be_read() -> None:
@@ -32,6 +33,19 @@ def test_values_keep_their_types() -> None:
     assert (made.http.port, made.log_format, made.security.api_keys) == (0, "plain", Path("keys.txt"))
 
 
+def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
+    page = "https://a.example"
+    line = CorsOptions(allowed_origins=page, allowed_headers="x-a,x-b").settings
+    text = (
+        SMALLEST
+        + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
+    )
+    made = parse(text, folder=tmp_path)
+    assert {name: list(given) if isinstance(given, tuple) else given for name, given in made.http.cors.items()} == line
+    assert made.models[0].target.chat_template == tmp_path / "chat.jinja"
+    assert parse(SMALLEST).http.cors == CorsOptions().settings == {}
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -44,6 +58,12 @@ def test_values_keep_their_types() -> None:
         (SMALLEST + "      replica: 2\n", r"line 5: models\.0\.target\.replica: Extra inputs"),
         (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
+        (
+            SMALLEST + "    orchestrators: many\n",
+            r"line 5: models\.0\.orchestrators: write a number of replicas, or \{min",
+        ),
+        (SMALLEST + "    orchestrators: 0\n", r"line 5: models\.0\.orchestrators\.min: .*greater than or equal to 1"),
+        (SMALLEST + "    orchestrators: {min: 3, max: 2}\n", "min, 3, must not be above max, 2"),
         (
             SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
             "line 2: models.0: two drafters of model 'small' have the name 'd'",

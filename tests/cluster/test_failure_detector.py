@@ -8,7 +8,20 @@ from math import inf
 
 import pytest
 
-from crossdraft.cluster.failover import RECENT_SECONDS, Alive, Began, DetectionLimits, FailureDetector, Lost, Replies
+from crossdraft.client import Reason
+from crossdraft.cluster.failover import (
+    RECENT_SECONDS,
+    Alive,
+    Began,
+    ClusterBackend,
+    DetectionLimits,
+    FailureDetector,
+    Lost,
+    Replies,
+)
+from crossdraft.serving.backend import Committed, Ended
+from tests.cluster.scripted import BEGAN, REQUEST, Scripted, tokens
+from tests.serving.fakes import figures
 
 STEP = 0.001  # seconds of the clock of these tests between two looks at it
 LIMITS = DetectionLimits(silent=10 * STEP, first=4 * STEP, most=200 * STEP, step=STEP)
@@ -223,3 +236,35 @@ async def test_who_is_cancelled_while_listening_leaves_nothing_open() -> None:
     with pytest.raises(asyncio.CancelledError):
         await listening
     assert one.closed
+
+
+class Hurried(asyncio.SelectorEventLoop):
+    """Nobody waits: its time is that of what is due next."""
+
+    now = 0.0  # seconds
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+@pytest.mark.parametrize(("again", "seconds"), [(0, 3.75), (1, 4.75)])
+def test_as_configured_a_lost_orchestrator_costs_a_stream_less_than_five_seconds(again: int, seconds: float) -> None:
+    """Also where the lost one is chosen once more."""
+    ended = Ended(Reason.LENGTH, figures(2))
+    orchestrators = Scripted([BEGAN, tokens(1), None], *[[None]] * again, [BEGAN, tokens(2), ended])
+
+    async def heard() -> list[float]:
+        clock = asyncio.get_running_loop().time
+        backend = ClusterBackend({"small": orchestrators}, clock=clock, limits=DetectionLimits())
+        for detector in backend._detectors.values():
+            detector._clock = clock
+        return [clock() async for item in backend.stream(REQUEST) if isinstance(item, Committed)]
+
+    with asyncio.Runner(loop_factory=Hurried) as runner:
+        before, after = runner.run(heard())
+    assert 3.0 <= after - before <= seconds

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cluster import config, installed
+from crossdraft.cluster.capacity import needs_of, placed
 from crossdraft.cluster.config import Configuration, parse, slot_of
 from crossdraft.cluster.deploy import application
 from crossdraft.cluster.rollout import changes, fronts_of, services_of
@@ -25,7 +26,8 @@ def names(configuration: Configuration) -> list[str]:
 
 def versions(configuration: Configuration) -> set[str]:
     """Of what Serve runs."""
-    built = application(configuration, lambda resources: True)
+    plan = placed(needs_of(configuration), {"one": {"CPU": 16.0}})
+    built = application(configuration, lambda resources: True, plan)
     below = [one._bound_deployment for one in built._bound_deployment.init_args[2:]]
     return {str(one.version) for one in (built._bound_deployment, *below)}
 

@@ -1,11 +1,23 @@
 """What becomes of the actors that run when a configuration comes."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
+from crossdraft.cluster import rollout
 from crossdraft.cluster.config import parse, slot_of
-from crossdraft.cluster.rollout import Changes, changes, fronts_of, is_front, services_of
+from crossdraft.cluster.rollout import (
+    Changes,
+    Means,
+    Replica,
+    Rollout,
+    changes,
+    fronts_of,
+    is_front,
+    services_of,
+    starts,
+)
 
 BEFORE = """\
 models:
@@ -83,6 +95,11 @@ def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
     (tmp_path / "f.npz").write_bytes(b"another")
     assert [one.name for one in services_of(parse(text, folder=tmp_path))][:2] == before[:2]
     assert [one.name for one in services_of(parse(text, folder=tmp_path))][2] != before[2]
+    chats = text.replace("model: m,", "model: m, chat_template: chat.jinja,")
+    (tmp_path / "chat.jinja").write_text("one")
+    before = [one.name for one in services_of(parse(chats, folder=tmp_path))]
+    (tmp_path / "chat.jinja").write_text("another")
+    assert [one.name for one in services_of(parse(chats, folder=tmp_path))][:2] != before[:2]
 
 
 def test_fronts_are_told_from_services() -> None:
@@ -90,3 +107,54 @@ def test_fronts_are_told_from_services() -> None:
     assert [one.slot for one in fronts_of(configuration)] == ["grpc/0"]
     assert all(is_front(one.name) for one in fronts_of(configuration))
     assert not any(is_front(one.name) for one in services_of(configuration))
+
+
+def test_what_starts_does_so_where_it_was_placed_and_nothing_else_moves() -> None:
+    changed = becoming(BEFORE, BEFORE.replace("replicas: 2", "replicas: 3"))
+    at = {one.name: node for one, node in zip(changed.kept, ["x", "y", "x"], strict=True)}
+    places = {"target of 'small'": ["y", "z", "x"], "drafter 'd' of 'small'": ["y"]}
+    assert starts(changed, at, places) == {"small/target/2": "z"}
+
+
+class Simulated(Rollout):
+    """On one node, of which each replica takes one CPU: what starts (+), drains (~) and ends (-), in order."""
+
+    def __init__(self, changed: Changes, free: float) -> None:
+        super().__init__(changed, Means({}, 0.0, 0.0, print))
+        self.free = {"CPU": free}
+        self.did: list[str] = []
+
+    def _ready(self, replicas: Sequence[Replica]) -> None:
+        for one in replicas:
+            self.free["CPU"] -= 1
+            self.did.append(f"+{one.slot}")
+
+    def _drain(self, names: Collection[str]) -> list[str]:
+        self.did += [f"~{slot_of(name)}" for name in names]
+        return [*names]
+
+    def _await(self, names: Collection[str], draining: list[str]) -> None:
+        ended = [one for one in (f"-{slot_of(name)}" for name in names) if one not in self.did]
+        self.did += ended
+        self.free["CPU"] += len(ended)
+
+
+@pytest.mark.parametrize(
+    ("free", "port", "begun", "after"),
+    [
+        (2, 0, ["+small/target/0", "+small/target/1"], ["~0", "~1", "-0", "-1"]),
+        (1, 0, ["+small/target/0"], ["~0", "-0", "+1", "~1", "-1"]),
+        (0, 0, [], ["~0", "-0", "+0", "~1", "-1", "+1"]),
+        (2, 7001, [], ["~0", "+0", "-0", "~1", "+1", "-1"]),
+    ],
+)
+def test_old_ones_end_before_new_ones_are_there_only_where_there_is_no_room(
+    free: float, port: int, begun: list[str], after: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {port}"))
+    doing = Simulated(changed, free)
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    doing.begin()
+    assert doing.did == begun
+    doing.finish()
+    assert [one.replace("small/target/", "") for one in doing.did[len(begun) :]] == after

@@ -22,6 +22,7 @@ from tests.cluster.running import (
     NotServedError,
     RunningCluster,
     deployed,
+    eventually,
     ray,
     streams,
     undeploy,
@@ -29,6 +30,12 @@ from tests.cluster.running import (
 
 SEEDS = range(1)  # while processes start, which need the processors
 TOKENS = 60
+
+
+class Foreign:
+    """An actor that is not crossdraft's."""
+
+
 OTHER = """\
       - {name: other, model: bundled:drafter-a, threads: 1, cache_mib: 64,
         resources: {cpus: 0.5, custom: {drafter: 1}}}"""
@@ -38,6 +45,27 @@ def changed(cluster: RunningCluster) -> str:
     """Other options of targets and of the gRPC front, and another drafter beside the one that there was."""
     text = cluster.configuration(targets="replicas: 2, cache_mib: 256", drafters=OTHER)
     return text.replace(f"port: {cluster.grpc}", f"port: {cluster.grpc}, burst: 11")
+
+
+def wide(cluster: RunningCluster) -> str:
+    """A drafter that has room on the head only where the one that runs has ended."""
+    takes = "resources: {cpus: 0.5, custom: {drafter: 1}}"
+    text = cluster.configuration()
+    assert takes in text
+    return text.replace(takes, "resources: {cpus: 3.4, custom: {drafter: 1}}")
+
+
+def test_what_has_no_room_is_given_up_in_time_and_another_configuration_is_taken(cluster: RunningCluster) -> None:
+    (before,) = cluster.entries(Role.DRAFTER)
+    foreign = ray.remote(Foreign).options(num_cpus=0.5, resources={"drafter": 0.1}).remote()
+    ray.get(foreign.__ray_ready__.remote())
+    with pytest.raises(NotServedError, match=r"does not serve in time: no node has CPU 3|the time for it is over"):
+        cluster.deploy(wide(cluster), seconds=1.0)
+    ray.kill(foreign)
+    cluster.deploy(wide(cluster))
+    assert cluster.complete(before)
+    cluster.deploy(cluster.configuration())
+    assert cluster.complete()
 
 
 async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
@@ -88,6 +116,26 @@ def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: Run
     with pytest.raises(NotServedError, match="cannot be moved"):
         cluster.deploy(changed(cluster).replace(f"port: {cluster.http}", "port: 1"))
     assert cluster.entries() == before
+
+
+async def test_orchestrators_come_and_go_with_the_load(cluster: RunningCluster) -> None:
+    scale = "{min: 1, max: 2, outputs: 1, up_seconds: 0, down_seconds: 1}"
+    await asyncio.to_thread(
+        cluster.deploy, cluster.configuration().replace("orchestrators: 2", f"orchestrators: {scale}")
+    )
+    await eventually(lambda: len(cluster.entries(Role.ORCHESTRATOR)) == 1)
+    over = asyncio.Event()
+
+    async def ask() -> None:
+        while not over.is_set():
+            async with cluster.client() as client, streams(client, range(4), TOKENS):
+                pass
+
+    asking = asyncio.create_task(ask())
+    await eventually(lambda: len(cluster.entries(Role.ORCHESTRATOR)) == 2)
+    over.set()
+    await asking
+    await eventually(lambda: len(cluster.entries(Role.ORCHESTRATOR)) == 1)
 
 
 def test_in_the_end_nothing_is_left(cluster: RunningCluster) -> None:

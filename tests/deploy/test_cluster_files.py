@@ -60,7 +60,8 @@ def test_what_is_copied_is_in_the_repository_or_made_as_the_file_says(file: str)
     made = {f"dist/crossdraft-{project['version']}-py3-none-any.whl", "~/.ray/auth_token"}
     copied = set(read(file)["file_mounts"].values())
     assert made <= copied
-    assert [path for path in copied - made if not (REPOSITORY / path).is_file()] == []
+    logged_in = {"~/.cache/huggingface/token"}
+    assert [path for path in copied - made - logged_in if not (REPOSITORY / path).is_file()] == []
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -73,7 +74,17 @@ def test_every_command_is_one_for_a_shell(file: str) -> None:
 def test_machines_of_both_kinds_are_set_up_alike() -> None:
     cloud, own = (read(file) for file in FILES)
     assert cloud["setup_commands"] == own["setup_commands"]
-    assert cloud["file_mounts"] == own["file_mounts"]
+    served = "~/crossdraft/crossdraft.yaml"
+    assert own["file_mounts"].items() - cloud["file_mounts"].items() == {(served, "deploy/crossdraft.yaml")}
+
+
+def test_a_clouds_models_are_on_its_nodes_and_on_their_gpus() -> None:
+    cluster = read("deploy/cluster.yaml")
+    configuration = load(REPOSITORY / cluster["file_mounts"]["~/crossdraft/crossdraft.yaml"])
+    for model in configuration.models:
+        for service in (model.target, *model.drafters):
+            assert (service.device, service.resources.gpus) == ("cuda:0", 1)
+            assert any(f"hf download --quiet {service.model}" in one for one in cluster["worker_setup_commands"])
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -93,15 +104,16 @@ def test_a_cloud_of_the_fewest_nodes_has_room_for_what_is_deployed() -> None:
     kinds = cluster["available_node_types"]
     counts = {name: kind.get("min_workers", 0) for name, kind in kinds.items()} | {cluster["head_node_type"]: 1}
     nodes = [kinds[name]["resources"] for name, count in counts.items() for _ in range(count)]
-    assert unplaced(CONFIGURATION, nodes) == []
+    configuration = load(REPOSITORY / cluster["file_mounts"]["~/crossdraft/crossdraft.yaml"])
+    assert unplaced(configuration, nodes) == []
 
 
-def test_two_machines_and_a_head_have_room_for_what_is_deployed(tmp_path: Path) -> None:
+def test_two_machines_of_two_cpus_and_a_head_have_room_for_what_is_deployed(tmp_path: Path) -> None:
     cluster = read("deploy/cluster.local.yaml")
     nodes = []
     for name in ("head", "worker"):
         start = cluster[f"{name}_start_ray_commands"][-1]
-        nodes.append({"CPU": 4.0} | offered(called(start, tmp_path, tmp_path)))
+        nodes.append({"CPU": 2.0} | offered(called(start, tmp_path, tmp_path)))
     workers = [nodes[1]] * len(cluster["provider"]["worker_ips"])
     assert unplaced(CONFIGURATION, [nodes[0], *workers]) == []
 
@@ -117,6 +129,6 @@ def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tm
 
 
 def offered(arguments: list[str]) -> dict[str, float]:
-    (resources,) = [one.partition("=")[2] for one in arguments if one.startswith("--resources=")]
-    found: dict[str, float] = json.loads(resources)
+    resources = [one.partition("=")[2] for one in arguments if one.startswith("--resources=")]
+    found: dict[str, float] = json.loads(resources[0]) if resources else {}
     return found

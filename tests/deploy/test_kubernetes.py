@@ -13,7 +13,9 @@ from crossdraft.cluster.config import parse
 from tests.deploy.placing import unplaced
 
 REPOSITORY = Path(__file__).parents[2]
-SERVICE, POLICY = yaml.safe_load_all((REPOSITORY / "deploy/kubernetes/rayservice.yaml").read_text(encoding="utf-8"))
+SERVICE, POLICY, *OTHERS = yaml.safe_load_all(
+    (REPOSITORY / "deploy/kubernetes/rayservice.yaml").read_text(encoding="utf-8")
+)
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 GROUPS = [CLUSTER["headGroupSpec"], *CLUSTER["workerGroupSpecs"]]
 (APPLICATION,) = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])["applications"]
@@ -27,7 +29,7 @@ def pod(group: dict[str, Any]) -> dict[str, Any]:
 def node(group: dict[str, Any]) -> dict[str, float]:
     """What Ray finds in a pod of a group."""
     (container,) = pod(group)["containers"]
-    custom: dict[str, float] = json.loads(json.loads(group["rayStartParams"]["resources"]))
+    custom: dict[str, float] = json.loads(json.loads(group["rayStartParams"].get("resources", '"{}"')))
     return {"CPU": float(container["resources"]["requests"]["cpu"])} | custom
 
 
@@ -83,3 +85,27 @@ def test_clients_reach_the_port_that_serve_listens_on() -> None:
 def test_the_network_policy_is_about_the_clusters_pods() -> None:
     labels = POLICY["spec"]["podSelector"]["matchLabels"]
     assert all(labels.items() <= group["template"]["metadata"]["labels"].items() for group in GROUPS)
+
+
+def test_pods_without_serve_have_a_probe_that_does_not_ask_for_it() -> None:
+    """The operator gives others one that asks for Serve's proxy, which is where replicas of Serve's are."""
+    for group in GROUPS[1:]:
+        (container,) = pod(group)["containers"]
+        serves = {"orchestrator", "ingress"} & node(group).keys()
+        assert bool(serves) == ("readinessProbe" not in container)
+
+
+def test_what_has_a_greatest_number_of_pods_reaches_it_and_is_ended_one_by_one() -> None:
+    assert any(group["maxReplicas"] > group["minReplicas"] for group in GROUPS[1:])
+    assert CLUSTER["enableInTreeAutoscaling"] is True
+    budgets = [one["spec"] for one in OTHERS if one["kind"] == "PodDisruptionBudget"]
+    assert [one["selector"]["matchLabels"]["ray.io/group"] for one in budgets] == [
+        group["groupName"] for group in GROUPS[1:]
+    ]
+
+
+def test_grpc_has_a_service_of_the_pods_where_it_may_be() -> None:
+    (service,) = [one["spec"] for one in OTHERS if one["kind"] == "Service"]
+    assert service["ports"][0]["port"] == APPLICATION["args"]["grpc"]["port"]
+    offering = {group["groupName"] for group in GROUPS[1:] if "ingress" in node(group)}
+    assert {service["selector"]["ray.io/group"]} == offering

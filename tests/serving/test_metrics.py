@@ -149,12 +149,12 @@ async def test_waiting_and_running() -> None:
     stream = measured.stream(REQUEST)
     first = asyncio.create_task(anext(stream))
     await outputs.wait_running(1)
-    assert now() == (1, 0)
+    assert (now(), metrics.outputs) == ((1, 0), 1)
     outputs.go_on.set()
     await first
-    assert now() == (0, 1)
+    assert (now(), metrics.outputs) == ((0, 1), 1)
     await stream.aclose()
-    assert now() == (0, 0)
+    assert (now(), metrics.outputs) == ((0, 0), 0)
 
 
 async def test_an_output_that_nobody_wants_any_more_is_aborted() -> None:

@@ -256,6 +256,7 @@ def deploy(
     address: Cluster = "auto",
     check: bool = option(False, "Only check the file, and deploy nothing.", "--check"),
     wait_seconds: float = option(120.0, "Seconds to wait for nodes that are still starting.", min=0),
+    timeout: float = option(1800.0, "Seconds until everything must serve. Else the command fails and says why.", min=1),
 ) -> None:
     """Serve models on a running Ray cluster.
 
@@ -264,7 +265,7 @@ def deploy(
     """
     from crossdraft.cli import cluster as module
 
-    module.deploy(configuration, address, check, wait_seconds)
+    module.deploy(configuration, address, check, wait_seconds, timeout)
 
 
 @command(app)

@@ -4,10 +4,12 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -16,14 +18,19 @@ from crossdraft.cluster.config import Configuration, ConfigurationError, load
 from crossdraft.console.running import EXTRA, CommandFailed, UsageError, print_whole
 from crossdraft.serving.limits import Keys, KeysError
 
+if TYPE_CHECKING:
+    from crossdraft.cluster.deploy import Deployed
+
 AUTO = "auto"
+# Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
+COLUMNS = ("where", "metrics", "pid", "up h:m", "restarts", "sessions", "load")
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
 NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`"
 TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on its nodes"
 
 
-def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
+def deploy(path: Path, address: str, check: bool, wait_seconds: float, seconds: float) -> None:
     """Deploys what a file says. Raises UsageError if the file is wrong, CommandFailed if the cluster cannot do it."""
     configuration = _read(path)
     if check:
@@ -34,11 +41,11 @@ def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
         from crossdraft.cluster.capacity import Waiting
 
         try:
-            cluster.deploy(configuration, Waiting(wait_seconds, partial(print, flush=True)))
+            cluster.deploy(configuration, Waiting(wait_seconds, seconds, partial(print, flush=True)))
         except ValueError as error:
             raise CommandFailed(str(error)) from error
     http, grpc = configuration.http, configuration.grpc
-    print(f"HTTP at {http.host}:{http.port} of every node that has a replica of Ray Serve")
+    print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
         print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
 
@@ -55,12 +62,28 @@ def status(address: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found.plain()))
         return
-    table = Table("model", "what", "where", "metrics", "node", "process", box=None)
-    for one in found.processes:
-        table.add_row(one.model, one.what, one.address, one.metrics, one.node, str(one.process))
-    print_whole(table)
+    print_whole(table_of(found, time.time()))
+    for version in sorted({one.version for one in found.processes}):
+        of = [str(one.process) for one in found.processes if one.version == version]
+        others = len(of) < len(found.processes)
+        print(f"crossdraft {version}" + (f": processes {', '.join(of)}" if others else ""))
     for name, state, replicas, message in found.deployments:
         print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
+
+
+def table_of(found: "Deployed", now: float) -> Table:
+    """The processes at a moment, seconds of the epoch."""
+    table = Table("what", box=None, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=True, justify="left" if name == "where" else "right")
+    for one in found.processes:
+        load = found.loads.get(one.id)
+        figures = ("", "") if load is None else (str(load.sessions), f"{load.busy:.0%}")
+        hours, minutes = divmod(int(now - one.since) // 60, 60)
+        started = (f"{hours}:{minutes:02}", str(found.restarts.get(one.id, 0)))
+        where = (one.address or one.node, one.metrics.rpartition(":")[2], str(one.process))
+        table.add_row(f"{one.model} {one.what}".lstrip(), *where, *started, *figures)
+    return table
 
 
 def undeploy(address: str) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from crossdraft.cluster.config import (
     tls_paths,
     version_of,
 )
-from crossdraft.cluster.directory import Entry, Role, announced, entry_of, node_address
+from crossdraft.cluster.directory import Entry, Load, Role, announced, entry_of, node_address
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.security import TlsFiles
@@ -51,6 +51,11 @@ class ActorServer(Protocol):
     @property
     def metrics(self) -> str:
         """host:port of its Prometheus metrics; empty: none."""
+        ...
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """Open sessions or outputs, and the seconds that its model has computed so far."""
         ...
 
     async def start(self) -> str:
@@ -97,10 +102,9 @@ class ModelServerConfig(ServerConfig):
         """That of a service of the served model with this name."""
         tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
         alone = service.model_copy(update={"replicas": 1})  # their number replaces none of them
-        files = list(tls_paths(tls))
         drafter = service if isinstance(service, DrafterService) else None
-        if drafter is not None:
-            files += [path for path in (drafter.frequencies, drafter.affinity) if path is not None]
+        own = (service.chat_template, *((drafter.frequencies, drafter.affinity) if drafter else ()))
+        files = [*tls_paths(tls), *(path for path in own if path is not None)]
         return ModelServerConfig(
             role=Role.TARGET if drafter is None else Role.DRAFTER,
             model=model,
@@ -151,6 +155,7 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
         pruning=pruning,
         reuse=service.enable_prefix_caching,
         eager=service.enforce_eager,
+        chat_template=service.chat_template,
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))
@@ -190,7 +195,7 @@ class ServerActor:
         freeze_heap()
         try:
             entry = entry_of(config.role, config.model, config.name, server.address, server.metrics, node)
-            async with announced(entry):
+            async with announced(entry, _meter(server)):
                 self._entry.set_result(entry)
                 await self._stop.wait()
         finally:
@@ -206,6 +211,21 @@ class ServerActor:
             return
         log.critical("%s ended: %s", self._config.role, error, exc_info=error)
         asyncio.get_running_loop().call_later(RESTART_SECONDS, os._exit, 1)
+
+
+def _meter(server: ActorServer) -> Callable[[], Load]:
+    """Its load since it was asked for last."""
+    before, computed = time.monotonic(), server.work[1]
+
+    def load() -> Load:
+        nonlocal before, computed
+        sessions, seconds = server.work
+        now = time.monotonic()
+        busy = (seconds - computed) / max(now - before, 1e-3)
+        before, computed = now, seconds
+        return Load(sessions, busy)
+
+    return load
 
 
 async def _start(server: ActorServer, port: int) -> None:

@@ -1,12 +1,12 @@
-"""Whether a cluster's nodes have the resources and the crossdraft that a configuration needs.
+"""Where the replicas of a configuration have room on a cluster's nodes, and whether these have its crossdraft.
 
-Only certain shortages are reported: replicas that fit one by one, and in sum, may still not fit on these nodes.
+Places are sought before anything starts, as Ray waits for room without a word. Model servers and gRPC fronts are asked
+to start where they were found; Ray decides about Serve's replicas, of which a node takes only so many of a deployment.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -16,12 +16,19 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from crossdraft.cluster.config import Configuration, Resources
+from crossdraft.cluster.directory import Role
 from crossdraft.cluster.installed import installed, on_disk
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
+HEAD = "node:__internal_head__"  # Ray's resource of the head node
+INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, and nobody asks for
 EXACT = 1e-4  # Ray counts in ten-thousandths
+SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
+SEARCHED = 100  # replicas; with more of them each takes the first place that is found
+ADVICE = "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking"
 Amounts = Mapping[str, float]  # of resources, by Ray's names
 Nodes = Mapping[str, Amounts]  # by address
+Places = Mapping[str, Sequence[str]]  # nodes of replicas, by what they are
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,23 @@ class Need:
     what: str  # shown to users
     count: int
     amounts: Amounts  # of one of them
-    apart: bool = False  # each on a node of its own, as they share a port
+    most: float = inf  # on one node
+    spread: bool = False  # on as many nodes as there are for them
+    more: bool = False  # one on each other node that has room left, too
+    there: Sequence[str] = ()  # nodes where such replicas run and go on
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes for replicas."""
+
+    places: Places
+    needs: tuple[Need, ...]
+    faults: tuple[str, ...]  # what has no place, and what each node has left; empty: nothing
+
+    def most(self, what: str) -> float:
+        """Replicas of this kind on one node."""
+        return max(map(self.places[what].count, self.places[what]))
 
 
 def amounts_of(resources: Resources) -> Amounts:
@@ -40,29 +63,134 @@ def amounts_of(resources: Resources) -> Amounts:
     return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
-def needs_of(configuration: Configuration) -> tuple[Need, ...]:
-    """All replicas of a configuration."""
-    return tuple(_needs(configuration))
+def shown(role: Role, model: str, name: str = "") -> str:
+    """A kind of replica; `name` is of a drafter."""
+    drafter = f" {name!r}" if name else ""
+    return f"{role}{drafter} of {model!r}" if model else f"{role} front"
+
+
+def needs_of(configuration: Configuration, there: Places | None = None) -> tuple[Need, ...]:
+    """All replicas of a configuration; `there` is where replicas run that go on."""
+    return tuple(replace(need, there=(there or {}).get(need.what, ())) for need in _needs(configuration))
 
 
 def _needs(configuration: Configuration) -> Iterator[Need]:
     for model in configuration.models:
-        target = model.target
-        yield Need(f"target of {model.name!r}", target.replicas, amounts_of(target.resources), target.port > 0)
-        for one in model.drafters:
-            what = f"drafter {one.name!r} of {model.name!r}"
-            yield Need(what, one.replicas, amounts_of(one.resources), one.port > 0)
-        what = f"orchestrator of {model.name!r}"
-        yield Need(what, model.orchestrators, amounts_of(model.orchestrator_resources))
-    yield Need("HTTP front", configuration.http.replicas, amounts_of(configuration.http.resources))
-    grpc = configuration.grpc
-    if grpc is not None:
-        yield Need("gRPC front", grpc.replicas, amounts_of(grpc.resources), grpc.port > 0)
+        for role, name, service in (
+            (Role.TARGET, "", model.target),
+            *((Role.DRAFTER, one.name, one) for one in model.drafters),
+        ):
+            most = 1 if service.port else inf
+            yield Need(shown(role, model.name, name), service.replicas, amounts_of(service.resources), most)
+        amounts = amounts_of(model.orchestrator_resources)
+        yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts, spread=True)
+    for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
+        if front is not None:
+            apart, amounts = role is Role.GRPC and front.port > 0, amounts_of(front.resources)
+            most = 1 if apart else inf
+            yield Need(shown(role, ""), front.replicas or 1, amounts, most, not apart, front.replicas is None)
 
 
-def faults_of(needs: Sequence[Need], nodes: Nodes) -> tuple[str, ...]:
-    """What is certainly missing, one text each."""
-    return (*_faults_of_each(needs, nodes), *_faults_of_all(needs, nodes))
+def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
+    """The configuration with the number of replicas of each front."""
+    fronts = {}
+    for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
+        if front is not None:
+            fronts[role.value] = front.model_copy(update={"replicas": len(plan.places[shown(role, "")])})
+    return configuration.model_copy(update=fronts)
+
+
+def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
+    """Places for all replicas; those that run stay where they are."""
+    packing = _Packing(needs, nodes)
+    return Placement(packing.filled(), tuple(needs), packing.faults())
+
+
+class _Packing:
+    """Places replicas, the greatest first: each where the fewest of its kind are, and of such nodes where most is left.
+
+    Where that leaves some out, a search tries others.
+    """
+
+    def __init__(self, needs: Sequence[Need], nodes: Nodes) -> None:
+        self._needs, self._nodes = needs, nodes
+        self._free = {name: dict(has) for name, has in nodes.items()}
+        self._at: list[list[str]] = [[] for _ in needs]
+        self._steps = SEARCH_STEPS
+        for index, need in enumerate(needs):
+            rooms = sum(_times(need.amounts, has) >= 1 for has in nodes.values())
+            fair, at = -(-need.count // max(1, rooms)) if need.spread else inf, self._at[index]
+            for node in need.there:
+                wanted = at.count(node) < fair and (need.more or len(at) < need.count)
+                if wanted and self._fits(index, node):
+                    self._take(index, node)
+        left = (index for index, need in enumerate(needs) for _ in range(need.count - len(self._at[index])))
+        self._todo = sorted(left, key=lambda index: -self._share(needs[index]))
+
+    def filled(self) -> Places:
+        """Nodes of all replicas that have one."""
+        if len(self._todo) > SEARCHED or not self._search(self._todo):
+            for index in self._todo:
+                for node in self._choices(index)[:1]:
+                    self._take(index, node)
+        for index, need in enumerate(self._needs):
+            for node in self._choices(index) if need.more else ():
+                if node not in self._at[index]:
+                    self._take(index, node)
+        return {need.what: tuple(at) for need, at in zip(self._needs, self._at, strict=True)}
+
+    def faults(self) -> tuple[str, ...]:
+        """What has no place, then what nodes have left; empty if all have one."""
+        lacking = [
+            f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node"
+            f"{', on different nodes as they have one port' if need.most == 1 and not need.spread else ''}; "
+            f"there is room for {len(at)}"
+            for need, at in zip(self._needs, self._at, strict=True)
+            if len(at) < need.count
+        ]
+        return (*lacking, *map(self._left, sorted(self._nodes)), ADVICE) if lacking else ()
+
+    def _left(self, node: str) -> str:
+        free = {name: amount for name, amount in self._free[node].items() if not name.startswith(INNER)}
+        whole = ", ".join(f"{name} {amount:g} of {self._nodes[node][name]:g}" for name, amount in sorted(free.items()))
+        beside = [f"{at.count(node)} {need.what}" for need, at in zip(self._needs, self._at, strict=True) if node in at]
+        return f"node {node} has {whole or 'nothing'} left" + (f" beside {', '.join(beside)}" if beside else "")
+
+    def _share(self, need: Need) -> float:
+        """Of a node that has most, what one replica takes of what is scarcest."""
+        most = {name: max((has.get(name, 0.0) for has in self._nodes.values()), default=0.0) for name in need.amounts}
+        return max((amount / (most[name] or EXACT) for name, amount in need.amounts.items()), default=0.0)
+
+    def _fits(self, index: int, node: str) -> bool:
+        need, free = self._needs[index], self._free.get(node, {})
+        return self._at[index].count(node) < need.most and _times(need.amounts, free) >= 1
+
+    def _choices(self, index: int) -> list[str]:
+        """Nodes that have room for a replica, the best one first."""
+        at, free = self._at[index], self._free
+        fitting = (name for name in free if self._fits(index, name))
+        return sorted(fitting, key=lambda name: (at.count(name), -free[name].get(CPUS, 0.0)))
+
+    def _search(self, todo: Sequence[int]) -> bool:
+        if not todo:
+            return True
+        for node in self._choices(todo[0]):
+            self._steps -= 1
+            if self._steps < 0:
+                break
+            self._take(todo[0], node)
+            if self._search(todo[1:]):
+                return True
+            self._take(todo[0], node, -1)
+        return False
+
+    def _take(self, index: int, node: str, times: int = 1) -> None:
+        for name, amount in self._needs[index].amounts.items():
+            self._free[node][name] -= times * amount
+        if times > 0:
+            self._at[index].append(node)
+        else:
+            self._at[index].remove(node)
 
 
 def fits(amounts: Amounts, nodes: Nodes) -> bool:
@@ -70,32 +198,18 @@ def fits(amounts: Amounts, nodes: Nodes) -> bool:
     return any(_times(amounts, has) >= 1 for has in nodes.values())
 
 
+def taken(amounts: Amounts, free: Mapping[str, dict[str, float]]) -> bool:
+    """Whether one node has all of it, which it has then no more."""
+    for has in free.values():
+        if _times(amounts, has) >= 1:
+            has.update({name: has.get(name, 0.0) - amount for name, amount in amounts.items()})
+            return True
+    return False
+
+
 def written(amounts: Amounts) -> str:
     """As text."""
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
-
-
-def _faults_of_each(needs: Sequence[Need], nodes: Nodes) -> Iterator[str]:
-    for need in needs:
-        per_node = 1 if need.apart else inf
-        places = sum(min(per_node, _times(need.amounts, has)) for has in nodes.values())
-        if places < need.count:
-            wanted = f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node"
-            apart = ", on different nodes as they have one port" if need.apart else ""
-            yield f"{wanted}{apart}; there is room for {places:g}"
-
-
-def _faults_of_all(needs: Sequence[Need], nodes: Nodes) -> Iterator[str]:
-    wanted, there = Counter[str](), Counter[str]()
-    for need in needs:
-        for name, amount in need.amounts.items():
-            wanted[name] += need.count * amount  # type: ignore[assignment]  # a Counter takes any number
-    for has in nodes.values():
-        for name, amount in has.items():
-            there[name] += amount  # type: ignore[assignment]
-    for name, amount in sorted(wanted.items()):
-        if amount > there[name] + EXACT:
-            yield f"all replicas together want {name} {amount:g}, and the nodes have {there[name]:g}"
 
 
 def _times(amounts: Amounts, has: Amounts) -> float:
@@ -123,31 +237,44 @@ class Waiting:
     """How a deployment waits."""
 
     node_seconds: float = 0.0  # for nodes that are being started, or get another crossdraft
+    seconds: float = 1800.0  # until all serves that is to be started; then the deployment has failed
     say: Say = print
 
 
-def await_nodes(needs: Sequence[Need], waiting: Waiting) -> None:
-    """Returns once no shortage is certain, and the nodes have this process's crossdraft.
+def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -> Placement:
+    """Returns once there are places for all replicas, and the nodes have this process's crossdraft.
+
+    Args:
+        configuration: what is to be served.
+        there: where replicas run that go on.
+        waiting: how long.
 
     Raises:
         NoRoomError: nodes lack resources.
         NotServedError: a node has another crossdraft.
     """
-    if waiting.node_seconds and faults_of(needs, _nodes()):  # for an autoscaler, if there is one
+
+    def found() -> Placement:
+        nodes = _nodes()
+        return placed(needs_of(configuration, there), nodes)
+
+    needs, until = found().needs, time.monotonic() + waiting.node_seconds
+    if waiting.node_seconds and found().faults:  # for an autoscaler, if there is one
         request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
-    lacking = _left(lambda: faults_of(needs, _nodes()), waiting)
+    lacking = _left(lambda: found().faults, waiting, until)
     if waiting.node_seconds:
         request_resources(bundles=[])
     if lacking:
-        raise NoRoomError("\n".join((*lacking, *_offers(_nodes()))))
-    different = _left(lambda: _different(needs), waiting)
+        raise NoRoomError("\n".join(lacking))
+    different = _left(lambda: _different(needs), waiting, until)
     if different:
         raise NotServedError("\n".join(different))
+    return found()
 
 
-def _left(faults: Callable[[], Sequence[str]], waiting: Waiting) -> Sequence[str]:
+def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, until: float) -> Sequence[str]:
     """What is still wrong when the time is over; returns as soon as nothing is."""
-    until, told = time.monotonic() + waiting.node_seconds, ""
+    told = ""
     while (found := faults()) and time.monotonic() < until:
         if told != (told := "; ".join(found)):
             waiting.say(f"waiting for nodes: {told}")
@@ -192,12 +319,11 @@ def _name(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"
 
 
+def node_ids() -> dict[str, str]:
+    """Ray's ids of the nodes that are alive, by the names that placements have."""
+    return {_name(node): node["NodeID"] for node in _alive()}
+
+
 def _nodes() -> Nodes:
     """All resources of each node that is alive."""
     return {_name(node): node["Resources"] for node in _alive()}
-
-
-def _offers(nodes: Nodes) -> Iterator[str]:
-    for name, has in sorted(nodes.items()):
-        own = {key: amount for key, amount in has.items() if not key.startswith(("node:", "memory", "object_store"))}
-        yield f"node {name} has {', '.join(f'{key} {amount:g}' for key, amount in sorted(own.items()))}"

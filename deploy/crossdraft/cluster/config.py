@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from crossdraft.cluster.installed import installed
@@ -74,6 +83,31 @@ class Sessions(Part):
         return self
 
 
+class Scale(Part):
+    """Replicas by load, which Serve starts and ends."""
+
+    min: Count = 1
+    max: Count
+    outputs: Annotated[int, Field(ge=1)] = 16  # of one replica at once that are aimed at
+    up_seconds: Annotated[float, Field(ge=0)] = 15.0  # of more outputs, until there are more replicas
+    down_seconds: Annotated[float, Field(ge=0)] = 300.0  # of fewer, until there are fewer
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min, {self.min}, must not be above max, {self.max}")
+        return self
+
+
+def _scale(given: object) -> object:
+    """A number of replicas is the least and the most of them."""
+    if isinstance(given, dict | Scale):
+        return given
+    if type(given) is not int:
+        raise ValueError("write a number of replicas, or {min: …, max: …}")
+    return {"min": given, "max": given}
+
+
 class Service(Part):
     """Replicas of one model, each with its own gRPC server."""
 
@@ -89,6 +123,7 @@ class Service(Part):
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
     trust_remote_code: bool = False
+    chat_template: File | None = None  # a file with Jinja, on every node where it may run; None: the model's own
     sessions: Sessions = Sessions()
 
 
@@ -114,7 +149,7 @@ class ServedService(Part):
     name: Name
     target: Service
     drafters: tuple[DrafterService, ...] = ()  # the default one first; none: plain decoding
-    orchestrators: Count = 1  # replicas, beside the targets
+    orchestrators: Annotated[Scale, BeforeValidator(_scale)] = Scale(max=1)  # beside the targets; or their number
     orchestrator_resources: Resources = Resources()
     outputs: Annotated[int, Field(ge=1)] = 64  # of one orchestrator at once
 
@@ -131,7 +166,7 @@ class Front(Part):
 
     host: str = "127.0.0.1"
     port: Port = 0
-    replicas: Count = 1
+    replicas: Count | None = None  # None: one on each node that has room for it
     resources: Resources = Resources(cpus=0.1)
     requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: unlimited
     burst: Count = 10  # ... of which so many may come at once
@@ -146,6 +181,17 @@ class Http(Front):
     port: Port = 8000
     max_request_mib: Count = 4
     max_choices: Count = 32  # outputs of one request
+    allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
+    allowed_methods: tuple[str, ...] = ("*",)  # for these
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+    @property
+    def cors(self) -> dict[str, object]:
+        """As in `HttpOptions`."""
+        names = ("origins", "methods", "headers")
+        lists: dict[str, object] = {f"allow_{name}": getattr(self, f"allowed_{name}") for name in names}
+        return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
 
 
 class Grpc(Front):

@@ -4,9 +4,9 @@ and the HTTP front by Serve, which restarts, checks, scales and replaces them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -17,7 +17,20 @@ from ray.serve import Application, Deployment
 from ray.serve.context import _check_cached_client_alive, _get_global_client
 from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
-from crossdraft.cluster.capacity import NotServedError, Say, Waiting, amounts_of, await_nodes, fits, needs_of
+from crossdraft.cluster.capacity import (
+    HEAD,
+    NotServedError,
+    Placement,
+    Say,
+    Waiting,
+    amounts_of,
+    await_nodes,
+    fits,
+    node_ids,
+    shown,
+    taken,
+    with_fronts,
+)
 from crossdraft.cluster.config import (
     APPLICATION,
     DIRECTORY,
@@ -29,37 +42,46 @@ from crossdraft.cluster.config import (
     Http,
     OrchestratorConfig,
     Resources,
+    Scale,
     ServedService,
     digest_of,
     orchestrator_name,
     parse,
 )
-from crossdraft.cluster.directory import DirectoryActor, Entry
+from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
 from crossdraft.cluster.fronts import Ingress
 from crossdraft.cluster.installed import installed
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.rollout import (
     ALWAYS,
     MAX_CALLS,
+    PROGRESS_SECONDS,
+    Means,
+    Replica,
     Rollout,
+    actors,
     changes,
     free_nodes,
     fronts_of,
     is_front,
     running,
     services_of,
+    starts,
 )
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
-HEAD = {"node:__internal_head__": 0.001}  # Ray's resource of the head node, with which the cluster ends anyway
+IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
+REPLICA = f"SERVE_REPLICA::{APPLICATION}#"  # beginning of the names of Serve's actors
 EXTRA_CALLS = 16  # of a replica at once besides its outputs: `models` and health checks
 MAX_STREAMS = 4096  # requests of one ingress at once
 HEALTH_INTERVAL = 2.0  # seconds between two health checks
 HEALTH_SECONDS = 15.0  # for an answer
+SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FINISHER = "finisher"  # an actor
 POLL_SECONDS = 1.0
+BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
 RUNNING = "RUNNING"
 DEPLOYMENT = ("name", "state", "replicas", "message")
 HasRoom = Callable[[Resources], bool]
@@ -74,30 +96,61 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
             goes on.
     """
     waiting = waiting or Waiting()
-    await_nodes(needs_of(configuration), waiting)
+    plan = await_nodes(configuration, places_now(configuration), waiting)
+    configuration = with_fronts(configuration, plan)
+    until = time.monotonic() + waiting.seconds
     with _serve_started(configuration.http):
         start_directory()
-        below, above = rollouts(configuration, waiting.say)
+        below, above = rollouts(configuration, plan, until, waiting.say)
         try:
             below.begin()
-            _run(configuration)
+            if not _room_for_serve(plan):
+                below.make_room()
+            _run(configuration, plan, until, waiting.say)
             above.begin()
+            above.make_room()
+            below.finish()
+            above.finish()
         except NotServedError:
             below.undo()
             above.undo()
             raise
-        above.finish()
-        below.finish()
 
 
-def rollouts(configuration: Configuration, say: Say) -> tuple[Rollout, Rollout]:
-    """From what runs now: that of the model servers, and that of the gRPC fronts."""
-    there, grace = running(), configuration.grace_seconds
-    services = [name for name in there if not is_front(name)]
-    fronts = [name for name in there if is_front(name)]
-    below = Rollout(changes(services_of(configuration), services), grace, say)
-    above = Rollout(changes(fronts_of(configuration), fronts), grace, say)
-    return below, above
+def rollouts(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
+    """From what runs now: that of the model servers, and that of the gRPC fronts, which must serve at a moment."""
+    there, ids = running(), node_ids()
+    at = {one.name: one.node for one in there.values()}
+    places = {what: [ids[node] for node in nodes if node in ids] for what, nodes in plan.places.items()}
+
+    def rollout(wanted: Sequence[Replica], front: bool) -> Rollout:
+        changed = changes(wanted, [name for name in there if is_front(name) is front])
+        return Rollout(changed, Means(starts(changed, at, places), configuration.grace_seconds, until, say))
+
+    return rollout(services_of(configuration), False), rollout(fronts_of(configuration), True)
+
+
+def places_now(configuration: Configuration) -> dict[str, list[str]]:
+    """Nodes of the replicas that run and go on, by kind; Serve's count among them."""
+    names = {id: name for name, id in node_ids().items()}
+    wanted = (*services_of(configuration), *fronts_of(configuration))
+    whats = {one.name: one.what for one in wanted} | {INGRESS: shown(Role.HTTP, "")}
+    whats |= {orchestrator_name(one.name): shown(Role.ORCHESTRATOR, one.name) for one in configuration.models}
+    found: dict[str, list[str]] = {}
+    for one in actors():
+        of_serve = one.name.startswith(REPLICA)
+        what = whats.get(one.name.removeprefix(REPLICA).rpartition("#")[0] if of_serve else one.name)
+        if what and one.node in names and one.state == "ALIVE":
+            found.setdefault(what, []).append(names[one.node])
+    return found
+
+
+def _room_for_serve(plan: Placement) -> bool:
+    """Whether each of Serve's deployments can have the replicas that it lacks, and one to replace others with."""
+    free = {node: dict(has) for node, has in free_nodes().items()}
+    serves = [need for need in plan.needs if need.spread]
+    lacking = ((need, max(1, len(plan.places[need.what]) - len(need.there))) for need in serves)
+    return all(taken(need.amounts, free) for need, count in lacking for _ in range(count))
 
 
 def undeploy() -> None:
@@ -125,7 +178,7 @@ def start_directory() -> None:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources=HEAD,
+        resources={HEAD: 0.001},  # with the head the cluster ends anyway
         max_restarts=ALWAYS,
         max_task_retries=ALWAYS,  # all its calls may be repeated
         max_concurrency=MAX_CALLS,
@@ -160,11 +213,30 @@ def _serve_started(http: Http) -> Iterator[None]:
         raise
 
 
-def _run(configuration: Configuration) -> None:
-    try:
-        serve.run(application(configuration, has_room()), name=APPLICATION, route_prefix="/")
-    except RuntimeError as error:
-        raise NotServedError(f"orchestrators or the HTTP front cannot be run: {error}") from error
+def _run(configuration: Configuration, plan: Placement, until: float, say: Say) -> None:
+    """Returns once Serve runs the application; raises NotServedError, with Serve's reasons."""
+    before, told = _state(), time.monotonic()
+    target = serve.RunTarget(application(configuration, has_room(), plan), name=APPLICATION, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+    while (state := _state()) is not ApplicationStatus.RUNNING:
+        failed = state is ApplicationStatus.DEPLOY_FAILED
+        if failed or time.monotonic() > until:
+            reasons = "; ".join((*_unhealthy(), "" if failed else "the time for it is over"))
+            if before is None:
+                serve.delete(APPLICATION)
+            raise NotServedError(f"orchestrators or the HTTP front cannot be run: {reasons}")
+        if time.monotonic() - told > PROGRESS_SECONDS:
+            told = time.monotonic()
+            say("; ".join(_unhealthy()) or "Ray Serve starts the application")
+        time.sleep(POLL_SECONDS)
+
+
+def _unhealthy() -> Iterator[str]:
+    """What Serve says of deployments that are not complete."""
+    found = serve.status().applications.get(APPLICATION)
+    for name, one in () if found is None else found.deployments.items():
+        if one.status.value != "HEALTHY":
+            yield f"{name}: {_running(one)} replicas serve; {one.message or one.status.value.lower()}"
 
 
 def has_room() -> HasRoom:
@@ -173,42 +245,60 @@ def has_room() -> HasRoom:
     return lambda resources: fits(amounts_of(resources), free)
 
 
-def application(configuration: Configuration, room: HasRoom) -> Application:
+def application(configuration: Configuration, room: HasRoom, plan: Placement) -> Application:
     """The Serve application: the HTTP front as ingress, behind it a deployment of orchestrators for each model.
 
     Args:
         configuration: what is served.
         room: whether another replica fits: then it is started before the one that it replaces has ended.
+        plan: how many replicas may be on one node.
     """
     front = FrontConfig.of(configuration)
-    orchestrators = [_orchestrators(model, configuration, room) for model in configuration.models]
-    return _ingress(configuration, room).bind(front, configuration.http, *orchestrators)
+    orchestrators = [_orchestrators(model, configuration, room, plan) for model in configuration.models]
+    return _ingress(configuration, room, plan).bind(front, configuration.http, *orchestrators)
 
 
-def _orchestrators(model: ServedService, configuration: Configuration, room: HasRoom) -> Application:
+def _orchestrators(model: ServedService, configuration: Configuration, room: HasRoom, plan: Placement) -> Application:
     config = OrchestratorConfig.of(model, configuration)
-    resources = model.orchestrator_resources
+    resources, name = model.orchestrator_resources, orchestrator_name(model.name)
+    most = plan.most(shown(Role.ORCHESTRATOR, model.name))
     deployment = serve.deployment(
-        name=orchestrator_name(model.name),
-        num_replicas=model.orchestrators,
+        name=name,
         max_ongoing_requests=model.outputs + EXTRA_CALLS,
-        ray_actor_options=_actor_options(resources),
+        ray_actor_options=_actor_options(resources, name, config.digest, most),
+        **_number(model.orchestrators),
         **_lifecycle(configuration, resources, room),
     )(Orchestrator)
     return _versioned(deployment, config.digest).bind(config)
 
 
-def _ingress(configuration: Configuration, room: HasRoom) -> Deployment:
-    http = configuration.http
+def _ingress(configuration: Configuration, room: HasRoom, plan: Placement) -> Deployment:
+    http, what = configuration.http, shown(Role.HTTP, "")
+    alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
+    version = digest_of(FrontConfig.of(configuration).digest, alone)
+    options = _actor_options(http.resources, INGRESS, version, plan.most(what)) | {"runtime_env": FRONT_ENVIRONMENT}
     deployment = serve.deployment(
         name=INGRESS,
         num_replicas=http.replicas,
         max_ongoing_requests=MAX_STREAMS,
-        ray_actor_options=_actor_options(http.resources) | {"runtime_env": FRONT_ENVIRONMENT},
+        ray_actor_options=options,
         **_lifecycle(configuration, http.resources, room),
     )(serve.ingress()(Ingress))
-    alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
-    return _versioned(deployment, digest_of(FrontConfig.of(configuration).digest, alone))
+    return _versioned(deployment, version)
+
+
+def _number(replicas: Scale) -> dict[str, Any]:
+    if replicas.min == replicas.max:
+        return {"num_replicas": replicas.max}
+    scale = {
+        "min_replicas": replicas.min,
+        "max_replicas": replicas.max,
+        "target_ongoing_requests": replicas.outputs,
+        "upscale_delay_s": replicas.up_seconds,
+        "downscale_delay_s": replicas.down_seconds,
+        "look_back_period_s": SCALE_SECONDS,
+    }
+    return {"autoscaling_config": scale}
 
 
 def _lifecycle(configuration: Configuration, resources: Resources, room: HasRoom) -> dict[str, Any]:
@@ -225,8 +315,14 @@ def _versioned(deployment: Deployment, version: str) -> Deployment:
     return deployment.options(version=version, _internal=True)
 
 
-def _actor_options(resources: Resources) -> dict[str, object]:
-    return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": dict(resources.custom)}
+def _actor_options(resources: Resources, name: str, version: str, most: float) -> dict[str, object]:
+    """Of replicas of which a node takes at most so many.
+
+    Serve's own `max_replicas_per_node` counts old and new replicas together, so that a new one could not start beside
+    the one that it replaces.
+    """
+    share = {f"{IMPLICIT_RESOURCE}{name}-{version}-{most:g}": 1 / most}
+    return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": dict(resources.custom) | share}
 
 
 def _last_line(error: Exception) -> str:
@@ -240,27 +336,32 @@ def build(args: Mapping[str, object]) -> Application:
 
     Raises:
         ConfigurationError: the configuration cannot be used.
+        NoRoomError: nodes lack resources.
         NotServedError: a service cannot be run with its options; what ran before goes on.
     """
     configuration = parse(yaml.safe_dump(dict(args)), "args")
     with logged(configuration.log_format):
+        plan = await_nodes(configuration, places_now(configuration), BUILDING)
+        configuration = with_fronts(configuration, plan)
         start_directory()
-        below, _ = rollouts(configuration, log.info)
+        below, _ = rollouts(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
         try:
             below.begin()
+            if not _room_for_serve(plan):
+                below.make_room()
         except ValueError:
             below.undo()
             raise
     actor: Any = ray.remote(Finisher)
     finisher = actor.options(name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
-    finisher.remote().finish.remote(configuration)
-    return application(configuration, has_room())
+    finisher.remote().finish.remote(configuration, replace(plan, places={}))
+    return application(configuration, has_room(), plan)
 
 
 class Finisher:
     """An actor that ends what an application does not need any more, one call at a time."""
 
-    def finish(self, configuration: Configuration) -> None:
+    def finish(self, configuration: Configuration, plan: Placement) -> None:
         """Waits until Serve runs the application; if Serve fails, everything stays as it is."""
         with logged(configuration.log_format):
             while (state := _state()) not in (ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED):
@@ -268,7 +369,7 @@ class Finisher:
             if state is ApplicationStatus.DEPLOY_FAILED:
                 log.error("Serve cannot run the application; what it does not need goes on")
                 return
-            below, above = rollouts(configuration, log.info)
+            below, above = rollouts(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
             for one in (above, below):
                 one.begin()
                 one.finish()
@@ -286,11 +387,18 @@ class Deployed:
     processes: tuple[Entry, ...]  # in the directory
     state: str  # Serve's, of the application
     deployments: tuple[tuple[str, str, int, str], ...]  # name, state, running replicas, Serve's message
+    loads: Mapping[str, Load]  # of processes, by their ids
+    restarts: Mapping[str, int]  # by id; Serve does not restart processes, but starts others
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
         deployments = [dict(zip(DEPLOYMENT, one, strict=True)) for one in self.deployments]
-        processes = [asdict(entry) | {"role": entry.role.value} for entry in self.processes]
+        processes = [
+            asdict(one)
+            | {"role": one.role.value, "restarts": self.restarts.get(one.id, 0)}
+            | asdict(self.loads.get(one.id, Load()))
+            for one in self.processes
+        ]
         return {"processes": processes, "state": self.state, "deployments": deployments}
 
 
@@ -298,12 +406,13 @@ def deployed() -> Deployed:
     """Raises ValueError if nothing is deployed."""
     directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
     entries: tuple[Entry, ...]
-    _, entries = ray.get(directory.entries.remote())
+    (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
+    restarts = {one.id: one.restarts for one in actors()}
     found = serve.status().applications.get(APPLICATION)
     if found is None:
-        return Deployed(tuple(entries), "not started", ())
+        return Deployed(tuple(entries), "not started", (), loads, restarts)
     deployments = ((name, one.status.value, _running(one), one.message) for name, one in found.deployments.items())
-    return Deployed(tuple(entries), found.status.value, tuple(deployments))
+    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts)
 
 
 def _running(deployment: DeploymentStatusOverview) -> int:

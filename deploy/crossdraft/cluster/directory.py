@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,11 +52,21 @@ class Entry:
     metrics: str  # host:port of its Prometheus metrics; empty: none
     node: str  # the node's address
     process: int  # process id on the node
+    version: str = ""  # of its crossdraft
+    since: float = 0.0  # when it began to serve, seconds of the epoch
 
     @property
     def what(self) -> str:
         """Role and name, to be shown."""
         return f"{self.role} {self.name}" if self.name else str(self.role)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of a process now."""
+
+    sessions: int = 0  # that are open at a service; elsewhere outputs
+    busy: float = 0.0  # a model's share of the time; of an orchestrator's outputs, those that are taken
 
 
 class Directory:
@@ -71,20 +81,23 @@ class Directory:
         self.version = version
         self._settled_at = began + SETTLING
         self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
+        self.loads: dict[str, Load] = {}  # by id
 
     def unsettled(self, now: float) -> float:
         """Seconds until it has heard of all processes."""
         return max(0.0, self._settled_at - now)
 
-    def announce(self, entry: Entry, now: float) -> None:
-        """A process serves."""
+    def announce(self, entry: Entry, now: float, load: Load | None = None) -> None:
+        """A process serves. Its load is no change."""
         known = self._heard.get(entry.id)
+        self.loads[entry.id] = load or Load()
         self._heard[entry.id] = (entry, now)
         self.version += known is None or known[0] != entry
 
     def withdraw(self, id: str) -> None:
         """A process takes no new sessions any more."""
         self.version += self._heard.pop(id, None) is not None
+        self.loads.pop(id, None)
 
     def forget(self, now: float) -> None:
         """Removes processes whose announcement has expired."""
@@ -108,7 +121,7 @@ def entry_of(role: Role, model: str, name: str, address: str, metrics: str, node
     """The entry of this process, which runs an actor."""
     id = ray.get_runtime_context().get_actor_id()
     assert id is not None  # only a driver has none
-    return Entry(id, role, model, name, address, metrics, node, os.getpid())
+    return Entry(id, role, model, name, address, metrics, node, os.getpid(), installed(), time.time())
 
 
 class DirectoryGoneError(Exception):
@@ -128,10 +141,14 @@ class DirectoryActor:
         """The crossdraft that it runs."""
         return self._installed
 
-    async def announce(self, entry: Entry) -> None:
+    async def announce(self, entry: Entry, load: Load) -> None:
         """A process serves; it must announce itself again before the entry expires."""
         async with self._notifying():
-            self._directory.announce(entry, time.monotonic())
+            self._directory.announce(entry, time.monotonic(), load)
+
+    async def loads(self) -> dict[str, Load]:
+        """Of all processes, by the ids of their entries."""
+        return self._directory.loads
 
     async def withdraw(self, id: str) -> None:
         """A process takes no new sessions."""
@@ -170,9 +187,9 @@ class FarDirectory:
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry) -> None:
+    async def announce(self, entry: Entry, load: Load) -> None:
         """As DirectoryActor.announce."""
-        await self._answer((await self._found()).announce.remote(entry), REPLY_SECONDS)
+        await self._answer((await self._found()).announce.remote(entry, load), REPLY_SECONDS)
 
     async def withdraw(self, id: str) -> None:
         """As DirectoryActor.withdraw."""
@@ -202,11 +219,11 @@ class FarDirectory:
 
 
 @asynccontextmanager
-async def announced(entry: Entry) -> AsyncIterator[None]:
-    """Keeps the process in the directory during the block."""
+async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncIterator[None]:
+    """Keeps the process in the directory during the block, with what `load` says each time."""
     directory = FarDirectory()
-    known = await _announced(directory, entry)
-    announcing = asyncio.create_task(_announce(directory, entry, known))
+    known = await _announced(directory, entry, load())
+    announcing = asyncio.create_task(_announce(directory, entry, load, known))
     try:
         yield
     finally:
@@ -218,16 +235,16 @@ async def announced(entry: Entry) -> AsyncIterator[None]:
             log.warning("%s", error)
 
 
-async def _announce(directory: FarDirectory, entry: Entry, known: bool) -> None:
+async def _announce(directory: FarDirectory, entry: Entry, load: Callable[[], Load], known: bool) -> None:
     while True:
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        known = await _announced(directory, entry, logging.WARNING if known else logging.DEBUG)
+        known = await _announced(directory, entry, load(), logging.WARNING if known else logging.DEBUG)
 
 
-async def _announced(directory: FarDirectory, entry: Entry, level: int = logging.WARNING) -> bool:
+async def _announced(directory: FarDirectory, entry: Entry, load: Load, level: int = logging.WARNING) -> bool:
     """Whether the directory has taken the announcement."""
     try:
-        await directory.announce(entry)
+        await directory.announce(entry, load)
     except DirectoryGoneError as error:
         log.log(level, "%s", error)
         return False

@@ -34,6 +34,7 @@ from crossdraft.cluster.directory import (
     DirectoryGoneError,
     Entry,
     FarDirectory,
+    Load,
     Role,
     announced,
     entry_of,
@@ -140,7 +141,7 @@ class Ingress:
         front.metrics.lag.start()
         metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
         entry = entry_of(Role.HTTP, "", "", "", metrics, node)
-        self._announcing = asyncio.get_running_loop().create_task(_announce(entry))
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
         options = HttpOptions(
             keys=config.keys,
             rate=_rate_of(http),
@@ -148,14 +149,15 @@ class Ingress:
             max_choices=http.max_choices,
             stalled_seconds=http.stalled_seconds,
             metrics=front.metrics.text,
+            cors=http.cors,
         )
         app = make_app(front.backend, options)
         add_scraping(app, FarDirectory(), config.keys)
         return app
 
 
-async def _announce(entry: Entry) -> None:
-    async with announced(entry):
+async def _announce(entry: Entry, metrics: Metrics) -> None:
+    async with announced(entry, lambda: Load(metrics.outputs)):
         await asyncio.Event().wait()  # until the process ends
 
 
@@ -228,16 +230,16 @@ class GrpcFrontConfig(ServerConfig):
         front = await asyncio.to_thread(FrontBackend, self.config)
         front.metrics.lag.start()
         options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
-        exporter = front.exporter if self.config.metrics else None
-        return GrpcFrontServer(serve_generation(front.backend, listening, options), exporter, host)
+        return GrpcFrontServer(serve_generation(front.backend, listening, options), front, self.config.metrics, host)
 
 
 class GrpcFrontServer:
-    """The gRPC server, and its metrics if there is an exporter for them; `node` is the node's address."""
+    """The gRPC server, and its metrics if they are wanted; `node` is the node's address."""
 
-    def __init__(self, server: GenerationServer, exporter: Exporter | None, node: str) -> None:
+    def __init__(self, server: GenerationServer, front: FrontBackend, metrics: bool, node: str) -> None:
         self._server = server
-        self._exporter = exporter
+        self._front = front
+        self._exporter = front.exporter if metrics else None
         self._node = node
         self.metrics = ""  # host:port, once it serves
 
@@ -246,6 +248,11 @@ class GrpcFrontServer:
         """host:port for others: if it listens at all addresses of its node, the one that the cluster uses."""
         host, _, port = self._server.address.rpartition(":")
         return f"{self._node if host in ALL_ADDRESSES else host}:{port}"
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """As `ActorServer.work`."""
+        return self._front.metrics.outputs, 0.0
 
     async def start(self) -> str:
         """As `ActorServer.start`."""

@@ -14,6 +14,7 @@ from crossdraft.cluster.directory import (
     DirectoryGoneError,
     Entry,
     FarDirectory,
+    Load,
     Role,
     announced,
     entry_of,
@@ -115,7 +116,7 @@ class Orchestrator:
 
     async def _follow(self) -> NoReturn:
         directory, version = FarDirectory(), -1
-        async with announced(self._entry):
+        async with announced(self._entry, self._load):
             while True:
                 try:
                     version, entries = await directory.entries(version, LONG_POLL)
@@ -124,6 +125,10 @@ class Orchestrator:
                     await asyncio.sleep(PAUSE)
                     continue
                 await self._use([entry for entry in entries if entry.model == self._config.model])
+
+    def _load(self) -> Load:
+        outputs = 0 if self._backend is None else self._backend.running
+        return Load(outputs, outputs / self._config.max_outputs)
 
     async def _use(self, entries: Sequence[Entry]) -> None:
         """Uses these services from now on."""

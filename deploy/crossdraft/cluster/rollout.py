@@ -1,28 +1,61 @@
 """Actors started, replaced and ended for a configuration, so that open streams go on."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from crossdraft.cluster.actors import ModelServerConfig, ServerActor, ServerConfig
-from crossdraft.cluster.capacity import Nodes, NotServedError, Say, amounts_of, fits, written
+from crossdraft.cluster.capacity import Amounts, Nodes, NotServedError, Say, amounts_of, fits, shown, taken, written
 from crossdraft.cluster.config import FRONT_ENVIRONMENT, NAMESPACE, Configuration, actor_name, slot_name, slot_of
 from crossdraft.cluster.directory import Entry
 from crossdraft.cluster.fronts import GrpcFrontConfig
 
 ALWAYS = -1  # restarts
 MAX_CALLS = 1000  # of one actor at once
-PROGRESS_SECONDS = 15.0  # between two lines about an actor that does not serve yet
+PROGRESS_SECONDS = 15.0  # between two lines about what does not serve yet
 BEYOND_GRACE = 30.0  # seconds after the grace period until an actor that has not ended is killed
+SETTLED_SECONDS = 10.0  # until Ray has noticed that an actor is gone, and what it held is free
+SETTLED_INTERVAL = 0.25
+SERVES = ("ALIVE", "RESTARTING")  # states of actors
 
 
-def running() -> tuple[str, ...]:
-    """Names of the actors that run servers."""
+@dataclass(frozen=True)
+class Actor:
+    """What Ray knows of an actor."""
+
+    id: str
+    name: str
+    node: str  # id
+    state: str
+    restarts: int
+
+
+def actors() -> tuple[Actor, ...]:
+    """Those that have names and are not dead, of the whole cluster."""
+    found = ray._private.state.actors().values()  # no public API has it without Ray's dashboard
+    return tuple(
+        Actor(one["ActorID"], one["Name"], one["Address"]["NodeID"], one["State"], one["NumRestarts"])
+        for one in found
+        if one["Name"] and one["State"] != "DEAD"
+    )
+
+
+def running() -> dict[str, Actor]:
+    """The actors that run servers, by name. Those that have never had room for a start are ended."""
+    ours = [one for one in actors() if slot_of(one.name) and one.name in _named()]
+    _kill(one.name for one in ours if one.state not in SERVES)
+    return {one.name: one for one in ours if one.state in SERVES}
+
+
+def _named() -> set[str]:
     named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
-    return tuple(one["name"] for one in named if one["namespace"] == NAMESPACE and slot_of(one["name"]))
+    return {one["name"] for one in named if one["namespace"] == NAMESPACE}
 
 
 def free_nodes() -> Nodes:
@@ -43,6 +76,16 @@ class Replica:
         """Of the actor; a replacement has the same."""
         return slot_of(self.name)
 
+    @property
+    def what(self) -> str:
+        """The kind of replica, as in a placement."""
+        return shown(self.config.role, self.config.model, self.config.name)
+
+    @property
+    def amounts(self) -> Amounts:
+        """What it takes of a node."""
+        return amounts_of(self.config.resources)
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -54,78 +97,95 @@ class Changes:
     ended: tuple[str, ...]  # names of actors whose slots are not wanted
 
 
+@dataclass(frozen=True)
+class Means:
+    """How changes are carried out."""
+
+    nodes: Mapping[str, str]  # ids, by slot: where actors are to start, if they can
+    grace_seconds: float  # for what is open in an actor that ends
+    until: float  # when all must serve, seconds of the monotonic clock
+    say: Say
+
+
 class Rollout:
     """Carries out changes: `begin`, then, once all that uses the actors has switched over, `finish`.
 
-    Args:
-        changed: what to do.
-        grace_seconds: for what is open in an actor that ends.
-        say: shows progress.
+    Nothing waits for room that this rollout itself may free: what has none is started after others have ended.
     """
 
-    def __init__(self, changed: Changes, grace_seconds: float, say: Say) -> None:
-        self._changed = changed
-        self._grace_seconds = grace_seconds
-        self._say = say
-        self._started: list[Replica] = []
-        self._waiting: list[tuple[str, Replica]] = []  # no room beside those that they replace
-        self._over: list[str] = []  # names of actors to end
+    def __init__(self, changed: Changes, means: Means) -> None:
+        self._means = means
+        self._started: list[Replica] = []  # that end again if the deployment fails
+        # What is to be started, with the name of the actor that ends instead, or none.
+        self._waiting = [*(("", one) for one in changed.begun), *changed.replaced]
+        self._over = list(changed.ended)  # names of actors to end
 
     def begin(self) -> None:
-        """Starts new actors, then replacements one by one as far as there is room.
+        """Starts what has room beside all that runs, and needs no port that an old actor holds.
 
         Raises:
             NotServedError: one cannot be served; `undo` then.
         """
-        changed = self._changed
-        self._over = list(changed.ended)
-        self._ready(changed.begun)
-        for old, new in changed.replaced:
-            if _beside(new):
-                self._ready([new])
-                self._over.append(old)
-            else:
-                self._waiting.append((old, new))
+        free = {node: dict(has) for node, has in free_nodes().items()}
+        waiting, at_once = self._waiting, list[tuple[str, Replica]]()
+        self._waiting = []
+        for old, new in waiting:
+            apart = not old or not new.config.port
+            (at_once if apart and taken(new.amounts, free) else self._waiting).append((old, new))
+        self._ready([new for _, new in at_once])
+        self._over += [old for old, _ in at_once if old]
 
-    def finish(self) -> None:
+    def make_room(self) -> None:
         """Ends what is not needed any more, then replaces the rest, ending each old actor before the new one starts.
+
+        What has no room even then is left for `finish`.
 
         Raises:
             NotServedError: as `begin`.
         """
-        self._end(self._over)
-        for old, new in self._waiting:
-            if _beside(new):
+        self._await(self._over, self._drain(self._over))
+        self._over, waiting, self._waiting = [], self._waiting, []
+        for old, new in waiting:
+            ending, beside = [old] if old else [], _fits(new)
+            # An old one frees its port when it begins to drain.
+            draining = [] if beside and not new.config.port else self._drain(ending)
+            if not beside:
+                self._await(ending, draining)
+            if beside or (old and _soon(partial(_fits, new))):
                 self._ready([new])
-                self._end([old])
-            elif _fits(new):  # the old one frees its port when it begins to drain
-                draining = self._drain([old])
-                self._ready([new])
-                self._await([old], draining)
+                self._await(ending, draining or self._drain(ending))
             else:
-                self._end([old])
-                self._ready([new])
+                self._waiting.append(("", new))
+
+    def finish(self) -> None:
+        """As `make_room`, and waits for room for the rest.
+
+        Raises:
+            NotServedError: as `begin`.
+        """
+        self.make_room()
+        left, self._waiting = [new for _, new in self._waiting], []
+        self._ready(left)
 
     def undo(self) -> None:
-        """Ends what was started; what ran before goes on."""
+        """Ends what was started beside what ran before, which goes on."""
         _kill(one.name for one in self._started)
 
     def _ready(self, replicas: Sequence[Replica]) -> None:
         self._started += replicas
-        started = [(one, _started(one)) for one in replicas]
+        started = [(one, _started(one, self._means.nodes.get(one.slot))) for one in replicas]
         for one, actor in started:
             entry = self._entry(one, actor)
-            self._say(f"{one.slot} serves at {entry.address}")
+            self._means.say(f"{one.slot} serves at {entry.address}")
 
     def _entry(self, replica: Replica, actor: Any) -> Entry:
         answer = actor.ready.remote()
         while not ray.wait([answer], timeout=PROGRESS_SECONDS)[0]:
-            room = (
-                ""
-                if _fits(replica)
-                else f"; it may wait for a node with {written(amounts_of(replica.config.resources))} free"
-            )
-            self._say(f"{replica.slot} does not serve yet{room}")
+            state = next((one.state for one in actors() if one.name == replica.name), "DEAD")
+            why = "it loads its model" if state == "ALIVE" else f"no node has {written(replica.amounts)} free"
+            if time.monotonic() > self._means.until:
+                raise NotServedError(f"{replica.slot} does not serve in time: {why}")
+            self._means.say(f"{replica.slot} does not serve yet: {why}")
         try:
             entry: Entry = ray.get(answer)
         except RayTaskError as error:
@@ -134,14 +194,14 @@ class Rollout:
             raise NotServedError(f"{replica.slot} cannot be served: {error}") from error
         return entry
 
-    def _end(self, names: Collection[str]) -> None:
-        self._await(names, self._drain(names))
-
     def _drain(self, names: Collection[str]) -> list[Any]:
         """Begins to drain actors; returns what to wait for."""
         draining: list[Any] = []
+        alive = {one.name for one in actors() if one.state == "ALIVE"} if names else set()
         for name in names:
-            self._say(f"{slot_of(name)} ends")
+            self._means.say(f"{slot_of(name)} ends")
+            if name not in alive:
+                continue
             try:
                 draining.append(ray.get_actor(name, NAMESPACE).drain.remote())
             except ValueError:  # it has ended
@@ -149,13 +209,17 @@ class Rollout:
         return draining
 
     def _await(self, names: Collection[str], draining: list[Any]) -> None:
+        """Ends actors; what replaces them is final."""
         if draining:
-            ray.wait(draining, num_returns=len(draining), timeout=self._grace_seconds + BEYOND_GRACE)
+            ray.wait(draining, num_returns=len(draining), timeout=self._means.grace_seconds + BEYOND_GRACE)
         _kill(names)
+        slots = {slot_of(name) for name in names}
+        self._started = [one for one in self._started if one.slot not in slots]
 
 
-def _started(replica: Replica) -> Any:
+def _started(replica: Replica, node: str | None) -> Any:
     resources = replica.config.resources
+    there = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True) if node else "SPREAD"
     return (
         ray.remote(ServerActor)
         .options(
@@ -163,7 +227,7 @@ def _started(replica: Replica) -> Any:
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
-            scheduling_strategy="SPREAD",
+            scheduling_strategy=there,
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
             resources=dict(resources.custom),
@@ -176,21 +240,28 @@ def _started(replica: Replica) -> Any:
     )
 
 
-def _beside(replica: Replica) -> bool:
-    """Whether it can serve before the one that it replaces has ended, which holds the port if it is fixed."""
-    return replica.config.port == 0 and _fits(replica)
-
-
 def _fits(replica: Replica) -> bool:
-    return fits(amounts_of(replica.config.resources), free_nodes())
+    return fits(replica.amounts, free_nodes())
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    """Whether it holds once Ray has noticed that actors have ended."""
+    until = time.monotonic() + SETTLED_SECONDS
+    while not (found := holds()) and time.monotonic() < until:
+        time.sleep(SETTLED_INTERVAL)
+    return found
 
 
 def _kill(names: Iterable[str]) -> None:
+    """Returns once they are gone, so that their names may be given again."""
+    gone = set()
     for name in names:
         try:
             ray.kill(ray.get_actor(name, NAMESPACE))
         except ValueError:  # it has ended
             continue
+        gone.add(name)
+    _soon(lambda: not gone & _named())
 
 
 def services_of(configuration: Configuration) -> tuple[Replica, ...]:
@@ -206,7 +277,7 @@ def services_of(configuration: Configuration) -> tuple[Replica, ...]:
 def fronts_of(configuration: Configuration) -> tuple[Replica, ...]:
     """All fronts that are actors: those for gRPC."""
     grpc = configuration.grpc
-    return () if grpc is None else tuple(_replicas(GrpcFrontConfig.of(grpc, configuration), grpc.replicas))
+    return () if grpc is None else tuple(_replicas(GrpcFrontConfig.of(grpc, configuration), grpc.replicas or 1))
 
 
 def _replicas(config: ServerConfig, count: int) -> Iterator[Replica]:
@@ -231,3 +302,13 @@ def changes(wanted: Sequence[Replica], running: Collection[str]) -> Changes:
         else:
             replaced.append((name, instead))
     return Changes(tuple(free.values()), tuple(replaced), kept, tuple(ended))
+
+
+def starts(changed: Changes, at: Mapping[str, str], places: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Nodes, by slot, of what is started, from those of a placement, by kind; `at` has nodes of running actors."""
+    left = {what: list(nodes) for what, nodes in places.items()}
+    for one in changed.kept:
+        if at.get(one.name) in left.get(one.what, ()):
+            left[one.what].remove(at[one.name])
+    starting = (*changed.begun, *(new for _, new in changed.replaced))
+    return {one.slot: left[one.what].pop(0) for one in starting if left.get(one.what)}

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
@@ -112,6 +113,12 @@ class Metrics:
         self._make_live()
         self._make_ended()
         self._make_services()
+
+    @property
+    def outputs(self) -> int:
+        """Of this process, that are being made."""
+        gauges = chain(self.running.collect(), self.waiting.collect())
+        return int(sum(sample.value for gauge in gauges for sample in gauge.samples))
 
     def _make_live(self) -> None:
         self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)

@@ -168,11 +168,17 @@ class Server(Generic[Open, Ask, Answer]):
         self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, statistics))
         self._lag = LoopLag(self.registry, role.name)
         self._exporter = Exporter(self.registry)
+        self._statistics = statistics
         self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
 
     @property
     def activity(self) -> Activity:
         return self._handlers.activity
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """Sessions that are open, and the seconds that its model has computed so far."""
+        return self.activity.open, 0.0 if self._statistics is None else self._statistics().seconds
 
     @property
     def address(self) -> str:

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from crossdraft.bench.emulation import Link
 from crossdraft.bench.emulation.machines import Machine
 from tests.cluster.machines.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
-from tests.cluster.machines.streams import Stream, Streams, faults_of
+from tests.cluster.machines.streams import REPEATS, Stream, Streams, faults_of
 
 AFTER = 20.0  # seconds that clients go on after an event: by then Ray knows of a machine that is lost
 RESTORED_SECONDS = 180.0
@@ -106,7 +106,7 @@ class Disturbed:
         return Event("nothing", at, 0.0, tuple(self._undisturbed), tuple(faults))
 
     async def _event(self, name: str, happen: Happening) -> Event:
-        streams, over = Streams(self._client, self._seeds, self._tokens), asyncio.Event()
+        streams, over = Streams(self._client, self._seeds, self._tokens, REPEATS), asyncio.Event()
         running = asyncio.create_task(streams.keep_on(over))
         await streams.under_way()
         at = time.monotonic()

@@ -18,8 +18,8 @@ from tests.cluster.machines.person import FILE, Person, person, said
 from tests.cluster.machines.streams import client_of, first_piece
 
 OFFERS = {
-    "target-1": '{"target": 1, "orchestrator": 8}',
-    "target-2": '{"target": 1, "orchestrator": 8}',
+    "target-1": '{"target": 1, "orchestrator": 8, "ingress": 8}',
+    "target-2": '{"target": 1, "orchestrator": 8, "ingress": 8}',
     "drafter-1": '{"drafter": 2}',
     "drafter-2": '{"drafter": 2}',
 }

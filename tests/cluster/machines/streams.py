@@ -11,6 +11,8 @@ from openai import APIError, AsyncOpenAI
 MODEL = "crossdraft-bundled"
 PROMPT = "def fibonacci(n):\n"
 CLIENT_SECONDS = 120.0
+REPEATS = 100  # of a client whose front may be lost
+AGAIN_SECONDS = 0.2  # before a client whose connection is lost asks again
 
 
 @dataclass(eq=False)
@@ -22,6 +24,7 @@ class Stream:
     tokens: int = 0  # as the server counts them
     ended: bool = False
     fault: str = ""  # what broke it; empty: nothing
+    repeats: int = 0  # times that its client asked again, after the connection was lost
     times: list[float] = field(default_factory=list)  # when each piece came, seconds of the monotonic clock
 
     def pause(self, since: float) -> float | None:
@@ -37,11 +40,13 @@ class Streams:
         client: OpenAI's.
         seeds: one for each client.
         tokens: of each output.
+        repeats: times that a client whose connection is lost asks again, with the same id and seed.
     """
 
-    def __init__(self, client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> None:
+    def __init__(self, client: AsyncOpenAI, seeds: Sequence[int], tokens: int, repeats: int = 0) -> None:
         self._client = client
         self._tokens = tokens
+        self._repeats = repeats
         self.current = {seed: Stream(seed) for seed in seeds}
         self.ended: list[Stream] = []
         self._moved = asyncio.Event()  # whenever something has come
@@ -71,15 +76,22 @@ class Streams:
 
     async def _run(self, seed: int) -> None:
         stream = self.current[seed] = Stream(seed)
-        try:
-            await self._read(stream)
-        except (APIError, httpx2.HTTPError) as error:
-            stream.fault = f"{type(error).__name__}: {error}"
+        while not stream.tokens:
+            try:
+                await self._read(stream)
+            except (APIError, httpx2.HTTPError) as error:
+                if stream.repeats >= self._repeats:
+                    stream.fault = f"{type(error).__name__}: {error}"
+                    break
+                stream.repeats += 1
+                await asyncio.sleep(AGAIN_SECONDS)
         stream.ended = True
         self.ended.append(stream)
         self._moved.set()
 
     async def _read(self, stream: Stream) -> None:
+        """What the client has already heard, and hears again, is no piece."""
+        text = ""
         async for chunk in await self._client.completions.create(
             model=MODEL,
             prompt=PROMPT,
@@ -89,11 +101,15 @@ class Streams:
             stream=True,
             stream_options={"include_usage": True},
             extra_body={"ignore_eos": True},
+            extra_headers={"x-request-id": f"stream-{stream.seed}"},
         ):
             if chunk.usage is not None:
                 stream.tokens = chunk.usage.completion_tokens
             for choice in chunk.choices:
-                stream.text += choice.text
+                text += choice.text
+                if stream.text.startswith(text):
+                    continue
+                stream.text = text
                 stream.times.append(time.monotonic())
                 self._moved.set()
 
