@@ -316,6 +316,7 @@ class Together:
     async def __aenter__(self) -> Self:
         """Starts all; if one cannot listen, drains those that have started."""
         async with AsyncExitStack() as stack:
+            one: HttpServer | GenerationServer
             for one in (*self._others.values(), self._first):
                 await one.start()
                 stack.push_async_callback(one.drain)
@@ -324,5 +325,6 @@ class Together:
 
     async def __aexit__(self, *_: object) -> None:
         async with asyncio.TaskGroup() as group:
+            one: HttpServer | GenerationServer
             for one in (self._first, *self._others.values()):
                 group.create_task(one.drain())
