@@ -307,6 +307,7 @@ class Together:
     def __init__(self, first: "HttpServer", others: Mapping[str, GenerationServer]) -> None:
         self._first = first
         self._others = others
+        self._all: list[HttpServer | GenerationServer] = [*others.values(), first]
 
     def ready_line(self) -> str:
         return json.dumps(
@@ -316,8 +317,7 @@ class Together:
     async def __aenter__(self) -> Self:
         """Starts all; if one cannot listen, drains those that have started."""
         async with AsyncExitStack() as stack:
-            one: HttpServer | GenerationServer
-            for one in (*self._others.values(), self._first):
+            for one in self._all:
                 await one.start()
                 stack.push_async_callback(one.drain)
             stack.pop_all()
@@ -325,6 +325,5 @@ class Together:
 
     async def __aexit__(self, *_: object) -> None:
         async with asyncio.TaskGroup() as group:
-            one: HttpServer | GenerationServer
-            for one in (self._first, *self._others.values()):
+            for one in self._all:
                 group.create_task(one.drain())
