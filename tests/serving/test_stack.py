@@ -21,7 +21,7 @@ from crossdraft.serving.grpc import serve_generation
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
 from tests.endtoend.reference import Reference
-from tests.serving.http.conftest import MESSAGES, Front, front
+from tests.serving.http.conftest import KEY, MESSAGES, Front, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 AT_ONCE = Listening(grace_seconds=0)
@@ -107,6 +107,17 @@ async def test_over_http_greedy_text_is_the_pipelines(stack: Stack) -> None:
     assert done.usage is not None
     assert done.usage.completion_tokens == TOKENS
     assert (await stack.complete(extra_body=PLAIN)).choices[0].text == wanted
+
+
+async def test_the_synchronous_client(stack: Stack) -> None:
+    def ask() -> tuple[str, str]:
+        with openai.OpenAI(base_url=str(stack.front.openai.base_url), api_key=KEY, max_retries=0) as client:
+            asked = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
+            whole = client.completions.create(**asked).choices[0].text
+            return whole, "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+
+    whole, streamed = await asyncio.to_thread(ask)
+    assert whole == streamed == await stack.text(max_tokens=8)
 
 
 async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
