@@ -169,6 +169,7 @@ def tried(stack: ExitStack, folder: Path, *nodes: Any) -> tuple[Path, Any]:
 @contextmanager
 def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpus: int = 4) -> Iterator[Any]:
     """Ray's nodes, HEAD among them, with this process connected to them; raises TimeoutError or RuntimeError."""
+    from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
@@ -178,6 +179,8 @@ def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpu
         "dashboard_agent_listen_port": 0,  # else one that systems give to connections
     }
     folder.mkdir()
+    # Ray notes its latest cluster there, and on a machine that never ran Ray there is no such folder.
+    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
     cluster = Cluster()
     try:
         with patch.object(ray._private.services, "get_node", _patient(ray._private.services.get_node)):
