@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -34,7 +35,7 @@ from tests.rpc.unhurried import unhurry
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 PROCESS = 1234  # "of" the services that are there: nothing is sent to it
-NOTHING: dict[str, Any] = dict.fromkeys(Statistics.__annotations__, 0) | {
+NOTHING: dict[str, Any] = dict.fromkeys((one.name for one in fields(Statistics)), 0) | {
     "method": "slem",
     "drafter_lost": "",
     **dict.fromkeys(("drafted_at", "judged_at", "accepted_at"), ()),

