@@ -305,7 +305,8 @@ def _configuration(
 
 def _batched(manager: Any, question: Question) -> Answer:
     """`at_once` outputs are under way as long as there are so many; raises PeerFailedError."""
-    began, forwards = time.perf_counter(), manager.current_batch  # the clock that transformers' own moments are of
+    began = time.perf_counter()  # the clock that transformers' own moments are of
+    forwards = getattr(manager, "current_batch", 0)  # it is there once the manager's thread runs
     waiting, numbers, outputs = enumerate(question.prompts), dict[str, int](), dict[int, Made]()
 
     def ask_next() -> None:
