@@ -82,8 +82,8 @@ class DraftSeen:
 
     draft_tokens: int
     waited: float | None  # seconds since the drafter was asked, for an epoch's first reply; else None
-    seconds: float  # in the model
-    queued: float = 0.0  # seconds that the drafting waited for the model
+    seconds: float  # from its first step on, or since the reply before
+    queued: float = 0.0  # until its first step
     aside: bool = False  # the drafter cannot go on with this text
 
 
@@ -92,7 +92,7 @@ class PassSeen:
     """A pass returned, or some tokens of a run."""
 
     waited: float  # seconds since it was sent, or since the answer before
-    seconds: float  # in the model
+    seconds: float  # of its steps, sampling included
     queued: float = 0.0  # seconds in the target, waiting for the model
     forwards: int = 1  # tokens of a run that came
     asked: bool = True  # there was a round trip; not for the later answers of a run

@@ -159,8 +159,8 @@ class PassDone:
 
     number: int
     nodes: tuple[Row | Sample, ...]
-    seconds: float  # in the model
-    queued: float = 0.0  # seconds in which the pass waited for the model
+    seconds: float  # from its first step to its end, sampling included; of a run, from the token before
+    queued: float = 0.0  # until its first step
     more: bool = False  # the run continues: another reply will follow
     forwards: int = 1  # that made these nodes
     shared: int = 1  # sessions in the batch of the latest forward, this one included
@@ -274,11 +274,11 @@ class Drafted:
 
     epoch: int
     draft_tokens: tuple[DraftToken, ...]
-    seconds: float  # in the model, since the previous reply
+    seconds: float  # from the first step on, or since the previous reply
     reason: str = ""  # set: why the drafter drafts no more in this epoch
     first: int = 0  # index of the first of `draft_tokens` in the epoch
     branches: tuple[Branch, ...] = ()
-    queued: float = 0.0  # seconds in which the drafting waited for the model
+    queued: float = 0.0  # until the first step, if nothing was being drafted before
 
 
 @dataclass(frozen=True)
