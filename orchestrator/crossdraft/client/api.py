@@ -157,7 +157,7 @@ class Generation(TokenStream):
             self._ready.extend(tokens)
 
     async def together(self) -> list[Token]:
-        """As `TokenStream.together`.
+        """The next tokens, as many as were decided together, for instance by one pass; none at the end.
 
         Raises:
             ServiceError: as the iteration does.
