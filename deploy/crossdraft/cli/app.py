@@ -114,7 +114,7 @@ def _options(
 def demo(
     prompt: Prompt = None,
     k: int = option(6, "Draft tokens in a lock-step round.", "-k"),
-    max_tokens: MaxTokens = 40,
+    max_tokens: MaxTokens = 30,
     temperature: list[float] = option([0.0, 0.8], "Sampling temperature, 0 is greedy; repeatable."),
     seed: int = option(3, "Random seed of both generations, so that their texts must be equal."),
     engine: EngineOptions = DEMO,
