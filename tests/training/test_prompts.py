@@ -1,11 +1,6 @@
-"""The fifty prompts, and how a file of prompts is read."""
-
-from pathlib import Path
-
-import pytest
+"""The fifty prompts."""
 
 from crossdraft.training.corpus import is_held_out
-from crossdraft.training.prompts import read_prompts
 from tests.prompts import prompts
 
 
@@ -18,14 +13,3 @@ def test_fifty_different_prompts_of_all_lengths_from_files_that_no_model_has_see
     assert all(is_held_out(prompt.file) for prompt in prompts())
     assert len({prompt.file for prompt in prompts()}) >= 30
     assert 15 <= sum(text.endswith("\n") for text in texts) <= 35
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [("", "has no prompts"), ("text\n", "prompt 1: not JSON"), ('{"text": "a"}\n{"text": ""}\n', "prompt 2: it needs")],
-)
-def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=complaint):
-        read_prompts(path)

@@ -1,6 +1,7 @@
 """What most benchmarks generate: prompts, the settings that are compared, and pairs of services that run for them."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.rpc.clients import Patience
 from crossdraft.session.resolution import fault_of_pair
-from crossdraft.training.prompts import read_prompts
 from crossdraft.verification.methods import method_named
 
 PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
@@ -185,24 +185,36 @@ def settings_of(
 
 
 def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
-    """The first `limit` prompts of a file.
+    """The first `limit` prompts of a file of JSON lines, each with a `text`.
 
     Raises:
-        UsageError: there is no such file, or it has no prompts.
+        UsageError: the file cannot be read, a line is not such an object, or there is none.
     """
     try:
-        return tuple(prompt.text for prompt in read_prompts(path)[:limit])
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise UsageError(
             f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
         ) from error
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(
             f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
             "or give a file with --prompts"
         ) from error
+    if not lines:
+        raise UsageError(f'{path} has no prompts; write lines such as {{"text": "def main("}}')
+    return tuple(_text(line, f"{path}, prompt {number}") for number, line in enumerate(lines, 1))[:limit]
+
+
+def _text(line: str, place: str) -> str:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{place}: not JSON: {error}") from error
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str) or not text:
+        raise UsageError(f'{place}: it needs a "text" that is not empty')
+    return text
 
 
 def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:
