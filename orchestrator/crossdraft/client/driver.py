@@ -40,7 +40,14 @@ from crossdraft.types.statistics import Times
 
 
 class ServiceLane:
-    """A session with a service, and its listener: being opened, open, or over."""
+    """A session with a service, and its listener: being opened, open, or over.
+
+    Args:
+        number: of the lane.
+        roster: of its role, a Roster[TargetPort] or Roster[DrafterPort].
+        opening: the first message.
+        report: is told what happens there.
+    """
 
     def __init__(
         self, number: Lane, roster: Roster[Any], opening: OpenTarget | OpenDrafter, report: Callable[[Event], None]
@@ -53,7 +60,7 @@ class ServiceLane:
         self._number = number
         self._opening = opening
         self._report = report
-        self._session: SessionPort | None = None
+        self._session: SessionPort[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
@@ -119,7 +126,13 @@ Emit = Callable[[Sequence[Emitted] | PromptScored], None]
 
 
 class Driver:
-    """Runs one session from its first command to its last."""
+    """Runs one session from its first command to its last.
+
+    Args:
+        session: not begun.
+        services: where it may open lanes.
+        recorder: is told every step.
+    """
 
     def __init__(self, session: Session, services: Services, recorder: Recorder | None = None) -> None:
         self._session = session

@@ -3,17 +3,29 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.rpc.links import Listener
+from crossdraft.types.messages import (
+    Advance,
+    Draft,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    RunTo,
+    Score,
+)
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 
+Opening = TypeVar("Opening", contravariant=True)
+Request = TypeVar("Request", contravariant=True)
 Service = TypeVar("Service")
 
 
-class SessionPort(Protocol):
+class SessionPort(Protocol[Request]):
     """A session with a service that has begun."""
 
     @property
@@ -21,19 +33,23 @@ class SessionPort(Protocol):
         """Bytes sent and received so far."""
         ...
 
-    def send(self, request: Any, /) -> None:
+    def send(self, request: Request, /) -> None:
         """Send without waiting."""
 
     def close(self) -> None:
         """End the session; its listener hears nothing more."""
 
 
-class ServicePort(Protocol):
+class ServicePort(Protocol[Opening, Request]):
     """A service; `crossdraft.rpc.clients` has the real ones."""
 
-    def begin(self, request: Any, listener: Listener, /) -> SessionPort:
+    def begin(self, request: Opening, listener: Listener, /) -> SessionPort[Request]:
         """Begin a session. What happens there is told to the listener, later, in the event loop."""
         ...
+
+
+TargetPort = ServicePort[OpenTarget, Pass | FetchRow | RunTo]
+DrafterPort = ServicePort[OpenDrafter, Draft | Advance | Score]
 
 
 @dataclass
@@ -104,10 +120,12 @@ class Roster(Generic[Service]):
         return chosen
 
     def give_back(self, address: str) -> None:
+        """A session there has ended."""
         self._places[address].sessions -= 1
         self._forget(address)
 
     def failed(self, address: str, now: float) -> None:
+        """A session there failed, or its service was blamed."""
         if address in self._places:
             self._places[address].failed_at = now
 
@@ -121,11 +139,12 @@ class Roster(Generic[Service]):
 class Services:
     """Where a generation can open sessions."""
 
-    targets: Roster[ServicePort]
-    drafters: Roster[ServicePort]
+    targets: Roster[TargetPort]
+    drafters: Roster[DrafterPort]
 
     @staticmethod
-    def of(target: ServicePort, drafter: ServicePort | None = None) -> "Services":
+    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
+        """One of each role, or no drafter."""
         services = Services(Roster("target"), Roster("drafter"))
         services.targets.add("target", target)
         if drafter is not None:

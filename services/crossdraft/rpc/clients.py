@@ -1,5 +1,6 @@
 """Clients of the two services: each has a channel, gets the model's description, and begins sessions."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakSet
@@ -38,7 +39,7 @@ class Patience:
 
 
 @dataclass(eq=False)
-class _Client(Generic[Open]):
+class _Client(ABC, Generic[Open]):
     """One channel to one service. Must be made in a running event loop, and closed."""
 
     address: str  # host:port
@@ -56,9 +57,9 @@ class _Client(Generic[Open]):
     stream_method = ""
 
     @staticmethod
+    @abstractmethod
     def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
         """Of this side of the link."""
-        raise NotImplementedError
 
     def __post_init__(self) -> None:
         self._channel = ServiceChannel(self.address, self.limit, self.tls)

@@ -68,6 +68,16 @@ class TargetService:
         await asyncio.to_thread(self.running.close)
 
 
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a forward and its sampling brought."""
+
+    table: TableSlice[Row | Sample]
+    answer: ForwardResult
+    seconds: float  # from its first step, or in a run from the token before, until it was sampled
+    queued: float  # seconds until its first step
+
+
 @dataclass
 class Run:
     """Tokens that the target draws one after another."""
@@ -169,7 +179,7 @@ class TargetSession:
         try:
             found = done.result()
             if found is not None:
-                self._replies.send(_done(request, *found) if isinstance(request, Pass) else found)
+                self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
         except Exception as error:  # whatever a job raised ends its session
             self._replies.fail(error)
@@ -188,19 +198,11 @@ class TargetSession:
         self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
 
-    def _drew(
-        self,
-        request: Pass,
-        found: TableSlice[Row | Sample],
-        answer: ForwardResult,
-        times: tuple[float, float],
-        more: bool,
-        first: int,
-    ) -> None:
+    def _drew(self, request: Pass, found: Found, more: bool, first: int) -> None:
         """A token of a run. The first one and the last wait for nothing."""
         if not self._closed:
             within = self._left_at + BATCHED_SECONDS - self._loop.time() if first and more else 0.0
-            self._replies.send(_done(request, found, answer, times, more, first), within, joined)
+            self._replies.send(_done(request, found, more, first), within, joined)
 
     def _begin(self, request: Pass) -> None:
         """Checks that a pass is the next one, and takes over what it commits."""
@@ -226,7 +228,7 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return sum(map(self._lengths.__getitem__, ids))
 
-    def _pass(self, request: Pass) -> Job[tuple[TableSlice[Row | Sample], ForwardResult, tuple[float, float]]]:
+    def _pass(self, request: Pass) -> Job[Found]:
         """Runs in the model thread."""
         context = (*self._opening.prompt, *self._output)
         answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted)
@@ -240,8 +242,8 @@ class TargetSession:
             sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
             sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
-        found = yield sampling
-        return found, answer, (time.perf_counter() - answer.began, answer.queued)
+        table = yield sampling
+        return Found(table, answer, time.perf_counter() - answer.began, answer.queued)
 
     def _nodes(self, logits: Logits, request: Pass) -> Nodes:
         history = None
@@ -273,17 +275,17 @@ class TargetSession:
             history = None
             if opening.options.looks_back:
                 history = History(opening.prompt, context[len(opening.prompt) :], ((),))
-            found = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
+            drawn = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
-            times = ended - began, queued
-            token = int(found.table.tokens[found.begin])
+            found = Found(drawn, answer, ended - began, queued)
+            token = int(drawn.table.tokens[drawn.begin])
             context = (*context, token)
             offset += self._lengths[token]
             more = first + 1 < run.tokens and token not in stops and not run.over
             # The loop makes the reply: the model thread has other things to do.
-            drew = partial(self._drew, request, found, answer, times, more, first)
+            drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
             first += 1
 
@@ -331,16 +333,10 @@ def _fetched(
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
-def _done(
-    request: Pass,
-    found: TableSlice[Row | Sample],
-    answer: ForwardResult,
-    times: tuple[float, float],
-    more: bool = False,
-    first: int = 0,
-) -> PassDone:
-    """What was found, as it is sent, with the seconds that it took, sampling included, and those that it waited."""
-    return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
+def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> PassDone:
+    """What was found, as it is sent."""
+    answer, times = found.answer, (found.seconds, found.queued)
+    return PassDone(request.number, found.table.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
 
 
 async def target_server(options: ServeTarget) -> TargetServer:
