@@ -65,19 +65,26 @@ def route_class(beside: Beside) -> type[APIRoute]:
 
 def parsed(raw: bytes, kind: type[ModelT]) -> ModelT:
     """A body; raises RefusedError, about the first fault, if it is not one of this kind."""
+    found = _parsed(raw, kind)
+    if isinstance(found, RefusedError):  # raised where nothing else is at hand: its traceback keeps what is, for long
+        raise found
+    return found
+
+
+def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     try:
         text = raw.decode(json.detect_encoding(raw), "surrogatepass")
         many = text.count("[") + text.count("{") + text.count('":') > MANY  # or fewer: some are in strings
         body = (SLOW.decode if many else json.loads)(text)
     except json.JSONDecodeError as error:
         text = f"the body is not JSON: {error.msg} at character {error.pos}"
-        raise RefusedError(400, text, INVALID, "invalid_json") from None
+        return RefusedError(400, text, INVALID, "invalid_json")
     except (UnicodeDecodeError, RecursionError):
-        raise RefusedError(400, NO_TEXT, INVALID, "invalid_json") from None
+        return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise refusal_of_faults(error.errors(include_url=False), body) from None
+        return refusal_of_faults(error.errors(include_url=False), body)
 
 
 def refusal_of_faults(faults: Sequence[Fault], body: object) -> RefusedError:

@@ -285,9 +285,9 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        ids = tuple(part for part in self.prompt if isinstance(part, int))
-        each = (part for part in self.prompt if not isinstance(part, int))
-        return [ids] if ids else [part if isinstance(part, str) else tuple(part) for part in each]
+        if isinstance(self.prompt[0], int):  # then all are: looking at each of a million would hold up the event loop
+            return [tuple(self.prompt)]
+        return [part if isinstance(part, str) else tuple(part) for part in self.prompt]
 
     @property
     def max_output_tokens(self) -> int:
