@@ -16,6 +16,7 @@ from crossdraft.speculation.choice import (
     Judged,
     Observation,
     PassSeen,
+    Started,
 )
 from crossdraft.speculation.controller import EXPLORED, Limits, Mode, OutputController, TargetController
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
@@ -240,3 +241,22 @@ def test_what_is_emitted_without_a_drafter_says_nothing_of_drafting() -> None:
     following = shared.output(KIND, Limits())
     following.choose(100.1)
     assert following.explain()[-1] == before
+
+
+def test_a_pass_counts_once_however_many_outputs_tell_of_it() -> None:
+    shared = TargetController()
+    outputs = [shared.output(KIND, Limits()) for _ in range(64)]
+    for seconds in (0.01,) * 60 + (0.02,) * 3:
+        for number, output in enumerate(outputs):
+            output.observe(PassSeen(seconds, seconds + 1e-6 * number, sessions=64, fed=64), 0.0)
+    assert shared.target.cost.seconds(64) < 0.012  # three passes of 63 are slow
+
+
+def test_with_many_more_outputs_than_ever_the_first_pass_is_seen_before_all_draft() -> None:
+    shared = TargetController(learned().estimates)
+    outputs = [shared.output(KIND, Limits()) for _ in range(16)]
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    assert [output.choose(0.0).drafts for output in outputs] == [True] + [False] * 15
+    outputs[0].observe(PassSeen(0.009, 0.009, sessions=16, fed=16), 0.0)
+    assert all(output.choose(0.01).drafts for output in outputs)

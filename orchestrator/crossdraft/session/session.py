@@ -336,6 +336,7 @@ class Session:
         """A drafter has opened: end a run that is under way if the next epoch is to draft."""
         if not self.target.running or self._next is not None:
             return []
+        self._report()
         choice = self._choose()
         if not choice.drafts:
             return []
@@ -348,6 +349,7 @@ class Session:
         flight = self.target.halfway
         if flight is None or self._next is not None or self.output.left <= flight.sent.run - flight.drawn:
             return []
+        self._report()
         choice = self._choose()
         if choice.drafts:
             self._next = choice
@@ -376,7 +378,8 @@ class Session:
         commands += self._walk()
         if self._finished is not None:
             return commands
-        self._report()
+        if self.epoch.choice.drafts:  # else it is enough before something is chosen
+            self._report()
         self.epoch.release(len(self.output.text))
         self.drafter.branches.release(len(self.output.text))
         return commands + self._extend_run() + self._pass() + self._advance()

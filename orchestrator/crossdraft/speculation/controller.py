@@ -43,6 +43,7 @@ TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really
 FADED = 4000.0  # ... after which what a mode brought that is not in use weighs 1/e
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
+WIDER = 2.0  # times the widest pass seen that more outputs may be: what their pass costs is seen before they draft
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
 Kind = tuple[str | None, float, float | None]  # method and both temperatures
@@ -148,7 +149,9 @@ class TargetController:
         self._others = Recent()  # outputs of other orchestrators in a pass
         self._policies: dict[tuple[Kind, Limits], Policy] = {}
         self._seen = 0  # observations
-        self._step = (0.0, 0, 0)  # seconds, sessions and tokens of the latest pass
+        self._pass = (0, 0)  # sessions and tokens of the latest pass
+        self._told: set[OutputController] = set()  # who told of it
+        self._widest = 1  # sessions of the widest pass
         self._targets = 1  # that share the outputs
         # Since when the drafter has answered nobody, in seconds, and who asked it then.
         self._unanswered: tuple[float, OutputController] | None = None
@@ -178,14 +181,16 @@ class TargetController:
 
     # What outputs report.
 
-    def passed(self, seen: PassSeen) -> None:
-        """A pass of any output, or some tokens of a run."""
+    def passed(self, seen: PassSeen, output: "OutputController") -> None:
+        """A pass of any output, or some tokens of a run. Each output that was in it tells of it, and one is enough."""
         self._seen += 1
         self._others.add(max(0.0, seen.sessions - len(self._outputs) / self._targets))
-        step = (seen.seconds, seen.sessions, seen.fed)
-        if step != self._step:  # all sessions of a pass tell of the same
-            self._step = step
+        if (seen.sessions, seen.fed) != self._pass or output in self._told:
+            self._pass = seen.sessions, seen.fed
+            self._told.clear()
             self.target.add(seen.seconds / seen.forwards, seen.sessions, max(0, seen.fed - seen.sessions))
+        self._told.add(output)
+        self._widest = max(self._widest, seen.sessions)
         if seen.asked:
             self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
@@ -225,6 +230,7 @@ class TargetController:
     def ended(self, output: "OutputController") -> None:
         """An output is over."""
         self._forget(output)
+        self._told.discard(output)
         self.waits_no_more(output)
         if self._measuring.get(output.kind) is output:
             del self._measuring[output.kind]
@@ -293,7 +299,7 @@ class TargetController:
             before = None  # another load
         if before is not None and self._seen - before.seen < min(before.seen / 8, 64 * self.outputs):
             return before
-        if not (self.known and acceptance.tested):
+        if not (self.known and acceptance.tested) or self.outputs > WIDER * self._widest:
             return None
         policy = self._decide(limits, acceptance, before)
         if len(self._policies) > KINDS:
@@ -413,7 +419,7 @@ class OutputController:
         match seen:
             case PassSeen():
                 self._in_run = not seen.asked
-                self.target.passed(seen)
+                self.target.passed(seen, self)
             case DraftSeen():
                 self._aside = EXPLORED if seen.aside else 0
                 self.target.drafted(seen)

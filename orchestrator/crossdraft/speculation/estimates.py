@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
-FADING = 0.97  # weight of a step against the one after it: a new cost is known after some 30 steps
+FADING = 0.98  # weight of a step against the one after it: a new cost is known after some 50 steps
 MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
 LATEST = 50.0  # ... in the recent share: a clear change is seen after some 20
 CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
