@@ -9,7 +9,17 @@ from crossdraft.session.events import Cancelled, Finished, IllegalEventError, Lo
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, PassSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
+from crossdraft.types.messages import (
+    Draft,
+    Drafted,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RunTo,
+    Sample,
+    SamplingOptions,
+)
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import COUPLED, SLEM, TLI, Method
 from tests.clock import GONE
@@ -244,6 +254,21 @@ def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -
     only(Pass, session.handle(Ready(TARGET), 0.0))
     assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == []
     assert requests(session.handle(told(*[1] * 16), 2.0)) == [RunTo(1, 64)]
+
+
+def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
+    controller = InTurn((Choice(2, 2, overlap=False),), unwanted=2).fresh()
+    session = Session(assignment(SLEM, controller=controller, max_tokens=90))
+    assert [type(one.request) for one in session.start(0.0) if isinstance(one, Open)] == [OpenTarget]
+    assert only(Pass, session.handle(Ready(TARGET), 0.0)).run == LONG_RUN
+    out = session.handle(told(*[1] * 16), 1.0)
+    assert requests(out) == [RunTo(1, 64)]
+    (opening,) = [one for one in out if isinstance(one, Open)]
+    assert isinstance(opening.request, OpenDrafter)
+    assert requests(session.handle(told(1, first=16), 2.0)) == []  # it is opened once
+    assert requests(session.handle(Ready(opening.lane), 3.0)) == [RunTo(1, 0)]
+    (following,) = requests(session.handle(told(1, first=17, more=False), 4.0))
+    assert isinstance(following, Draft)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])

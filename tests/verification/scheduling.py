@@ -88,6 +88,7 @@ class InTurn:
 
     choices: tuple[Choice, ...]
     waits_for_drafter: bool = False
+    unwanted: int = 0  # times that it is asked for a drafter and wants none
 
     def fresh(self) -> "Turns":
         """A controller that begins with the first."""
@@ -99,7 +100,7 @@ class Turns:
 
     def __init__(self, given: InTurn) -> None:
         self._given = given
-        self._chosen = 0
+        self._chosen = self._asked = 0
         self.seen: list[Observation] = []
 
     @property
@@ -108,6 +109,10 @@ class Turns:
 
     def observe(self, seen: Observation, now: float) -> None:
         self.seen.append(seen)
+
+    def wants_drafter(self, now: float) -> bool:
+        self._asked += 1
+        return self._asked > self._given.unwanted
 
     def choose(self, now: float) -> Choice:
         self._chosen += 1
@@ -132,6 +137,7 @@ class Overlapped:
     paths: int = 2
     salt: str = "target"  # of the target's distributions
     committed: tuple[int, ...] = ()  # the output's first tokens, from an earlier session
+    unwanted: int = 0  # times that the controller wants no drafter when it is asked
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
     @property
@@ -152,7 +158,7 @@ class Overlapped:
             pair=pair,
             chooser=chooser,
             open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0), min(self.head, 64)),
-            controller=InTurn(self.choices).fresh(),
+            controller=InTurn(self.choices, unwanted=self.unwanted).fresh(),
             max_tokens=self.length,
             targets=self.targets,
             tree_budget=self.tree_budget,

@@ -98,6 +98,13 @@ def test_a_drafter_that_opens_late(method: Method, opens: int) -> None:
 
 
 @walks
+@pytest.mark.parametrize("pattern", few_or_full([*FEW], lambda pattern: pattern in ("DDT", "TDS")))
+def test_a_drafter_that_is_not_wanted_at_first(method: Method, pattern: str) -> None:
+    """It opens in the middle of the target's run, and drafts for what follows."""
+    assert error(Overlapped(TWO, method, (Choice(2, 1),), Schedule(pattern), 4, 1, unwanted=1)) < EXACT
+
+
+@walks
 @pytest.mark.parametrize("lost", few_or_full(range(1, 12), lambda lost: lost in (2, 3, 4)))
 def test_a_drafter_that_is_lost_and_comes_back(method: Method, lost: int) -> None:
     for pattern, opens in (("DT", 0), ("TD", lost + 2)):

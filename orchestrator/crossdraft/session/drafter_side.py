@@ -55,6 +55,11 @@ class DrafterSide:
         """Whether the first lane is being opened and no attempt has failed yet."""
         return self.lane is not None and not self.ready and not self._failures
 
+    @property
+    def unopened(self) -> bool:
+        """Whether the session can use a drafter, and has tried to open none yet."""
+        return self.lane is None and not self._failures and self._given.open_drafter is not None
+
     def open(self) -> list[Command]:
         """Open a lane, if the session can use a drafter."""
         if self._given.open_drafter is None:

@@ -40,6 +40,7 @@ from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
 NO_DRAFTER = replace(PLAIN, reason="there is no drafter")
+NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
 MOST_DECISIONS = 10_000  # that are kept for an explanation
 
@@ -95,7 +96,7 @@ class Session:
             return [self._end(ended.reason)]
         self.state = State.OPENING
         self._controller.observe(Started(), now)
-        return [*self.target.open(), *self.drafter.open(), *self.target.set_timer()]
+        return [*self.target.open(), *self._open_drafter(), *self.target.set_timer()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event, which happened at `now`; returns what is to be done, in order.
@@ -266,7 +267,7 @@ class Session:
         if not (choice.drafts and self._method.whole_draft):
             self._begin_walk()
         if not choice.drafts:
-            return drafter.stop(self._now)
+            return [*drafter.stop(self._now), *self._open_drafter()]
         self.counts.rewinds += 1
         return drafter.begin(epoch, text, branch, self._now)
 
@@ -274,7 +275,7 @@ class Session:
         """How the next epoch is run, unless that has been decided already."""
         chosen, self._next = self._next, None
         if not self.drafter.ready:
-            return NO_DRAFTER
+            return NOT_WANTED if self.drafter.unopened else NO_DRAFTER
         if self.output.left <= 1:
             return LAST_TOKEN
         if chosen is None:
@@ -332,6 +333,12 @@ class Session:
         self.counts.branches_hit += branch is not None
         return branch
 
+    def _open_drafter(self) -> list[Command]:
+        """Open the first one once the controller wants it: what is never drafted costs a drafter nothing."""
+        if not self.drafter.unopened or not self._controller.wants_drafter(self._now):
+            return []
+        return self.drafter.open()
+
     def _end_run_for_draft(self) -> list[Command]:
         """A drafter has opened: end a run that is under way if the next epoch is to draft."""
         if not self.target.running or self._next is not None:
@@ -354,7 +361,7 @@ class Session:
         if choice.drafts:
             self._next = choice
             return []
-        return [self.target.extend_run(flight, choice.run)]
+        return [self.target.extend_run(flight, choice.run), *self._open_drafter()]
 
     def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""

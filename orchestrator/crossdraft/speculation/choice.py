@@ -158,6 +158,10 @@ class Controller(Protocol):
         """Whether the session waits until a drafter has opened (lock-step for comparison)."""
         ...
 
+    def wants_drafter(self, now: float) -> bool:
+        """Whether a drafter is to be opened: asked at the beginning, and from time to time until it is."""
+        ...
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -168,6 +172,9 @@ class Fixed:
     @property
     def waits_for_drafter(self) -> bool:
         return not self.choice.overlap and self.choice.drafts
+
+    def wants_drafter(self, now: float) -> bool:
+        return self.choice.drafts
 
     def observe(self, seen: Observation, now: float) -> None:
         """A fixed choice learns nothing."""

@@ -157,7 +157,7 @@ class TargetController:
         self._unanswered: tuple[float, OutputController] | None = None
         self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
-        self._measuring: dict[Kind, OutputController] = {}  # that try a drafter of which nothing is known
+        self._measuring: dict[Kind, OutputController] = {}  # that try a drafter: nothing is known, or it does not pay
 
     @property
     def estimates(self) -> Estimates:
@@ -285,7 +285,7 @@ class TargetController:
         self._untried = 0.0
 
     def measures(self, output: "OutputController") -> bool:
-        """Whether this output tries a drafter of which nothing is known, which only one does."""
+        """Whether this output tries a drafter of which nothing is known, or that does not pay: only one does."""
         measuring = self._measuring.get(output.kind)
         if measuring not in self._outputs or not measuring.usable:
             measuring = self._measuring[output.kind] = output
@@ -479,6 +479,16 @@ class OutputController:
             self.target.asked(self, now)
         return choice
 
+    def wants_drafter(self, now: float) -> bool:
+        """Whether its next choice may be to draft."""
+        self._compare(now)
+        self._since, self._tokens, self._mode, self._whole = now, 0, Mode.PLAIN, True
+        self._policy = policy = self.target.policy(self)
+        self._latest = policy or self._latest
+        if policy is None or policy.best.choice.drafts:
+            return True
+        return not self.target.may_try() and self.target.measures(self)
+
     def review(self, now: float) -> Choice:
         """How the running epoch goes on."""
         self._compare(now)
@@ -524,7 +534,7 @@ class OutputController:
             return replace(PLAIN, reason="another output is measuring the drafter")
         if policy is not None and policy.best.choice.drafts and not silent:
             return self._own(policy)
-        if not target.may_try():
+        if not target.may_try() and target.measures(self):
             target.tried()
             self._policy = None
             return self._first("trying a drafter that does not pay")

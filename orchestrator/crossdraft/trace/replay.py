@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.events import Command, Emitted, IllegalEventError
+from crossdraft.session.events import Command, Emitted, IllegalEventError, Open
 from crossdraft.session.resolution import Models, resolve, tokenization_of
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Observation
@@ -21,6 +21,7 @@ from crossdraft.text.pairs import Pair
 from crossdraft.trace.codec import Packer
 from crossdraft.trace.recording import KNOWN, Header, Recording, RecordingError, Step
 from crossdraft.trace.timeline import name_of
+from crossdraft.types.messages import OpenDrafter
 from crossdraft.types.request import RequestError
 
 MOST_SHOWN = 120  # letters of a value
@@ -66,6 +67,7 @@ def replay(recording: Recording) -> Replayed:
     for place, steps in enumerate(recording.rounds):
         for step in steps:
             recalled.choices.extend(step.choices)
+            recalled.opens = any(map(_opens_drafter, step.commands))
             found = _difference(session, step) or recalled.difference
             if found is not None:
                 return Replayed(place, tokens, Difference(place + 1, name_of(step.event), *found))
@@ -79,10 +81,14 @@ class Recalled:
     def __init__(self, waits_for_drafter: bool) -> None:
         self.waits_for_drafter = waits_for_drafter
         self.choices: deque[Choice] = deque()  # that are to come
+        self.opens = False  # a drafter is opened in this step
         self._missing = False
 
     def observe(self, seen: Observation, now: float) -> None:
         """Nothing is learned."""
+
+    def wants_drafter(self, now: float) -> bool:
+        return self.opens
 
     def choose(self, now: float) -> Choice:
         """The next one; plain decoding if there is none."""
@@ -98,6 +104,10 @@ class Recalled:
         if self._missing:
             return "a choice of the controller", "missing", "asked for"
         return ("a choice of the controller", _shown(self.choices[0]), "not asked for") if self.choices else None
+
+
+def _opens_drafter(command: Command) -> bool:
+    return isinstance(command, Open) and isinstance(command.request, OpenDrafter)
 
 
 def session_of(header: Header) -> Session:
