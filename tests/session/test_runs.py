@@ -271,6 +271,14 @@ def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
     assert isinstance(following, Draft)
 
 
+def test_a_drafter_that_opens_ends_a_long_run_if_the_controller_wants_to_decide_sooner() -> None:
+    session = Session(assignment(SLEM, controller=InTurn((replace(PLAIN, run=2),)).fresh(), max_tokens=90))
+    session.start(0.0)
+    assert only(Pass, session.handle(Ready(TARGET), 0.0)).run == LONG_RUN
+    assert requests(session.handle(Ready(DRAFTER), 1.0)) == [RunTo(1, 0)]
+    assert only(Pass, session.handle(told(1, more=False), 2.0)).run == 2
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
 def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""

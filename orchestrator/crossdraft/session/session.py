@@ -340,12 +340,12 @@ class Session:
         return self.drafter.open()
 
     def _end_run_for_draft(self) -> list[Command]:
-        """A drafter has opened: end a run that is under way if the next epoch is to draft."""
+        """A drafter has opened: end a run that is under way if the next epoch is to draft, or to decide soon."""
         if not self.target.running or self._next is not None:
             return []
         self._report()
         choice = self._choose()
-        if not choice.drafts:
+        if not choice.drafts and choice.run >= self.epoch.choice.run:
             return []
         self._next = choice
         return self.target.end_runs()
