@@ -407,7 +407,7 @@ class OutputController:
         self._since = 0.0  # seconds: when the running epoch began
         self._tokens = 0  # that it has emitted
         self._whole = False  # ... and all of them under its choice
-        self._run = 2  # tokens of the latest plain run
+        self._run = 1  # tokens of the latest plain run
 
     @property
     def usable(self) -> bool:
@@ -497,7 +497,7 @@ class OutputController:
         self._whole = not (self._in_run and choice.drafts)  # else the rest of a run comes first
         self.target.begun(self, self._mode)
         if choice.drafts:
-            self._run = 2
+            self._run = 1
         else:
             self._run = LONG_RUN if self._policy else min(LONG_RUN, 2 * self._run)  # short ones wait for round trips
             choice = replace(choice, run=min(self._run, self.target.longest_run()))
@@ -530,7 +530,6 @@ class OutputController:
         if policy is None and not silent:
             if target.measures(self):
                 return self._first("measuring the drafter")
-            self._run = 1
             return replace(PLAIN, reason="another output is measuring the drafter")
         if policy is not None and policy.best.choice.drafts and not silent:
             return self._own(policy)
