@@ -91,15 +91,6 @@ class ServiceSession:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.receive()
-        except Closed:
-            raise StopAsyncIteration from None
-
 
 class TargetSession(ServiceSession):
     """An open session with a target. Each reply is checked against what was asked."""

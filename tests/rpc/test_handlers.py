@@ -1,12 +1,11 @@
 """Sessions of a server: how many, of whom, how long silent; requests read ahead; what is counted and logged."""
 
-import asyncio
 import logging
 
 import pytest
 
 from crossdraft.rpc import log_context
-from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, Internal, ServiceError, name_of
+from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, name_of
 from crossdraft.rpc.handlers import TARGET, Activity, Admission, SessionLimits, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
@@ -14,7 +13,7 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
-from tests.rpc.linked import FAULTY, FULL, PuppetService
+from tests.rpc.linked import PuppetService
 from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
@@ -83,16 +82,6 @@ def test_an_id_is_made_where_none_is_given() -> None:
     assert all(request_id(one) == one for one in made)
 
 
-async def test_tasks_inherit_what_they_are_about() -> None:
-    async def seen() -> log_context.LogContext:
-        return log_context.current()
-
-    with log_context.about(request="one"), log_context.about(peer="there"):
-        task = asyncio.create_task(seen())
-    assert await task == log_context.LogContext("one", "", "there")
-    assert log_context.current() == log_context.LogContext()
-
-
 async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.LogCaptureFixture) -> None:
     subjects: list[log_context.LogContext] = []
 
@@ -126,23 +115,6 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     assert "passes 1" in records[1].message
     assert {(one.request, one.session) for one in subjects} == {("req-7", "target-1")}
     assert all(one.peer.startswith("ipv4:127.0.0.1:") for one in subjects)
-
-
-@pytest.mark.parametrize(
-    ("token", "error", "text", "outcome"),
-    [
-        (FULL, ContextTooLong, "the context is full", "context_too_long"),
-        (FAULTY, Internal, "a fault of the service", "internal"),
-    ],
-)
-async def test_how_a_session_failed_is_said_and_counted(
-    token: int, error: type[ServiceError], text: str, outcome: str
-) -> None:
-    async with Server(TARGET, PuppetService(), AT_ONCE) as server, TargetClient(server.address) as client:
-        async with client.session(OPEN) as session:
-            with pytest.raises(error, match=text):
-                await session.run(Pass(1, (token,), TokenTree()))
-        assert dict(server.activity.ended) == {outcome: 1}
 
 
 def test_totals_do_not_fall_when_a_session_ends() -> None:

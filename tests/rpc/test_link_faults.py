@@ -23,7 +23,6 @@ from crossdraft.rpc.codec import MAX_LISTS
 from crossdraft.rpc.errors import (
     BROKEN_WRITE,
     BadMessage,
-    BadRequest,
     Closed,
     ContextTooLong,
     Full,
@@ -55,7 +54,6 @@ from tests.rpc.linked import (
     one_pass,
     raw_service,
 )
-from tests.rpc.proxy import Link as Proxy
 from tests.rpc.sessions import TargetClient
 from tests.rpc.test_frames import DIRECTIONS, FRAMES, VALID, mutated
 
@@ -118,28 +116,12 @@ async def test_what_a_session_must_not_say_ends_it_alone(link, service, wrong, c
     await goes_on(link, 2, 3)
 
 
-async def test_a_message_of_no_kind_ends_its_session_alone(link, service):
-    await opened(link, 1, 2)
-    await link.send_raw(target_pb2.VerifyRequests(requests=[{"session": 1}]).SerializeToString())
-    number, ended = await link.receive()
-    assert (number, ended.code) == (1, INVALID)
-    assert "must be one of open, next_pass" in ended.text
-    await goes_on(link, 2)
-
-
-@pytest.mark.parametrize(
-    ("opening", "complaint"),
-    [
-        (replace(OPEN.opening, prompt=(100,)), "prompt has the id 100"),
-        (replace(OPEN.opening, head=5000), "head has 5000"),
-    ],
-)
-async def test_an_opening_that_means_nothing_is_answered(link, opening, complaint):
+async def test_an_opening_that_means_nothing_is_answered(link):
     await opened(link, 2)
-    await link.send((1, Begin(opening)))
+    await link.send((1, Begin(replace(OPEN.opening, prompt=(100,)))))
     number, ended = await link.receive()
     assert (number, ended.code) == (1, INVALID)
-    assert complaint in ended.text
+    assert "prompt has the id 100" in ended.text
     await goes_on(link, 2)
 
 
@@ -213,7 +195,7 @@ async def test_an_error_of_a_service_ends_one_session(link, service, error, code
         await opened(link, 1)
 
         def fail(session: PuppetSession, request: Any) -> None:
-            if session is not service.sessions[1]:
+            if request.number != 2:
                 answered(session, request)
             elif when == "later":
                 asyncio.get_running_loop().call_soon(session.replies.fail, error)
@@ -221,25 +203,12 @@ async def test_an_error_of_a_service_ends_one_session(link, service, error, code
                 raise error
 
         service.answer = fail
-        await link.send((1, one_pass(1)))
-    number, ended = await link.receive()
-    assert (number, ended) == (1, Ended(code, text))
+        await link.send((1, one_pass(1)), (1, one_pass(2)))
+        assert (await link.receive())[1].number == 1  # what was answered before the error arrives before it
+    assert await link.receive() == (1, Ended(code, text))
     service.refuses = None
     await goes_on(link, 2)
     assert ("a session failed" in caplog.text) == isinstance(error, ZeroDivisionError)
-
-
-async def test_what_was_answered_before_an_error_arrives_before_it(link, service):
-    def answer(session: PuppetSession, request: Any) -> None:
-        if request.number == 3:
-            raise ContextTooLong("the context is full")
-        answered(session, request)
-
-    service.answer = answer
-    await opened(link, 1)
-    await link.send(*((1, one_pass(number)) for number in (1, 2, 3)))
-    got = [message for _, message in await link.received(3)]
-    assert [type(message) for message in got] == [PassDone, PassDone, Ended]
 
 
 NAN = Row(np.array([1, 2]), np.array([np.nan, 0.5]), 0.5)
@@ -469,7 +438,7 @@ async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
         assert [type(message).__name__ for _, message in await link.received(2)] == ["Opened", "Drafted"]
 
 
-FRAMES_SENT, FRAMES_OF_A_LINK = 1000, 4
+FRAMES_SENT, FRAMES_OF_A_LINK = 200, 4
 
 
 async def mutations(address: str, role: Any, way: str, count: int) -> Counter[StatusCode]:
@@ -665,15 +634,7 @@ async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sess
         await one.news.until(lambda: one.is_open)
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        (StatusCode.OK, Closed),
-        (StatusCode.INVALID_ARGUMENT, BadRequest),
-        (StatusCode.UNAVAILABLE, Unreachable),
-        (StatusCode.RESOURCE_EXHAUSTED, TooLarge),
-    ],
-)
+@pytest.mark.parametrize(("code", "error"), [(StatusCode.OK, Closed), (StatusCode.UNAVAILABLE, Unreachable)])
 async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
     async with a_client() as (service, client):
         stream, heard, sessions = await begun(service, client, 2)
@@ -683,34 +644,6 @@ async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
         sessions[0].send(one_pass(1))  # of no effect
         sessions[1].close()
         await begun(service, client, 2)
-
-
-async def test_a_link_that_is_cut_within_a_frame_loses_its_sessions_which_begin_again(service):
-    """What came of the frame is no frame: no session hears of it."""
-    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
-
-    def answer(session: PuppetSession, request: Any) -> None:
-        session.replies.send(PassDone(request.number, (wide,) * 400, 0.0))
-
-    service.answer = answer
-    async with (
-        serving(service) as server,
-        Proxy(server.address, cut_after=300_000) as proxy,
-        TargetClient(proxy.address) as client,
-    ):
-        await client.describe()
-        heard = [Heard() for _ in range(4)]
-        sessions = [client.begin(OPEN.opening, one) for one in heard]
-        for one, session in zip(heard, sessions, strict=True):
-            await one.news.until(lambda one=one: one.is_open)
-            session.send(one_pass(1))
-        errors = await all_lost(heard)
-        assert all(error.lost for error in errors)
-        assert sum(len(one.replies) for one in heard) < 4
-        await service.news.until(lambda: service.closed == 4)
-        service.answer = answered
-        async with client.session(OPEN.opening) as session:
-            assert (await session.run(one_pass(1))).number == 1
 
 
 async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_time(clock: Clock):
@@ -764,7 +697,7 @@ async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service
         await link.send((1, Close()))
         assert await link.ended() == (StatusCode.OK, "")
         await draining
-    assert service.closed == 2
+    assert (service.closed, service.ended) == (2, True)
 
 
 # Messages of one session stay in order.
@@ -801,7 +734,7 @@ operations = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(operations, max_size=60), st.integers(0, 1))
 def test_messages_of_a_session_stay_in_order_however_frames_are_made(done_in_turn, light):
     asyncio.run(_in_turn(done_in_turn, light))

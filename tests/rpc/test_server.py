@@ -15,14 +15,14 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from crossdraft.rpc.errors import CannotListen, Unreachable
+from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
-from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService, RawLink, answered
+from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService, RawLink
 from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
@@ -72,26 +72,6 @@ async def test_a_stream_without_a_message_ends_in_order():
     async with Server(TARGET, PuppetService(), AT_ONCE) as server, RawLink(server.address) as link:
         await link.call.done_writing()
         assert await link.ended() == (StatusCode.OK, "")
-
-
-async def describe_for_ever(client: TargetClient) -> None:
-    while True:
-        await client.describe()
-
-
-async def test_draining_lets_a_pass_finish_and_takes_no_new_session():
-    service = PuppetService()
-    server = Server(TARGET, service, Listening(grace_seconds=300))
-    async with TargetClient(await server.start()) as client, TargetClient(server.address) as late:
-        async with client.session(OPEN) as session:
-            await session.send(Pass(1, (SLOW,), TokenTree()))
-            draining = asyncio.create_task(server.drain())
-            with pytest.raises(Unreachable):
-                await describe_for_ever(late)
-            answered(service.sessions[0], Pass(1, (), TokenTree()))
-            assert (await session.receive()).number == 1
-        await asyncio.wait_for(draining, 60)
-    assert service.ended
 
 
 async def test_sessions_that_outlive_the_grace_period_are_ended():

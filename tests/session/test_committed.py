@@ -42,7 +42,7 @@ async def generate(given: Assignment, services: Services) -> tuple[Generation, l
 
 
 @controlled
-@pytest.mark.parametrize("stop", [(), ("aab", "ba"), ("bab",), ("zz",)])
+@pytest.mark.parametrize("stop", [(), ("aab", "ba")])
 async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop: tuple[str, ...]) -> None:
     target, drafter = toys(SLEM)  # the target draws the same whenever it is asked the same
     services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))

@@ -43,12 +43,6 @@ def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> 
     )
 
 
-def test_there_are_methods_of_each_kind() -> None:
-    assert "tokentiming" in INEXACT
-    assert {"tli", "standard", "rdk", "coupled-shared"} <= {*SHARED}
-    assert {"coupled", "slrs", "union"}.isdisjoint(SHARED)
-
-
 @pytest.mark.parametrize("method", INEXACT)
 @pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
 def test_an_inexact_method_must_be_allowed(method: str, options: SamplingOptions) -> None:
@@ -179,10 +173,6 @@ def test_a_bias_is_for_an_id_that_the_target_has() -> None:
         resolve(GenerationRequest("x", options=options), models())
 
 
-def test_overlap_may_be_its_plain_text() -> None:
-    assert GenerationRequest("x", overlap="on").overlap is Overlap.ON  # type: ignore[arg-type]
-
-
 def chosen(**settings: object) -> Choice:
     request = GenerationRequest("x", "coupled", **settings)  # type: ignore[arg-type]
     return resolve(request, models()).controller.choose(0.0)
@@ -248,32 +238,28 @@ def test_the_same_secrets_give_the_same_session() -> None:
     assert Secrets.drawn() != drawn
 
 
-def test_the_methods_that_need_no_trust_are_those_whose_tokens_are_the_targets_own() -> None:
-    assert SAFE == ("slem", "seeded")
-    assert all(METHODS[name].samples and not METHODS[name].drafter_rows for name in SAFE)
-
-
-@pytest.mark.parametrize(("temperature", "seed", "method"), [(0, None, "slem"), (1, None, "seeded"), (1, 5, "seeded")])
-def test_the_default_is_one_of_them(temperature: float, seed: int | None, method: str) -> None:
-    request = GenerationRequest("a", options=SamplingOptions(temperature), seed=seed)
-    assert without_trust(request).method == method
-
-
-@pytest.mark.parametrize("method", SAFE)
-def test_they_may_be_asked_for(method: str) -> None:
-    request = GenerationRequest("a", method=method)
-    assert without_trust(request) is request
-
-
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - set(SAFE)))
-def test_all_others_are_refused_with_what_may_be_used(method: str) -> None:
-    with pytest.raises(RequestError, match=f"method '{method}' .* is not trusted; use 'slem' or 'seeded'"):
-        without_trust(GenerationRequest("a", method=method, allow_inexact=True))
-
-
-def test_an_unknown_method_is_refused_where_the_drafter_is_not_trusted() -> None:
-    with pytest.raises(RequestError, match="unknown method 'guess'"):
-        without_trust(GenerationRequest("a", method="guess"))
+@pytest.mark.parametrize(
+    ("method", "temperature", "taken"),
+    [
+        (None, 0, "slem"),
+        (None, 1, "seeded"),
+        ("slem", 1, "slem"),
+        ("seeded", 0, "seeded"),
+        *((method, 1, "") for method in sorted(METHODS.keys() - set(SAFE))),
+        ("guess", 1, ""),
+    ],
+)
+def test_methods_whose_tokens_are_the_targets_own_need_no_trust(
+    method: str | None, temperature: float, taken: str
+) -> None:
+    request = GenerationRequest("a", method, options=SamplingOptions(temperature), allow_inexact=True)
+    if taken:
+        assert without_trust(request).method == taken
+        assert METHODS[taken].samples
+        assert not METHODS[taken].drafter_rows
+        return
+    with pytest.raises(RequestError, match=r"unknown method 'guess'|is not trusted; use 'slem' or 'seeded'"):
+        without_trust(request)
 
 
 def opened_with(target: str = "gpt2", **settings: object) -> OpenTarget:
