@@ -11,10 +11,10 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ContextTooLong, ServiceError
 from crossdraft.rpc.frames import Begin, FrameCodec
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies, Role
+from crossdraft.rpc.handlers import TARGET, Replies, Role
 from crossdraft.types.messages import (
     Advance,
     Description,
@@ -34,7 +34,8 @@ SIZE = 100  # of the vocabulary
 FULL, FAULTY, SLOW, FOREIGN = 13, 14, 15, 16  # committed ids that mean something to `answered`
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 OPEN = Begin(OpenTarget((1,), SamplingOptions(), None))
-CLIENT_CODECS = {TARGET.name: target_codec.client_codec, DRAFTER.name: drafter_codec.client_codec}
+# Of a channel: whoever does not read holds up the other side after some KiB.
+SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
 ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
 
 
@@ -151,14 +152,15 @@ class PuppetService:
 class RawLink:
     """A client's side of a link, which sends whatever a test wants."""
 
-    def __init__(self, address: str, role: Role[Any, Any, Any] = TARGET) -> None:
+    def __init__(self, address: str, role: Role[Any, Any, Any] = TARGET, options: Any = ()) -> None:
         self._address = address
+        self._options = (("grpc.use_local_subchannel_pool", 1), *options)
         self._path = f"/{role.service}/{role.stream}"
-        self._codec: FrameCodec[Any, Any] = CLIENT_CODECS[role.name](None)
+        self._codec: FrameCodec[Any, Any] = role.client(None)
         self._came: deque[tuple[int, Any]] = deque()
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._address, options=(("grpc.use_local_subchannel_pool", 1),))
+        self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
         self.call = self._channel.stream_stream(self._path, bytes, bytes)(None)
         return self
 
@@ -211,7 +213,7 @@ class RawService:
         return codec.encode_description(DESCRIPTION).SerializeToString()
 
     async def link(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        stream = RawStream(self.role.codec(None), context)
+        stream = RawStream(self.role.server(None), context)
         self.streams.append(stream)
 
         async def read() -> None:

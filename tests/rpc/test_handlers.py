@@ -6,7 +6,7 @@ import pytest
 
 from crossdraft.rpc import log_context
 from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, name_of
-from crossdraft.rpc.handlers import TARGET, Activity, Admission, SessionLimits, Tally
+from crossdraft.rpc.handlers import TARGET, Activity, SessionLimits, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
@@ -52,12 +52,10 @@ def test_limits_are_checked_at_once(bad, complaint):
 
 
 def test_peers_without_sessions_are_forgotten():
-    admission = Admission(SessionLimits())
-    for number in range(100):
-        admission.admit(f"ipv4:10.0.0.{number}")
-        assert admission._open.total() == 1
-        admission.release(f"ipv4:10.0.0.{number}")
-    assert not admission._open
+    activity = Activity("target", SessionLimits(sessions=1))
+    for number in range(3):
+        activity.end(activity.begin("", f"ipv4:10.0.0.{number}", ""), "closed")
+    assert not activity._peers
 
 
 AT_ONCE = Listening(grace_seconds=0)
@@ -118,8 +116,8 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
 
 
 def test_totals_do_not_fall_when_a_session_ends() -> None:
-    activity = Activity("target")
-    entry = activity.begin("", "")
+    activity = Activity("target", SessionLimits())
+    entry = activity.begin("", "", "")
     entry.tally.sent(PassDone(1, (), 0.5), 2)
     during = activity.total()
     activity.end(entry, "closed")

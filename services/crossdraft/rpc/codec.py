@@ -25,6 +25,7 @@ from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
+from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
 
 MAX_IDS = 1 << 22  # of one list: no context is longer
@@ -51,12 +52,8 @@ def check_max(count: int, most: int, name: str) -> None:
         raise BadMessage(f"{name} has {count}; at most {most} are taken")
 
 
-def encode_letters(letters: Letters) -> bytes:
-    return letters.encode()
-
-
 def decode_letters(raw: bytes, name: str) -> Letters:
-    """Letters of a field.
+    """Letters of a field, which are sent as the UTF-8 of their code points.
 
     Raises:
         BadMessage: not UTF-8, or a code point that is no letter.
@@ -122,8 +119,8 @@ def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
     return None if noise is None else pb.NoiseKey(**vars(noise))
 
 
-def decode_noise(message: pb.NoiseKey) -> NoiseKey:
-    return NoiseKey(message.seed, message.choice)
+def decode_noise(message: target_pb.OpenTarget | drafter_pb.OpenDrafter) -> NoiseKey | None:
+    return NoiseKey(message.noise.seed, message.noise.choice) if message.HasField("noise") else None
 
 
 def encode_description(description: Description) -> pb.Description:
