@@ -12,13 +12,12 @@ import grpc
 import numpy as np
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.errors import ContextTooLong, ServiceError
+from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import Begin, FrameCodec
 from crossdraft.rpc.handlers import TARGET, Replies, Role
 from crossdraft.types.messages import (
     Advance,
     Description,
-    Drafted,
     FetchRow,
     OpenTarget,
     Pass,
@@ -31,7 +30,7 @@ from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
 
 SIZE = 100  # of the vocabulary
-FULL, FAULTY, SLOW, FOREIGN = 13, 14, 15, 16  # committed ids that mean something to `answered`
+SLOW = 15  # a committed id: `answered` does not answer
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 OPEN = Begin(OpenTarget((1,), SamplingOptions(), None))
 # Of a channel: whoever does not read holds up the other side after some KiB.
@@ -87,24 +86,14 @@ class PuppetSession:
 
 
 def answered(session: PuppetSession, request: Any) -> None:
-    """What a target replies: the same row again and again; to some committed ids a fault, nothing, a foreign id."""
+    """What a target replies: the same row again and again."""
     if isinstance(request, Pass):
-        if FULL in request.committed:
-            session.replies.fail(ContextTooLong("the context is full"))
-        elif FAULTY in request.committed:
-            session.replies.fail(ZeroDivisionError("a fault of the service"))
-        elif SLOW not in request.committed:
-            row = Row.certain(SIZE) if FOREIGN in request.committed else ROW
-            session.replies.send(PassDone(request.number, (row,) * len(request.answered), 0.001))
+        if SLOW not in request.committed:
+            session.replies.send(PassDone(request.number, (ROW,) * len(request.answered), 0.001))
     elif isinstance(request, FetchRow):
         session.replies.send(RowFetched(request.number, request.node, ROW))
     else:
         assert isinstance(request, RunTo | Advance)
-
-
-def aside(session: PuppetSession, request: Any) -> None:
-    """What a drafter replies that always stands aside."""
-    session.replies.send(Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}"))
 
 
 @dataclass(eq=False)
@@ -140,10 +129,6 @@ class PuppetService:
 
     async def close(self) -> None:
         self.ended = True
-
-    async def wait_asked(self) -> None:
-        """Returns once a session was asked for something."""
-        await self.news.until(lambda: any(session.asked for session in self.sessions))
 
     async def wait_closed(self, count: int) -> None:
         await self.news.until(lambda: self.closed == count)

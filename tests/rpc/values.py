@@ -1,10 +1,12 @@
 """Hypothesis strategies for everything that travels between orchestrator and services."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
+from crossdraft.rpc import codec
 from crossdraft.rpc.codec import GRID
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
@@ -35,8 +37,21 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.v1 import common_pb2 as pb
 
 SIZE = 300
+
+
+def column(*listed: int) -> pb.Numbers:
+    """Numbers as they travel."""
+    return codec.encode_numbers(np.array(listed, dtype=np.int64))
+
+
+def lists(counts: Sequence[int], *ids: int) -> pb.IdLists:
+    """Lists of ids as they travel."""
+    return pb.IdLists(counts=counts, ids=column(*ids))
+
+
 numbers = st.integers(1, 2**32 - 1)
 counts = st.integers(1, MOST_DRAFT_TOKENS)
 ids = st.integers(0, SIZE - 1)

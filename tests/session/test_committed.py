@@ -14,7 +14,6 @@ from crossdraft.session.resolution import resolve, tokenization_of
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.text.letters import Letters, Side
-from crossdraft.types.messages import Draft, Pass
 from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
@@ -144,16 +143,6 @@ def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> Non
 
         found.append(distance(distribution_of(run), autoregressive_distribution(second.target(None), NESTED.stops, 2)))
     assert (max(found) < EXACT) is exact
-
-
-def test_the_services_are_told_all_of_it() -> None:
-    given = Overlapped(NESTED, COUPLED, (Choice(2, 1),), Schedule("TD"), 5, 99, committed=(2, 0, 1))
-    stage = given.stage(RandomChooser(np.random.default_rng(0)))
-    given.schedule.play(stage)
-    passes = [request for request in stage.requests if isinstance(request, Pass)]
-    drafts = [request for request in stage.requests if isinstance(request, Draft)]
-    assert passes[0].committed == (2, 0, 1)
-    assert (drafts[0].offset, drafts[0].letters[:4]) == (0, "abab")
 
 
 @pytest.mark.parametrize(

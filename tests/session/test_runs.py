@@ -5,41 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.session.events import IllegalEventError, Lost, Open, Ready, Reason, Replied
+from crossdraft.session.events import IllegalEventError, Lost, Ready, Reason, Replied
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, PassSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, RunTo, Sample
 from crossdraft.types.rows import DraftToken, Row
-from crossdraft.verification.methods import COUPLED, SLEM, TLI, Method
+from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.clock import GONE
 from tests.ports import LETTERS, assignment
 from tests.session.sessions import DRAFTER, TARGET, alone, emitted, end, only, opened, requests, tokens_of, told
 from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
 
-ROW_METHODS = (TLI, COUPLED)
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
-
-
-def left_alone(method: Method = TLI) -> tuple[Session, Pass]:
-    """A session whose first drafter is gone, with its first pass."""
-    session = Session(assignment(method, controller=InTurn((Choice(2, 1),)).fresh()))
-    session.start(0.0)
-    session.handle(Lost(DRAFTER, GONE), 0.0)
-    sent = only(Pass, session.handle(Ready(TARGET), 0.0))
-    return session, sent
-
-
-@pytest.mark.parametrize("method", ROW_METHODS, ids=lambda method: method.name)
-def test_without_a_drafter_passes_are_answered_by_draws_and_emitted_as_they_are(method: Method) -> None:
-    session, sent = left_alone(method)
-    for token in (1, 2, 0):
-        assert sent.draws
-        assert not sent.listed
-        out = session.handle(Replied(TARGET, PassDone(sent.number, (Sample(token, -0.5),), 0.0)), 1.0)
-        assert [(one.token, one.log_probability) for one in emitted(out)] == [(token, -0.5)]
-        sent = only(Pass, out)
 
 
 def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
@@ -48,6 +27,8 @@ def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
     session.start(0.0)
     sent = only(Pass, session.handle(Ready(TARGET), 0.0))
     assert not sent.draws
+    with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):
+        session.handle(told(1), 1.0)  # a draw
 
 
 def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws() -> None:
@@ -63,18 +44,6 @@ def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws()
     assert [one.token for one in emitted(out)] == [0, 0, 0]
     (after,) = [one for one in requests(out) if isinstance(one, Pass)]
     assert after.draws
-
-
-@pytest.mark.parametrize("wrong", [WHOLE, Sample(1, 0.0)], ids=["a row", "a draw"])
-def test_an_answer_of_the_other_kind_is_illegal(wrong: Row | Sample) -> None:
-    if isinstance(wrong, Row):
-        session, _ = left_alone()
-    else:
-        session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
-        session.start(0.0)
-        session.handle(Ready(TARGET), 0.0)
-    with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):
-        session.handle(Replied(TARGET, PassDone(1, (wrong,), 0.0)), 1.0)
 
 
 OTHER = TARGET + 1  # the second lane where no drafter is wanted
@@ -134,19 +103,6 @@ def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
         assert following.committed == (0, 2)
     else:
         assert end(out).reason is Reason.STOP
-
-
-def test_a_target_that_dies_in_mid_run_is_replaced_and_no_token_comes_twice() -> None:
-    session, _ = alone()
-    out = session.handle(told(1, 0), 1.0)
-    out += session.handle(Lost(TARGET, GONE), 2.0)
-    (lane,) = [command.lane for command in out if isinstance(command, Open)]
-    again = session.handle(Ready(lane), 3.0)
-    sent = only(Pass, again)
-    assert (sent.number, sent.committed, sent.run) == (1, (1, 0), 10)
-    out += session.handle(told(2, 2, lane=lane), 4.0)
-    assert tokens_of(out) == [1, 0, 2, 2]
-    assert session.handle(told(0, more=False), 5.0) == []  # of the lane that is lost
 
 
 def test_another_target_that_is_open_goes_on_at_once() -> None:

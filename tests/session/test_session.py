@@ -24,7 +24,6 @@ from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.clock import GONE, Stage, run_session
 from tests.session.sessions import (
     DRAFTER,
@@ -57,22 +56,6 @@ def test_it_opens_both_sessions_and_then_drafts() -> None:
     assert draft == Send(drafter.lane, Draft(1, 0, NOTHING, 3, chunk=1, first=3))
     assert deadline == SetTimer(Timer.DRAFTER, 1, 30.0)
     assert stall == SetTimer(Timer.STALL, 1, 30.0)
-
-
-@pytest.mark.parametrize("method", [SLEM, TLI], ids=lambda method: method.name)
-@pytest.mark.parametrize("drafts", [True, False])
-def test_it_emits_what_was_asked_for(method: Method, drafts: bool) -> None:
-    target, drafter = toys(method)
-    out = run_session(Session(assignment(method, drafts=drafts)), target, drafter if drafts else None)
-    finish = end(out)
-    assert finish.reason is Reason.LENGTH
-    assert len(emitted(out)) == 12
-    assert finish.counts.tokens == 12
-    assert sum(finish.counts.kinds.values()) == 12
-    assert finish.counts.passes == (12 if not drafts else finish.counts.passes) <= 12
-    assert (finish.counts.draft_tokens > 0) == drafts
-    offsets = [command.offset for command in emitted(out)]
-    assert offsets == list(np.cumsum([0, *(len(command.letters) for command in emitted(out))])[:-1])
 
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:

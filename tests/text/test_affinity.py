@@ -184,8 +184,10 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     ids = PAIR.shared_drafter_ids[::3]
     distribution = np.arange(len(ids)) + 1.0
     distribution /= distribution.sum()
-    assert all(map(np.array_equal, loaded.redistribute(ids, distribution), saved.redistribute(ids, distribution)))
-    assert loaded.drafter_ids.tolist() == PAIR.shared_drafter_ids.tolist()
+    assert all(
+        map(np.array_equal, loaded.matrix.redistribute(ids, distribution), saved.matrix.redistribute(ids, distribution))
+    )
+    assert loaded.matrix.drafter_ids.tolist() == PAIR.shared_drafter_ids.tolist()
     vocabulary = TARGET.vocabulary()
     assert loaded.ranks  # else the next line says little
     assert all(loaded.rank(token) == vocabulary.rank(token) for token in range(vocabulary.size))

@@ -15,7 +15,7 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
 from crossdraft.trace.recording import FileRecorder, Header, Recording, Step
-from crossdraft.trace.replay import session_of
+from crossdraft.trace.replay import assignment_of
 from crossdraft.types.messages import Description, OpenDrafter, PassDone, Sample
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.types.rows import Row
@@ -84,7 +84,7 @@ def rounds_of(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
 
 def toy_recording(header: Header) -> Recording:
     """A session that the header describes, over toys that answer in order, 10 ms after they were asked."""
-    session = Recorded(session_of(header))
+    session = Recorded(Session(assignment_of(header)))
     toys, now = services(header), 5.0
     waiting = deque(events_of(session.start(now), *toys))
     while waiting:

@@ -100,11 +100,6 @@ class Recalled:
         return ("a choice of the controller", _shown(self.choices[0]), "not asked for") if self.choices else None
 
 
-def session_of(header: Header) -> Session:
-    """A session like the recorded one, not begun. Raises RecordingError."""
-    return Session(assignment_of(header))
-
-
 def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:
