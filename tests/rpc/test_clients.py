@@ -10,7 +10,7 @@ import pytest
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Closed, NotServed, TimedOut, TooLarge, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
-from crossdraft.rpc.links import DrafterOwes, TargetOwes
+from crossdraft.rpc.links import Owes
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters
@@ -149,27 +149,21 @@ NEW, DUE, PAID = "the wait begins", "a reply is due", "nothing is due"
 
 
 @pytest.mark.parametrize(
-    ("owes", "story"),
+    "story",
     [
-        (TargetOwes, [(OPEN, NEW), (PASS, DUE), (FetchRow(1, 0), DUE), (OPENED, DUE), (DONE, DUE), (DONE, PAID)]),
-        (TargetOwes, [(RUN, NEW), (replace(DONE, more=True), DUE), (RunTo(1, 0), DUE), (DONE, PAID), (PASS, NEW)]),
-        (TargetOwes, [(DONE, PAID), (PASS, NEW)]),  # a reply too many does not pay for what is asked later
-        (DrafterOwes, [(BEGUN, NEW), (OPENED, PAID), (OLD, NEW), (Advance(1, 0), PAID)]),
-        (DrafterOwes, [(OLD, NEW), *[(LATE, PAID)] * 3, (Advance(1, 8), PAID)]),
-        (
-            DrafterOwes,
-            [(OLD, NEW), (Advance(1, 8), DUE), (NEWER, NEW), (LATE, DUE), (FRESH, PAID)],
-        ),
-        (
-            DrafterOwes,
-            [(OLD, NEW), (LATE, PAID), (SCORE, NEW), (SCORE, DUE), (SCORED, DUE), (SCORED, PAID)],
-        ),
-        (DrafterOwes, [(OLD, NEW), (SCORE, DUE), (NEWER, NEW), (SCORED, DUE), (FRESH, PAID)]),
+        [(OPEN, NEW), (PASS, DUE), (FetchRow(1, 0), DUE), (OPENED, DUE), (DONE, DUE), (DONE, PAID)],
+        [(RUN, NEW), (replace(DONE, more=True), DUE), (RunTo(1, 0), DUE), (DONE, PAID), (PASS, NEW)],
+        [(DONE, PAID), (PASS, NEW)],  # a reply too many does not pay for what is asked later
+        [(BEGUN, NEW), (OPENED, PAID), (OLD, NEW), (Advance(1, 0), PAID)],
+        [(OLD, NEW), *[(LATE, PAID)] * 3, (Advance(1, 8), PAID)],
+        [(OLD, NEW), (Advance(1, 8), DUE), (NEWER, NEW), (LATE, DUE), (FRESH, PAID)],
+        [(OLD, NEW), (LATE, PAID), (SCORE, NEW), (SCORE, DUE), (SCORED, DUE), (SCORED, PAID)],
+        [(OLD, NEW), (SCORE, DUE), (NEWER, NEW), (SCORED, DUE), (FRESH, PAID)],
     ],
 )
-def test_what_a_service_owes(owes, story):
+def test_what_a_service_owes(story):
     """After each request and reply, in order."""
-    one = owes()
+    one = Owes()
     for message, expected in story:
         began = one.sent(message) if type(message) in REQUESTS else one.received(message)
         assert (NEW if began else DUE if one.due else PAID) == expected, message

@@ -18,7 +18,6 @@ from crossdraft.types.rows import Row, Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.prefixes import LARGEST_QUESTION
-from tests.rpc import values
 from tests.rpc.values import SIZE, column, lists
 
 
@@ -40,12 +39,6 @@ def asked_of_drafter(**message: object) -> Any:
 
 def told_by_drafter(**message: object) -> Any:
     return one_of(drafter_codec.decode_replies, drafter_pb2.DraftReplies(replies=[message]))
-
-
-@given(values.descriptions)
-def test_descriptions_survive_the_wire(description):
-    raw = codec.encode_description(description).SerializeToString()
-    assert codec.decode_description(common_pb2.Description.FromString(raw)) == description
 
 
 def test_unset_options_are_the_defaults():

@@ -19,7 +19,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.controller import Limits, OutputController, TargetController
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import Description, OpenTarget, SamplingOptions
+from crossdraft.types.messages import OpenTarget, SamplingOptions
 from crossdraft.types.request import GenerationRequest, Overlap, RequestError
 from crossdraft.verification.methods import METHODS, method_named
 from tests.text.kinds import kind
@@ -30,13 +30,8 @@ INEXACT = [name for name, method in METHODS.items() if not method.exact]
 UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not method.seedable]
 
 
-def description(name: str) -> Description:
-    some = kind(name)
-    return Description(name, some.json, (), (), some.size, 128, "")
-
-
 def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> Models:
-    about, other = description(target), replace(description(drafter), **changes)  # type: ignore[arg-type]
+    about, other = kind(target).described(controls=()), kind(drafter).described(controls=(), **changes)
     tokenization = tokenization_of(about, Side.TARGET)
     return Models(
         about, tokenization, other, Pair(tokenization.vocabulary, tokenization_of(other, Side.DRAFTER).vocabulary)
@@ -90,7 +85,7 @@ def test_rdk_is_opened_with_the_targets_digest_and_no_other_method_is() -> None:
 
 
 def test_no_method_is_refused_where_there_is_no_drafter() -> None:
-    about = description("gpt2")
+    about = kind("gpt2").described(controls=())
     alone = Models(about, tokenization_of(about, Side.TARGET))
     for name in METHODS:
         request = GenerationRequest("x", name, allow_inexact=True)

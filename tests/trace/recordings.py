@@ -28,11 +28,8 @@ SECRETS = Secrets(noise=2**63 + 1, audit=2, chooser=2**127 + 3)
 LIKELY = set("the ")
 
 
-def described(name: str, side: Side) -> Description:
-    """A small tokenizer, as a service would describe it."""
-    made, vocabulary = kind(name), kind(name).vocabulary(side)
-    controls = ((made.id_of(made.begin), "BEGIN_OF_SEQUENCE"), (made.id_of(made.end), "END_OF_SEQUENCE"))
-    return Description(name, made.json, controls, (made.id_of(made.end),), vocabulary.size, 512, name)
+def described(name: str) -> Description:
+    return kind(name).described(stops=(kind(name).id_of(kind(name).end),), context=512)
 
 
 def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: bool = True) -> Header:
@@ -40,8 +37,8 @@ def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: b
     request = GenerationRequest(
         "The quick", method=method, num_speculative_tokens=3, max_tokens=12, overlap=overlap, ignore_eos=True
     )
-    drafter = described("llama2", Side.DRAFTER) if drafts else None
-    return Header("1.2.3", 1.75e9, request, described("gpt2", Side.TARGET), drafter, SECRETS)
+    drafter = described("llama2") if drafts else None
+    return Header("1.2.3", 1.75e9, request, described("gpt2"), drafter, SECRETS)
 
 
 class Recorded:

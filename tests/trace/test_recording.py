@@ -54,14 +54,14 @@ def test_wherever_a_file_ends_its_whole_rounds_are_read(recording: Recording, tm
     data = (tmp_path / "record").read_bytes()
     whole = read(tmp_path / "record")
     sizes = [FRAME.size + len(packed(steps)) for steps in whole.rounds]
-    begin = len(data) - sum(sizes)
+    end = len(data) - sum(sizes)
     cut = tmp_path / "cut"
-    for end in range(begin, len(data), 97):
-        cut.write_bytes(data[:end])
-        found = read(cut)
-        count = sum(sum(sizes[: place + 1]) <= end - begin for place in range(len(sizes)))
-        assert len(found.rounds) == count
-        assert bool(found.fault) == (end - begin != sum(sizes[:count]))
+    for count, size in enumerate(sizes):
+        for more in (0, 1, FRAME.size, size - 1):
+            cut.write_bytes(data[: end + more])
+            found = read(cut)
+            assert (len(found.rounds), bool(found.fault)) == (count, more > 0)
+        end += size
 
 
 def test_damage_ends_what_is_read(recording: Recording, tmp_path: Path) -> None:

@@ -163,16 +163,13 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
     check_max(message.row_width, MAX_ROW_WIDTH, "row_width")
-    return OpenDrafter(
-        prompt=codec.decode_letters(message.prompt, "prompt"),
-        options=codec.decode_options(message.options, vocabulary_size),
-        noise=codec.decode_noise(message),
-        row_width=message.row_width,
-        allowed=allowed,
-        redistribute=message.redistribute,
-        audited=message.audited,
-        templated=message.templated,
-    )
+    changed = {
+        "prompt": codec.decode_letters(message.prompt, "prompt"),
+        "options": codec.decode_options(message.options, vocabulary_size),
+        "noise": codec.decode_noise(message),
+        "allowed": allowed,
+    }
+    return OpenDrafter(**codec.plain_fields(message) | changed)
 
 
 def _decode_draft(message: pb.Draft) -> Draft:
