@@ -72,7 +72,7 @@ def test_damage_ends_what_is_read(recording: Recording, tmp_path: Path) -> None:
     path.write_bytes(data)
     found = read(path)
     assert len(found.rounds) == len(recording.rounds) - 1
-    assert "damaged" in found.fault
+    assert found.fault.endswith("a record is damaged")  # whether or not its bytes still mean something
 
 
 @pytest.mark.parametrize(
