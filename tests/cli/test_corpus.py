@@ -76,9 +76,13 @@ def test_each_kind(cli: Cli, affinity: tuple[object, ...], tmp_path: Path, name:
     made.check_drafter(DRAFTER.json, DRAFTER.size)
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"wrote {tmp_path / 'out'}: {name}")
-    assert any("draft tokens that the target has" in line and f"{len(made.drafter_ids):,}" in line for line in lines)
-    size = len(made.drafter_ids)
-    reached, _ = made.redistribute(made.drafter_ids, np.full(size, 1 / size))  # a draft of all that may be drafted
+    assert any(
+        "draft tokens that the target has" in line and f"{len(made.matrix.drafter_ids):,}" in line for line in lines
+    )
+    size = len(made.matrix.drafter_ids)
+    reached, _ = made.matrix.redistribute(
+        made.matrix.drafter_ids, np.full(size, 1 / size)
+    )  # a draft of all that may be drafted
     (shown,) = (line for line in lines if "can stand for" in line)
     assert f" {len(reached):,} of " in shown
 

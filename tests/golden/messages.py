@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 
-from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.codec import decode_description, encode_description
 from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
 from crossdraft.rpc.generation import (
@@ -21,6 +20,7 @@ from crossdraft.rpc.generation import (
     encode_reply,
     encode_request,
 )
+from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
@@ -85,10 +85,10 @@ def frame(writes: FrameCodec[Any, Any], reads: FrameCodec[Any, Any]) -> Codec:
     return Codec(to_bytes, from_bytes)
 
 
-TO_TARGET = frame(target_codec.client_codec(None), target_codec.server_codec(None))
-FROM_TARGET = frame(target_codec.server_codec(None), target_codec.client_codec(None))
-TO_DRAFTER = frame(drafter_codec.client_codec(None), drafter_codec.server_codec(None))
-FROM_DRAFTER = frame(drafter_codec.server_codec(None), drafter_codec.client_codec(None))
+TO_TARGET = frame(TARGET.client(None), TARGET.server(None))
+FROM_TARGET = frame(TARGET.server(None), TARGET.client(None))
+TO_DRAFTER = frame(DRAFTER.client(None), DRAFTER.server(None))
+FROM_DRAFTER = frame(DRAFTER.server(None), DRAFTER.client(None))
 DESCRIPTION = message(DescriptionMessage, encode_description, decode_description)
 TO_FRONT = message(GenerateRequest, encode_request, decode_request)
 FROM_FRONT = message(GenerateReply, encode_reply, decode_reply)

@@ -28,8 +28,9 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
+from crossdraft.session.session import Session
 from crossdraft.trace.recording import Header, Recording, Step
-from crossdraft.trace.replay import session_of
+from crossdraft.trace.replay import assignment_of
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, Score, Scored
 from tests.golden.messages import DESCRIPTION, FROM_DRAFTER, FROM_TARGET, TO_DRAFTER, TO_FRONT, TO_TARGET
 
@@ -78,7 +79,7 @@ def read(name: str) -> Golden:
 
 def decided(golden: Golden) -> Iterator[Step]:
     """The steps of a new session that is given the same events at the same times."""
-    session = session_of(golden.header)
+    session = Session(assignment_of(golden.header))
     for now, event, _ in golden.steps:
         try:
             commands = session.start(now) if event is None else session.handle(event, now)

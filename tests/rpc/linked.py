@@ -11,14 +11,13 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
-from crossdraft.rpc.errors import ContextTooLong, ServiceError
+from crossdraft.rpc import codec
+from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import Begin, FrameCodec
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies, Role
+from crossdraft.rpc.handlers import TARGET, Replies, Role
 from crossdraft.types.messages import (
     Advance,
     Description,
-    Drafted,
     FetchRow,
     OpenTarget,
     Pass,
@@ -31,10 +30,11 @@ from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
 
 SIZE = 100  # of the vocabulary
-FULL, FAULTY, SLOW, FOREIGN = 13, 14, 15, 16  # committed ids that mean something to `answered`
+SLOW = 15  # a committed id: `answered` does not answer
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 OPEN = Begin(OpenTarget((1,), SamplingOptions(), None))
-CLIENT_CODECS = {TARGET.name: target_codec.client_codec, DRAFTER.name: drafter_codec.client_codec}
+# Of a channel: whoever does not read holds up the other side after some KiB.
+SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
 ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
 
 
@@ -86,24 +86,14 @@ class PuppetSession:
 
 
 def answered(session: PuppetSession, request: Any) -> None:
-    """What a target replies: the same row again and again; to some committed ids a fault, nothing, a foreign id."""
+    """What a target replies: the same row again and again."""
     if isinstance(request, Pass):
-        if FULL in request.committed:
-            session.replies.fail(ContextTooLong("the context is full"))
-        elif FAULTY in request.committed:
-            session.replies.fail(ZeroDivisionError("a fault of the service"))
-        elif SLOW not in request.committed:
-            row = Row.certain(SIZE) if FOREIGN in request.committed else ROW
-            session.replies.send(PassDone(request.number, (row,) * len(request.answered), 0.001))
+        if SLOW not in request.committed:
+            session.replies.send(PassDone(request.number, (ROW,) * len(request.answered), 0.001))
     elif isinstance(request, FetchRow):
         session.replies.send(RowFetched(request.number, request.node, ROW))
     else:
         assert isinstance(request, RunTo | Advance)
-
-
-def aside(session: PuppetSession, request: Any) -> None:
-    """What a drafter replies that always stands aside."""
-    session.replies.send(Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}"))
 
 
 @dataclass(eq=False)
@@ -140,10 +130,6 @@ class PuppetService:
     async def close(self) -> None:
         self.ended = True
 
-    async def wait_asked(self) -> None:
-        """Returns once a session was asked for something."""
-        await self.news.until(lambda: any(session.asked for session in self.sessions))
-
     async def wait_closed(self, count: int) -> None:
         await self.news.until(lambda: self.closed == count)
 
@@ -151,14 +137,15 @@ class PuppetService:
 class RawLink:
     """A client's side of a link, which sends whatever a test wants."""
 
-    def __init__(self, address: str, role: Role[Any, Any, Any] = TARGET) -> None:
+    def __init__(self, address: str, role: Role[Any, Any, Any] = TARGET, options: Any = ()) -> None:
         self._address = address
+        self._options = (("grpc.use_local_subchannel_pool", 1), *options)
         self._path = f"/{role.service}/{role.stream}"
-        self._codec: FrameCodec[Any, Any] = CLIENT_CODECS[role.name](None)
+        self._codec: FrameCodec[Any, Any] = role.client(None)
         self._came: deque[tuple[int, Any]] = deque()
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._address, options=(("grpc.use_local_subchannel_pool", 1),))
+        self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
         self.call = self._channel.stream_stream(self._path, bytes, bytes)(None)
         return self
 
@@ -211,7 +198,7 @@ class RawService:
         return codec.encode_description(DESCRIPTION).SerializeToString()
 
     async def link(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        stream = RawStream(self.role.codec(None), context)
+        stream = RawStream(self.role.server(None), context)
         self.streams.append(stream)
 
         async def read() -> None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from crossdraft.rpc import clients
-from crossdraft.rpc.errors import Closed, Internal, ServiceError
+from crossdraft.rpc.errors import Closed, ServiceError
 from crossdraft.rpc.links import LinkSession, Traffic
 from crossdraft.types.messages import (
     Draft,
@@ -21,7 +21,6 @@ from crossdraft.types.messages import (
     Scored,
 )
 
-Expected = TypeVar("Expected")
 Session = TypeVar("Session", bound="ServiceSession")
 
 
@@ -50,10 +49,6 @@ class ServiceSession:
     @property
     def traffic(self) -> Traffic:
         return self._link_session.traffic
-
-    async def ready(self) -> None:
-        """Returns when it is open; raises ServiceError."""
-        await self.receive()
 
     async def send(self, request: Any) -> None:
         """Sends one request; does not wait for a reply. Raises ServiceError if the session is over."""
@@ -91,25 +86,15 @@ class ServiceSession:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.receive()
-        except Closed:
-            raise StopAsyncIteration from None
-
 
 class TargetSession(ServiceSession):
     """An open session with a target. Each reply is checked against what was asked."""
 
     async def run(self, request: Pass) -> PassDone:
         """One pass; raises ServiceError."""
-        done = _expect(await self.ask(request), PassDone, self.service)
-        _expect_number(done.number, request.number, "pass", self.service)
-        if len(done.nodes) != len(request.answered):
-            raise Internal(f"{self.service} answered {len(done.nodes)} of {len(request.answered)} nodes")
+        done = await self.ask(request)
+        assert isinstance(done, PassDone), done
+        assert (done.number, len(done.nodes)) == (request.number, len(request.answered))
         return done
 
     async def draw(self, request: Pass) -> AsyncGenerator[PassDone, None]:
@@ -117,15 +102,17 @@ class TargetSession(ServiceSession):
         await self.send(request)
         more = True
         while more:
-            done = _expect(await self.receive(), PassDone, self.service)
-            _expect_number(done.number, request.number, "pass", self.service)
+            done = await self.receive()
+            assert isinstance(done, PassDone), done
+            assert done.number == request.number
             more = done.more
             yield done
 
     async def fetch(self, request: FetchRow) -> RowFetched:
         """More of the row of one node of the latest pass; raises ServiceError."""
-        fetched = _expect(await self.ask(request), RowFetched, self.service)
-        _expect_number(fetched.node, request.node, "node", self.service)
+        fetched = await self.ask(request)
+        assert isinstance(fetched, RowFetched), fetched
+        assert fetched.node == request.node
         return fetched
 
 
@@ -135,19 +122,18 @@ class DrafterSession(ServiceSession):
     async def draft(self, request: Draft) -> Drafted:
         """The first reply of an epoch: all of it, unless the request asks for smaller chunks; raises ServiceError."""
         await self.send(request)
-        while True:
-            drafted = _expect(await self.receive(), Drafted, self.service)
-            if drafted.epoch >= request.epoch:  # else it was under way when the request was sent
-                break
-        _expect_number(drafted.epoch, request.epoch, "epoch", self.service)
+        drafted = await self.receive()
+        while drafted.epoch < request.epoch:  # it was under way when the request was sent
+            drafted = await self.receive()
+        assert isinstance(drafted, Drafted), drafted
+        assert drafted.epoch == request.epoch
         return drafted
 
     async def score(self, request: Score) -> Scored:
         """How probable strings are as the beginning of the epoch's draft; raises ServiceError."""
-        scored = _expect(await self.ask(request), Scored, self.service)
-        _expect_number(scored.epoch, request.epoch, "epoch", self.service)
-        if len(scored.probabilities) != len(request.strings):
-            raise Internal(f"{self.service} scored {len(scored.probabilities)} of {len(request.strings)} strings")
+        scored = await self.ask(request)
+        assert isinstance(scored, Scored), scored
+        assert (scored.epoch, len(scored.probabilities)) == (request.epoch, len(request.strings))
         return scored
 
 
@@ -162,7 +148,7 @@ class Opening(Generic[Session]):
         session = self.kind(self.service)
         session.begin(self.begin(request, session))
         try:
-            await session.ready()
+            await session.receive()  # that it is open
         except BaseException:
             await session.close()
             raise
@@ -181,14 +167,3 @@ class TargetClient(Opening[TargetSession], clients.TargetClient):
 
 class DrafterClient(Opening[DrafterSession], clients.DrafterClient):
     kind = DrafterSession
-
-
-def _expect(reply: object, kind: type[Expected], service: str) -> Expected:
-    if not isinstance(reply, kind):
-        raise Internal(f"{service} sent {type(reply).__name__} where {kind.__name__} was due")
-    return reply
-
-
-def _expect_number(got: int, due: int, name: str, service: str) -> None:
-    if got != due:
-        raise Internal(f"{service} answered {name} {got} where {due} was due")

@@ -18,8 +18,7 @@ from crossdraft.types.rows import Row, Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.prefixes import LARGEST_QUESTION
-from tests.rpc import values
-from tests.rpc.values import SIZE
+from tests.rpc.values import SIZE, column, lists
 
 
 def one_of(decode: Any, frame: Any) -> Any:
@@ -42,12 +41,6 @@ def told_by_drafter(**message: object) -> Any:
     return one_of(drafter_codec.decode_replies, drafter_pb2.DraftReplies(replies=[message]))
 
 
-@given(values.descriptions)
-def test_descriptions_survive_the_wire(description):
-    raw = codec.encode_description(description).SerializeToString()
-    assert codec.decode_description(common_pb2.Description.FromString(raw)) == description
-
-
 def test_unset_options_are_the_defaults():
     opening = asked_of_target(open={"prompt": [1]}).opening
     assert opening == OpenTarget((1,), SamplingOptions(), None)
@@ -67,7 +60,7 @@ def test_letters_are_what_was_meant_or_refused(raw):
         letters = codec.decode_letters(raw, "text")
     except BadMessage:
         return
-    assert codec.encode_letters(letters) == raw
+    assert letters.encode() == raw
 
 
 def test_ids_of_the_target_are_left_to_those_who_know_them():
@@ -97,10 +90,6 @@ def test_a_duration_longer_than_a_message_holds_is_the_longest():
 STEP = 1 / GRID
 
 
-def numbers(*listed: int) -> pb.Numbers:
-    return codec.encode_numbers(np.array(listed, dtype=np.int64))
-
-
 def travelled(*rows: Row) -> list[Row]:
     raw = codec.encode_rows(rows).SerializeToString()
     return codec.decode_rows(pb.Rows.FromString(raw), "rows", None)
@@ -108,7 +97,7 @@ def travelled(*rows: Row) -> list[Row]:
 
 @given(st.lists(st.integers(0, 2**MAX_BITS - 1) | st.integers(0, 9), max_size=40))
 def test_numbers_survive_in_as_few_bytes_as_the_largest_needs(listed):
-    message = numbers(*listed)
+    message = column(*listed)
     assert codec.decode_numbers(pb.Numbers.FromString(message.SerializeToString()), "numbers").tolist() == listed
     if listed:
         assert len(message.data) == len(listed) * max(1, -(-max(listed).bit_length() // 8))
@@ -169,12 +158,8 @@ def test_what_is_no_distribution_is_not_sent(bad):
 
 
 def rows(**changes: object) -> pb.Rows:
-    ids = pb.IdLists(counts=[2, 1], ids=numbers(1, 2, 1))
-    return pb.Rows(**{"ids": ids, "large": numbers(GRID // 2, 3, GRID)} | changes)
-
-
-def lists(counts: list[int], *ids: int) -> pb.IdLists:
-    return pb.IdLists(counts=counts, ids=numbers(*ids))
+    ids = pb.IdLists(counts=[2, 1], ids=column(1, 2, 1))
+    return pb.Rows(**{"ids": ids, "large": column(GRID // 2, 3, GRID)} | changes)
 
 
 def test_what_the_bad_ones_are_made_from_is_good():
@@ -188,10 +173,10 @@ def test_what_the_bad_ones_are_made_from_is_good():
         (rows(ids=lists([2, 1], 1, 1, 1)), "not distinct"),
         (rows(ids=lists([2, 2], 1, 2, 1)), "3 ids for lists of 4"),
         (rows(ids=lists([3], 1, 2, 1)), "not distinct"),
-        (rows(large=numbers(5, 5)), "3 ids, but 2 large and 0 small"),
-        (rows(small=numbers(5)), "3 ids, but 3 large and 1 small"),
-        (rows(large=numbers(GRID, 1, GRID)), "sums to 1"),
-        (rows(large=numbers(5, 5, 3 * GRID)), "sums to 3"),
+        (rows(large=column(5, 5)), "3 ids, but 2 large and 0 small"),
+        (rows(small=column(5)), "3 ids, but 3 large and 1 small"),
+        (rows(large=column(GRID, 1, GRID)), "sums to 1"),
+        (rows(large=column(5, 5, 3 * GRID)), "sums to 3"),
         (rows(large={"count": 3, "size": 5, "data": bytes(15)}), "not 3 numbers of 5"),
     ],
 )
@@ -201,7 +186,7 @@ def test_rows_that_mean_nothing_are_refused(bad, complaint):
 
 
 def whole(ids: tuple[int, ...], *probabilities: float) -> pb.WholeRow:
-    return pb.WholeRow(ids=numbers(*ids), probabilities=np.array(probabilities, dtype="<f4").tobytes())
+    return pb.WholeRow(ids=column(*ids), probabilities=np.array(probabilities, dtype="<f4").tobytes())
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,19 @@
 """Sessions of a server: how many, of whom, how long silent; requests read ahead; what is counted and logged."""
 
-import asyncio
 import logging
 
 import pytest
 
 from crossdraft.rpc import log_context
-from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, Internal, ServiceError, name_of
-from crossdraft.rpc.handlers import TARGET, Activity, Admission, SessionLimits, Tally
+from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, name_of
+from crossdraft.rpc.handlers import TARGET, Activity, SessionLimits, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
-from tests.rpc.linked import FAULTY, FULL, PuppetService
+from tests.rpc.linked import PuppetService
 from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
@@ -53,12 +52,10 @@ def test_limits_are_checked_at_once(bad, complaint):
 
 
 def test_peers_without_sessions_are_forgotten():
-    admission = Admission(SessionLimits())
-    for number in range(100):
-        admission.admit(f"ipv4:10.0.0.{number}")
-        assert admission._open.total() == 1
-        admission.release(f"ipv4:10.0.0.{number}")
-    assert not admission._open
+    activity = Activity("target", SessionLimits(sessions=1))
+    for number in range(3):
+        activity.end(activity.begin("", f"ipv4:10.0.0.{number}", ""), "closed")
+    assert not activity._peers
 
 
 AT_ONCE = Listening(grace_seconds=0)
@@ -81,16 +78,6 @@ def test_an_id_is_made_where_none_is_given() -> None:
     made = {request_id() for _ in range(50)}
     assert len(made) == 50
     assert all(request_id(one) == one for one in made)
-
-
-async def test_tasks_inherit_what_they_are_about() -> None:
-    async def seen() -> log_context.LogContext:
-        return log_context.current()
-
-    with log_context.about(request="one"), log_context.about(peer="there"):
-        task = asyncio.create_task(seen())
-    assert await task == log_context.LogContext("one", "", "there")
-    assert log_context.current() == log_context.LogContext()
 
 
 async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,26 +115,9 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     assert all(one.peer.startswith("ipv4:127.0.0.1:") for one in subjects)
 
 
-@pytest.mark.parametrize(
-    ("token", "error", "text", "outcome"),
-    [
-        (FULL, ContextTooLong, "the context is full", "context_too_long"),
-        (FAULTY, Internal, "a fault of the service", "internal"),
-    ],
-)
-async def test_how_a_session_failed_is_said_and_counted(
-    token: int, error: type[ServiceError], text: str, outcome: str
-) -> None:
-    async with Server(TARGET, PuppetService(), AT_ONCE) as server, TargetClient(server.address) as client:
-        async with client.session(OPEN) as session:
-            with pytest.raises(error, match=text):
-                await session.run(Pass(1, (token,), TokenTree()))
-        assert dict(server.activity.ended) == {outcome: 1}
-
-
 def test_totals_do_not_fall_when_a_session_ends() -> None:
-    activity = Activity("target")
-    entry = activity.begin("", "")
+    activity = Activity("target", SessionLimits())
+    entry = activity.begin("", "", "")
     entry.tally.sent(PassDone(1, (), 0.5), 2)
     during = activity.total()
     activity.end(entry, "closed")

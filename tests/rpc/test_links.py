@@ -56,7 +56,7 @@ async def opened(client: TargetClient) -> TargetSession:
                 return await client.open(OPEN)
 
 
-@pytest.mark.parametrize("under_way", [True, False], ids=["a pass under way", "idle"])
+@pytest.mark.parametrize("under_way", [pytest.param(True, marks=pytest.mark.full), False])
 async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_again(under_way):
     service = PuppetService()
     async with (

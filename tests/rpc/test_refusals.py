@@ -12,16 +12,7 @@ from crossdraft.types.messages import Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
-from tests.rpc.values import SIZE
-
-
-def numbers(*values: int) -> common_pb2.Numbers:
-    return codec.encode_numbers(np.array(values, dtype=np.int64))
-
-
-def lists(*counts: int, ids: tuple[int, ...]) -> common_pb2.IdLists:
-    return common_pb2.IdLists(counts=counts, ids=numbers(*ids))
-
+from tests.rpc.values import SIZE, column, lists
 
 ROWS = codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
 LOGGED = {
@@ -121,17 +112,17 @@ TARGET_REQUESTS = [
     (passing(tree=tree([SIZE], [0])), "tree.tokens has the id 300"),
     (passing(tree=tree([1, 2], [0])), "2 tokens but 1 parents"),
     (passing(tree=tree([1], [1])), "parents must come first"),
-    (passing(tree=tree([1], [0]), listed=lists(1, ids=(7,))), "listed has 1 lists; it needs none or 2"),
-    (passing(wanted=[0], listed=lists(1, 0, ids=(7,))), "listed has 2 lists; it needs none or 1"),
-    (passing(listed=lists(1, ids=(SIZE,))), "listed has the id 300"),
-    (passing(listed=lists(2, ids=(7,))), "listed has 1 ids for lists of 2"),
+    (passing(tree=tree([1], [0]), listed=lists([1], 7)), "listed has 1 lists; it needs none or 2"),
+    (passing(wanted=[0], listed=lists([1, 0], 7)), "listed has 2 lists; it needs none or 1"),
+    (passing(listed=lists([1], SIZE)), "listed has the id 300"),
+    (passing(listed=lists([2], 7)), "listed has 1 ids for lists of 2"),
     (passing(tree=tree([1], [0]), wanted=[1, 0]), "wanted must be ascending"),
     (passing(tree=tree([1], [0]), wanted=[1, 1]), "wanted must be ascending"),
     (passing(tree=tree([1], [0]), wanted=[2]), r"from 0 \(the root\) to 1 \(the last node\), got \(2,\)"),
     (passing(run=2), "a run of several tokens needs draws"),
     (passing(run=2, draws=True, tree=tree([1], [0])), "a run of several tokens needs draws, and has no tree"),
     (passing(run=65, draws=True), "run has 65; at most 64"),
-    (fetching(listed=numbers(SIZE)), "listed has the id 300"),
+    (fetching(listed=column(SIZE)), "listed has the id 300"),
     (fetching(listed={"count": 3, "size": 2, "data": b"abc"}), "3 bytes, which are not 3 numbers of 2"),
     (fetching(listed={"count": 1, "size": 5, "data": b"abcde"}), "not 1 numbers of 5"),
     (fetching(listed={"count": 2**32 - 1, "size": 0}), "numbers of 0"),
@@ -181,7 +172,7 @@ DRAFTER_REQUESTS = [
     (scoring(strings=[b"\xff"], tokens=1), r"strings\[0\] is not"),
     (opening_drafter(prompt=b"\xff"), "prompt is not the UTF-8"),
     (opening_drafter(prompt="中".encode()), r"U\+4E2D, which is no letter"),
-    (opening_drafter(allowed=numbers(SIZE)), "allowed has the id"),
+    (opening_drafter(allowed=column(SIZE)), "allowed has the id"),
     (to_drafter(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
     (to_drafter(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
     (drafting(count=2**32 - 1), "count must be between"),

@@ -6,23 +6,21 @@ import io
 import json
 import os
 import signal
-import weakref
 from collections.abc import Iterator
 
 import grpc
 import pytest
-from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from crossdraft.rpc.errors import CannotListen, Unreachable
+from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
-from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService, RawLink, answered
+from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService
 from tests.rpc.sessions import TargetClient
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
@@ -68,32 +66,6 @@ async def test_a_port_that_is_taken_is_an_error_that_says_so():
             await Server(TARGET, PuppetService(), Listening(port=port)).start()
 
 
-async def test_a_stream_without_a_message_ends_in_order():
-    async with Server(TARGET, PuppetService(), AT_ONCE) as server, RawLink(server.address) as link:
-        await link.call.done_writing()
-        assert await link.ended() == (StatusCode.OK, "")
-
-
-async def describe_for_ever(client: TargetClient) -> None:
-    while True:
-        await client.describe()
-
-
-async def test_draining_lets_a_pass_finish_and_takes_no_new_session():
-    service = PuppetService()
-    server = Server(TARGET, service, Listening(grace_seconds=300))
-    async with TargetClient(await server.start()) as client, TargetClient(server.address) as late:
-        async with client.session(OPEN) as session:
-            await session.send(Pass(1, (SLOW,), TokenTree()))
-            draining = asyncio.create_task(server.drain())
-            with pytest.raises(Unreachable):
-                await describe_for_ever(late)
-            answered(service.sessions[0], Pass(1, (), TokenTree()))
-            assert (await session.receive()).number == 1
-        await asyncio.wait_for(draining, 60)
-    assert service.ended
-
-
 async def test_sessions_that_outlive_the_grace_period_are_ended():
     service = PuppetService()
     server = Server(TARGET, service, Listening(grace_seconds=0.1))
@@ -136,11 +108,6 @@ def test_a_message_limit_has_bounds(mib):
         MessageLimit(mib)
 
 
-class Node:
-    def __init__(self) -> None:
-        self.me = self
-
-
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
     yield
@@ -148,17 +115,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_what_is_there_is_not_looked_at_again() -> None:
-    kept = [Node() for _ in range(1000)]
+    kept: list[list[int]] = [[] for _ in range(1000)]
     freeze_heap()
     assert gc.get_freeze_count() >= 1000
-    left = {id(one) for one in gc.get_objects()}
-    assert not left & {id(one) for one in kept}
-
-
-def test_garbage_from_before_and_after_is_collected() -> None:
-    before = weakref.ref(Node())
-    freeze_heap()
-    after = weakref.ref(Node())
-    gc.collect()
-    assert before() is None
-    assert after() is None
+    assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}

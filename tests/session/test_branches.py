@@ -76,6 +76,10 @@ def test_branches_that_the_output_has_passed_are_given_back() -> None:
     assert len(known) == 1
     known.release(10)
     assert len(known) == 0
+    known = branches(BRANCH_2, BRANCH_3)
+    known.clear()  # the epoch is over
+    assert len(known) == 0
+    assert "after branch 3" in known.fault_of((BRANCH_3,), 1, 9)
 
 
 def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
@@ -116,10 +120,3 @@ def test_another_drafter_numbers_its_branches_from_one() -> None:
     (again,) = (one for one in session.handle(Lost(DRAFTER, GONE), 3.0) if isinstance(one, Open))
     session.handle(Ready(again.lane), 4.0)
     assert session.drafter.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
-
-
-def test_the_branches_of_an_epoch_end_with_it() -> None:
-    known = branches(BRANCH_2, BRANCH_3)
-    known.clear()
-    assert len(known) == 0
-    assert "after branch 3" in known.fault_of((BRANCH_3,), 1, 9)

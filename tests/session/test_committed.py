@@ -1,5 +1,6 @@
 """Outputs that go on where an earlier session was lost: nothing is lost, doubled or changed."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,6 @@ from crossdraft.session.resolution import resolve, tokenization_of
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.text.letters import Letters, Side
-from crossdraft.types.messages import Draft, Pass
 from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
@@ -28,6 +28,7 @@ from tests.verification.test_seeded_distribution import LENGTH, Runs
 from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Toy
 from tests.vocabularies import pair_of
 
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 CONTROLLERS: dict[str, Controller] = {
     "lock-step": lock_step(3),
     "overlapped": Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2)),
@@ -42,7 +43,7 @@ async def generate(given: Assignment, services: Services) -> tuple[Generation, l
 
 
 @controlled
-@pytest.mark.parametrize("stop", [(), ("aab", "ba"), ("bab",), ("zz",)])
+@pytest.mark.parametrize("stop", [(), ("aab", "ba")])
 async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop: tuple[str, ...]) -> None:
     target, drafter = toys(SLEM)  # the target draws the same whenever it is asked the same
     services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
@@ -88,7 +89,7 @@ def test_the_distribution_of_the_rest_is_the_targets(method: Method, pattern: st
     """Exactly, whatever was committed."""
     toy = SAME if method.same_vocabulary else NESTED
     choice = Choice(2, 2, overlap=False) if method is SLRS else Choice(2, 1)
-    for committed in ((0,), (2,), (1, 2)):
+    for committed in ((0,), (2,), (1, 2)) if FULL else ((1, 2),):
         given = Overlapped(toy, method, (choice,), Schedule(pattern), 2 + len(committed), 1, committed=committed)
         whole = autoregressive_distribution(given.target(None), toy.stops, given.length)
         begun = {ids[len(committed) :]: chance for ids, chance in whole.items() if ids[: len(committed)] == committed}
@@ -144,16 +145,6 @@ def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> Non
 
         found.append(distance(distribution_of(run), autoregressive_distribution(second.target(None), NESTED.stops, 2)))
     assert (max(found) < EXACT) is exact
-
-
-def test_the_services_are_told_all_of_it() -> None:
-    given = Overlapped(NESTED, COUPLED, (Choice(2, 1),), Schedule("TD"), 5, 99, committed=(2, 0, 1))
-    stage = given.stage(RandomChooser(np.random.default_rng(0)))
-    given.schedule.play(stage)
-    passes = [request for request in stage.requests if isinstance(request, Pass)]
-    drafts = [request for request in stage.requests if isinstance(request, Draft)]
-    assert passes[0].committed == (2, 0, 1)
-    assert (drafts[0].offset, drafts[0].letters[:4]) == (0, "abab")
 
 
 @pytest.mark.parametrize(

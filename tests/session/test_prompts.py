@@ -34,11 +34,7 @@ REFUSING = ChatTemplate("{{ raise_exception('no system message') }}")
 
 
 def described(name: str = "llama2", template: ChatTemplate | None = None) -> Description:
-    some = kind(name)
-    controls = ((some.id_of(some.begin), "BEGIN_OF_SEQUENCE"), (some.id_of(some.end), "END_OF_SEQUENCE"))
-    if some.begin == some.end:
-        controls = controls[1:]
-    return Description(name, some.json, controls, (), some.size, 128, "", chat_template=template)
+    return kind(name).described(chat_template=template)
 
 
 def of(about: Description) -> Tokenization:

@@ -19,7 +19,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.controller import Limits, OutputController, TargetController
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import Description, OpenTarget, SamplingOptions
+from crossdraft.types.messages import OpenTarget, SamplingOptions
 from crossdraft.types.request import GenerationRequest, Overlap, RequestError
 from crossdraft.verification.methods import METHODS, method_named
 from tests.text.kinds import kind
@@ -30,23 +30,12 @@ INEXACT = [name for name, method in METHODS.items() if not method.exact]
 UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not method.seedable]
 
 
-def description(name: str) -> Description:
-    some = kind(name)
-    return Description(name, some.json, (), (), some.size, 128, "")
-
-
 def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> Models:
-    about, other = description(target), replace(description(drafter), **changes)  # type: ignore[arg-type]
+    about, other = kind(target).described(controls=()), kind(drafter).described(controls=(), **changes)
     tokenization = tokenization_of(about, Side.TARGET)
     return Models(
         about, tokenization, other, Pair(tokenization.vocabulary, tokenization_of(other, Side.DRAFTER).vocabulary)
     )
-
-
-def test_there_are_methods_of_each_kind() -> None:
-    assert "tokentiming" in INEXACT
-    assert {"tli", "standard", "rdk", "coupled-shared"} <= {*SHARED}
-    assert {"coupled", "slrs", "union"}.isdisjoint(SHARED)
 
 
 @pytest.mark.parametrize("method", INEXACT)
@@ -96,7 +85,7 @@ def test_rdk_is_opened_with_the_targets_digest_and_no_other_method_is() -> None:
 
 
 def test_no_method_is_refused_where_there_is_no_drafter() -> None:
-    about = description("gpt2")
+    about = kind("gpt2").described(controls=())
     alone = Models(about, tokenization_of(about, Side.TARGET))
     for name in METHODS:
         request = GenerationRequest("x", name, allow_inexact=True)
@@ -179,10 +168,6 @@ def test_a_bias_is_for_an_id_that_the_target_has() -> None:
         resolve(GenerationRequest("x", options=options), models())
 
 
-def test_overlap_may_be_its_plain_text() -> None:
-    assert GenerationRequest("x", overlap="on").overlap is Overlap.ON  # type: ignore[arg-type]
-
-
 def chosen(**settings: object) -> Choice:
     request = GenerationRequest("x", "coupled", **settings)  # type: ignore[arg-type]
     return resolve(request, models()).controller.choose(0.0)
@@ -248,32 +233,28 @@ def test_the_same_secrets_give_the_same_session() -> None:
     assert Secrets.drawn() != drawn
 
 
-def test_the_methods_that_need_no_trust_are_those_whose_tokens_are_the_targets_own() -> None:
-    assert SAFE == ("slem", "seeded")
-    assert all(METHODS[name].samples and not METHODS[name].drafter_rows for name in SAFE)
-
-
-@pytest.mark.parametrize(("temperature", "seed", "method"), [(0, None, "slem"), (1, None, "seeded"), (1, 5, "seeded")])
-def test_the_default_is_one_of_them(temperature: float, seed: int | None, method: str) -> None:
-    request = GenerationRequest("a", options=SamplingOptions(temperature), seed=seed)
-    assert without_trust(request).method == method
-
-
-@pytest.mark.parametrize("method", SAFE)
-def test_they_may_be_asked_for(method: str) -> None:
-    request = GenerationRequest("a", method=method)
-    assert without_trust(request) is request
-
-
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - set(SAFE)))
-def test_all_others_are_refused_with_what_may_be_used(method: str) -> None:
-    with pytest.raises(RequestError, match=f"method '{method}' .* is not trusted; use 'slem' or 'seeded'"):
-        without_trust(GenerationRequest("a", method=method, allow_inexact=True))
-
-
-def test_an_unknown_method_is_refused_where_the_drafter_is_not_trusted() -> None:
-    with pytest.raises(RequestError, match="unknown method 'guess'"):
-        without_trust(GenerationRequest("a", method="guess"))
+@pytest.mark.parametrize(
+    ("method", "temperature", "taken"),
+    [
+        (None, 0, "slem"),
+        (None, 1, "seeded"),
+        ("slem", 1, "slem"),
+        ("seeded", 0, "seeded"),
+        *((method, 1, "") for method in sorted(METHODS.keys() - set(SAFE))),
+        ("guess", 1, ""),
+    ],
+)
+def test_methods_whose_tokens_are_the_targets_own_need_no_trust(
+    method: str | None, temperature: float, taken: str
+) -> None:
+    request = GenerationRequest("a", method, options=SamplingOptions(temperature), allow_inexact=True)
+    if taken:
+        assert without_trust(request).method == taken
+        assert METHODS[taken].samples
+        assert not METHODS[taken].drafter_rows
+        return
+    with pytest.raises(RequestError, match=r"unknown method 'guess'|is not trusted; use 'slem' or 'seeded'"):
+        without_trust(request)
 
 
 def opened_with(target: str = "gpt2", **settings: object) -> OpenTarget:

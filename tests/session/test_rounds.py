@@ -2,24 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from crossdraft.session.epoch import Epoch, Verdict
 from crossdraft.speculation.choice import PLAIN
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken
-from crossdraft.types.statistics import Counts, Kind, Statistics, Times, statistics_of
+from crossdraft.types.statistics import Counts, Kind, Times, statistics_of
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk
 from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
-NO_TIMES = Times(0.0, 0.0, 0.0, 0.0, 0, 0)
-
-
-def figures(counts: Counts) -> Statistics:
-    return statistics_of("slem", 3, 1, counts, NO_TIMES)
 
 
 def test_each_place_has_its_own_share() -> None:
@@ -29,33 +22,11 @@ def test_each_place_has_its_own_share() -> None:
     counts.round(2, 0, True)
     counts.round(3, 1, False)  # the end came before the second was judged
     counts.round(0, 0, False)  # nothing was proposed
-    found = figures(counts)
+    found, none = (statistics_of("slem", 3, 1, one, Times(0.0, 0.0, 0.0, 0.0, 0, 0)) for one in (counts, Counts()))
+    assert (none.acceptance_at, none.accepted_length) == ((), 0.0)
     assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
     assert found.acceptance_at == (0.75, 0.5, 1.0)
     assert found.accepted_length == pytest.approx(5 / 4)
-
-
-def test_without_a_drafter_there_is_nothing_to_say() -> None:
-    found = figures(Counts())
-    assert (found.acceptance_at, found.accepted_length) == ((), 0.0)
-
-
-ROUNDS = st.lists(
-    st.integers(0, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k), st.booleans())), max_size=20
-)
-
-
-@given(ROUNDS)
-def test_judged_are_those_after_accepted_ones_only(rounds: list[tuple[int, int, bool]]) -> None:
-    counts = Counts()
-    for proposed, accepted, refused in rounds:
-        counts.round(proposed, accepted, refused)
-    places = range(len(counts.drafted_at))
-    assert len(counts.judged_at) == len(counts.accepted_at) == len(places)
-    assert all(counts.accepted_at[at] <= counts.judged_at[at] <= counts.drafted_at[at] for at in places)
-    assert all(counts.judged_at[at] <= counts.accepted_at[at - 1] for at in places if at)
-    assert sum(counts.accepted_at) == sum(accepted for _, accepted, _ in rounds)
-    assert sum(counts.drafted_at) == sum(proposed for proposed, _, _ in rounds)
 
 
 def epoch(step: Refused | Emit, start: int = 2) -> Epoch:

@@ -5,51 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.session.events import Cancelled, Finished, IllegalEventError, Lost, Open, Ready, Reason, Replied
+from crossdraft.session.events import IllegalEventError, Lost, Open, Ready, Reason, Replied
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, PassSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import (
-    Draft,
-    Drafted,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RunTo,
-    Sample,
-    SamplingOptions,
-)
+from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RunTo, Sample
 from crossdraft.types.rows import DraftToken, Row
-from crossdraft.verification.methods import COUPLED, SLEM, TLI, Method
+from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.clock import GONE
 from tests.ports import LETTERS, assignment
 from tests.session.sessions import DRAFTER, TARGET, alone, emitted, end, only, opened, requests, tokens_of, told
 from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
 
-ROW_METHODS = (TLI, COUPLED)
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
-
-
-def left_alone(method: Method = TLI) -> tuple[Session, Pass]:
-    """A session whose first drafter is gone, with its first pass."""
-    session = Session(assignment(method, controller=InTurn((Choice(2, 1),)).fresh()))
-    session.start(0.0)
-    session.handle(Lost(DRAFTER, GONE), 0.0)
-    sent = only(Pass, session.handle(Ready(TARGET), 0.0))
-    return session, sent
-
-
-@pytest.mark.parametrize("method", ROW_METHODS, ids=lambda method: method.name)
-def test_without_a_drafter_passes_are_answered_by_draws_and_emitted_as_they_are(method: Method) -> None:
-    session, sent = left_alone(method)
-    for token in (1, 2, 0):
-        assert sent.draws
-        assert not sent.listed
-        out = session.handle(Replied(TARGET, PassDone(sent.number, (Sample(token, -0.5),), 0.0)), 1.0)
-        assert [(one.token, one.log_probability) for one in emitted(out)] == [(token, -0.5)]
-        sent = only(Pass, out)
 
 
 def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
@@ -58,6 +27,8 @@ def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
     session.start(0.0)
     sent = only(Pass, session.handle(Ready(TARGET), 0.0))
     assert not sent.draws
+    with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):
+        session.handle(told(1), 1.0)  # a draw
 
 
 def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws() -> None:
@@ -73,18 +44,6 @@ def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws()
     assert [one.token for one in emitted(out)] == [0, 0, 0]
     (after,) = [one for one in requests(out) if isinstance(one, Pass)]
     assert after.draws
-
-
-@pytest.mark.parametrize("wrong", [WHOLE, Sample(1, 0.0)], ids=["a row", "a draw"])
-def test_an_answer_of_the_other_kind_is_illegal(wrong: Row | Sample) -> None:
-    if isinstance(wrong, Row):
-        session, _ = left_alone()
-    else:
-        session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
-        session.start(0.0)
-        session.handle(Ready(TARGET), 0.0)
-    with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):
-        session.handle(Replied(TARGET, PassDone(1, (wrong,), 0.0)), 1.0)
 
 
 OTHER = TARGET + 1  # the second lane where no drafter is wanted
@@ -106,22 +65,18 @@ def test_tokens_are_emitted_as_they_come_and_the_next_pass_leaves_when_the_run_i
     assert {one.log_probability for one in emitted(first + second + last)} == {-0.5}
 
 
-def test_a_run_asks_for_no_more_than_may_be_emitted_and_the_last_one_ends_the_output() -> None:
-    session, sent = alone(max_tokens=3)
-    assert sent.run == 3
-    out = session.handle(told(1, 1, 1, more=False), 1.0)
+@pytest.mark.parametrize(
+    ("changes", "run"),
+    [({"max_tokens": 3}, 3), ({"max_tokens": 1}, 1), ({"max_tokens": 50, "context": 10}, 8)],  # the prompt has 2
+)
+def test_a_run_asks_for_no_more_than_may_be_emitted_and_its_last_token_ends_the_output(
+    changes: dict[str, int], run: int
+) -> None:
+    session, sent = alone(**changes)
+    assert sent.run == run
+    out = session.handle(told(*[1] * run, more=False), 1.0)
     assert end(out).reason is Reason.LENGTH
-    assert (tokens_of(out), requests(out)) == ([1, 1, 1], [])
-
-
-def test_a_run_fits_into_the_context() -> None:
-    _, sent = alone(max_tokens=50, context=10)  # the prompt has 2
-    assert sent.run == 8
-
-
-def test_the_last_token_alone_is_no_run() -> None:
-    _, sent = alone(max_tokens=1)
-    assert sent.run == 1
+    assert (tokens_of(out), requests(out)) == ([1] * run, [])
 
 
 @pytest.mark.parametrize("grouped", [True, False])
@@ -148,27 +103,6 @@ def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
         assert following.committed == (0, 2)
     else:
         assert end(out).reason is Reason.STOP
-
-
-def test_cancelling_in_mid_run_ends_the_session_with_what_was_told() -> None:
-    session, _ = alone()
-    session.handle(told(1, 0), 1.0)
-    out = session.handle(Cancelled(), 2.0)
-    assert (end(out).reason, session.counts.tokens) == (Reason.CANCELLED, 2)
-    assert session.handle(told(1), 3.0) == []
-
-
-def test_a_target_that_dies_in_mid_run_is_replaced_and_no_token_comes_twice() -> None:
-    session, _ = alone()
-    out = session.handle(told(1, 0), 1.0)
-    out += session.handle(Lost(TARGET, GONE), 2.0)
-    (lane,) = [command.lane for command in out if isinstance(command, Open)]
-    again = session.handle(Ready(lane), 3.0)
-    sent = only(Pass, again)
-    assert (sent.number, sent.committed, sent.run) == (1, (1, 0), 10)
-    out += session.handle(told(2, 2, lane=lane), 4.0)
-    assert tokens_of(out) == [1, 0, 2, 2]
-    assert session.handle(told(0, more=False), 5.0) == []  # of the lane that is lost
 
 
 def test_another_target_that_is_open_goes_on_at_once() -> None:
@@ -200,25 +134,8 @@ def test_answers_that_no_run_has(wrong: PassDone) -> None:
     with pytest.raises(IllegalEventError):
         session.handle(Replied(TARGET, wrong), 1.0)
     assert tokens_of(session.handle(told(1), 2.0)) == [1]
-
-
-def test_an_answer_that_comes_twice_is_illegal() -> None:
-    session, _ = alone()
-    session.handle(told(1), 1.0)
     with pytest.raises(IllegalEventError):
-        session.handle(told(1), 2.0)
-
-
-def test_a_pass_that_is_no_run_has_one_answer() -> None:
-    session, _ = alone(max_tokens=1)
-    with pytest.raises(IllegalEventError):
-        session.handle(told(1, more=True), 1.0)
-
-
-def test_an_output_ends_though_its_run_goes_on() -> None:
-    session, _ = alone(open_target=OpenTarget((0,), SamplingOptions(), None), stop=(Letters("b"),))
-    (finish,) = [command for command in session.handle(told(1), 1.0) if isinstance(command, Finished)]
-    assert finish.reason is Reason.STOP
+        session.handle(told(1), 2.0)  # it came already
 
 
 @pytest.mark.parametrize("method", [TLI, SLEM], ids=lambda method: method.name)
@@ -229,21 +146,13 @@ def test_a_drafter_that_opens_ends_the_run_and_is_asked_after_it(method: Method)
     only(Pass, session.handle(Ready(TARGET), 0.0))
     session.handle(told(1), 1.0)
     assert requests(session.handle(Ready(DRAFTER + 1), 2.0)) == [RunTo(1, 0)]
+    session.handle(Lost(DRAFTER + 1, GONE), 2.0)
+    assert requests(session.handle(Ready(DRAFTER + 2), 2.0)) == []  # it was told already
     assert requests(session.handle(told(0, first=1), 3.0)) == []  # it had left already
     out = session.handle(told(2, first=2, more=False), 4.0)
     assert tokens_of(out) == [2]
     draft = only(Draft, out)
     assert (draft.offset, draft.letters) == (0, "baab")
-
-
-def test_a_run_is_told_to_end_once() -> None:
-    session = Session(assignment(SLEM, controller=InTurn((Choice(2, 1),)).fresh()))
-    session.start(0.0)
-    session.handle(Lost(DRAFTER, GONE), 0.0)
-    session.handle(Ready(TARGET), 0.0)
-    assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == [RunTo(1, 0)]
-    session.handle(Lost(DRAFTER + 1, GONE), 2.0)
-    assert requests(session.handle(Ready(DRAFTER + 2), 3.0)) == []
 
 
 def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -> None:
@@ -298,17 +207,6 @@ def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     else:
         assert isinstance(following, Draft)
         assert following.count == 3
-
-
-def test_the_controller_says_how_long_a_run_is_and_is_asked_after_each() -> None:
-    controller = InTurn((replace(PLAIN, run=2), replace(PLAIN, run=5)), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller))
-    session.start(0.0)
-    session.handle(Ready(TARGET), 0.0)
-    sent = only(Pass, session.handle(Ready(DRAFTER), 0.0))
-    assert sent.run == 2
-    sent = only(Pass, session.handle(told(1, 1, more=False), 1.0))
-    assert sent.run == 5
 
 
 def test_what_the_controller_is_told_of_a_run() -> None:

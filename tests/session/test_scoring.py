@@ -8,7 +8,7 @@ from crossdraft.session.session import Session
 from crossdraft.types.messages import Draft, Pass, Score, Scored
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLRS
-from tests.clock import GONE, run_session
+from tests.clock import GONE
 from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, end, only, requests, scoring, toys
 
 
@@ -23,27 +23,6 @@ def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
     assert (first.token, first.kind) == (1, Kind.ACCEPTED)  # p = 0.5 is above ψ
     assert session.counts.drafter_seconds == 0.5
     assert session.counts.scores == 1
-
-
-def test_it_emits_what_was_asked_for() -> None:
-    target, drafter = toys(SLRS)
-    asked: list[Score] = []
-    original = drafter.score
-
-    def watched(wanted: Score) -> Scored:
-        asked.append(wanted)
-        return original(wanted)
-
-    drafter.score = watched  # type: ignore[method-assign]
-    out = run_session(Session(assignment(SLRS, max_tokens=40)), target, drafter)
-    counts = end(out).counts
-    assert counts.tokens == len(emitted(out)) == 40
-    assert counts.kinds[Kind.ACCEPTED] > 0
-    assert counts.kinds[Kind.CORRECTED] > 0
-    assert counts.scores == sum(len(score.strings) for score in asked)
-    starts = {command.offset for command in emitted(out)}
-    assert {score.offset for score in asked} <= starts  # drafts begin where a token of the output does
-    assert {score.tokens for score in asked} == {3}
 
 
 def after_scoring(session: Session, first: Event) -> tuple[list[object], Finished]:

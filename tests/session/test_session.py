@@ -10,7 +10,6 @@ from crossdraft.session.events import (
     Emitted,
     Event,
     Expired,
-    IllegalEventError,
     Lost,
     Open,
     Ready,
@@ -21,11 +20,10 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.session import Session, State
-from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.clock import GONE, Stage, run_session
 from tests.session.sessions import (
     DRAFTER,
@@ -58,46 +56,6 @@ def test_it_opens_both_sessions_and_then_drafts() -> None:
     assert draft == Send(drafter.lane, Draft(1, 0, NOTHING, 3, chunk=1, first=3))
     assert deadline == SetTimer(Timer.DRAFTER, 1, 30.0)
     assert stall == SetTimer(Timer.STALL, 1, 30.0)
-
-
-@pytest.mark.parametrize("method", [SLEM, TLI], ids=lambda method: method.name)
-@pytest.mark.parametrize("drafts", [True, False])
-def test_it_emits_what_was_asked_for(method: Method, drafts: bool) -> None:
-    target, drafter = toys(method)
-    out = run_session(Session(assignment(method, drafts=drafts)), target, drafter if drafts else None)
-    finish = end(out)
-    assert finish.reason is Reason.LENGTH
-    assert len(emitted(out)) == 12
-    assert finish.counts.tokens == 12
-    assert sum(finish.counts.kinds.values()) == 12
-    assert finish.counts.passes == (12 if not drafts else finish.counts.passes) <= 12
-    assert (finish.counts.draft_tokens > 0) == drafts
-    offsets = [command.offset for command in emitted(out)]
-    assert offsets == list(np.cumsum([0, *(len(command.letters) for command in emitted(out))])[:-1])
-
-
-def test_the_drafter_always_goes_on_from_the_committed_text() -> None:
-    """Whatever was drafted before, a Draft leaves the drafter with exactly the committed letters."""
-    session = Session(assignment(max_tokens=30))
-    target, drafter = toys()
-    texts: list[Letters] = []
-    original = drafter.draft
-
-    def watched(wanted: Draft) -> Drafted:
-        texts.append(Letters(drafter.text[: wanted.offset] + wanted.letters))
-        return original(wanted)
-
-    drafter.draft = watched  # type: ignore[method-assign]
-    out = run_session(session, target, drafter)
-    whole = "".join(command.letters for command in emitted(out))
-    assert len(texts) > 3
-    assert all(whole.startswith(text) for text in texts)
-    assert sorted(texts, key=len) == texts
-
-
-def test_starting_twice_is_illegal() -> None:
-    with pytest.raises(IllegalEventError):
-        started().start(0.0)
 
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
@@ -142,23 +100,6 @@ def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> 
     finish = end(session.handle(Lost(TARGET, GONE, elsewhere=False), 1.0))
     assert finish.reason is Reason.FAILED
     assert finish.error is GONE
-
-
-def test_another_target_gets_all_that_was_committed() -> None:
-    session, sent = passing()
-    target, _ = toys()
-    out = session.handle(Replied(TARGET, target.run(sent)), 1.0)
-    tokens = tuple(command.token for command in emitted(out))
-    assert tokens
-    reopened, timer = session.handle(Lost(TARGET, GONE), 2.0)
-    assert isinstance(reopened, Open)
-    assert reopened.request == assignment().open_target
-    assert timer == SetTimer(Timer.TARGET, 2, 30.0)
-    again = session.handle(Ready(reopened.lane), 3.0)
-    again += session.handle(Lost(DRAFTER, GONE), 3.0)
-    first = only(Pass, again)
-    assert (first.number, first.committed) == (1, tokens)
-    assert session.counts.targets_lost == 1
 
 
 def test_without_any_target_for_too_long_the_session_fails() -> None:

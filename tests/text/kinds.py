@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import log
 from typing import Any
@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.types.messages import Description
 
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -55,10 +56,20 @@ class Kind:
         assert found is not None, content
         return found
 
+    @property
+    def controls(self) -> tuple[tuple[int, str], ...]:
+        """A symbol that begins and ends a text is an end."""
+        named = {self.id_of(self.begin): "BEGIN_OF_SEQUENCE"} | {self.id_of(self.end): "END_OF_SEQUENCE"}
+        return tuple(named.items())
+
+    def described(self, **changes: Any) -> Description:
+        """As a service would describe it."""
+        known = Description(self.name, self.json, self.controls, (), self.size, 128, self.name)
+        return replace(known, **changes)
+
     @cache  # noqa: B019 - kinds live as long as the tests
     def vocabulary(self, side: Side = Side.TARGET) -> Vocabulary:
-        controls = [(self.id_of(self.begin), "BEGIN_OF_SEQUENCE"), (self.id_of(self.end), "END_OF_SEQUENCE")]
-        return Vocabulary.build(self.json, self.size, controls, [self.id_of(self.end)], side)
+        return Vocabulary.build(self.json, self.size, self.controls, [self.id_of(self.end)], side)
 
     @cache  # noqa: B019
     def tokenization(self, side: Side = Side.TARGET) -> Tokenization:

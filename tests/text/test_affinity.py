@@ -91,12 +91,6 @@ def test_redistribute_is_the_dense_product_and_sums_to_one(
     assert spread == pytest.approx(distribution @ dense(found)[SHARED], abs=1e-5)
 
 
-def test_part_of_the_rows_is_enough_in_any_order() -> None:
-    found = matrix({(0, 1): 1.0, (0, 2): 3.0, (2, 5): 1.0})
-    ids, probabilities = found.redistribute(np.array([2, 0]), np.array([0.2, 0.8]))
-    assert dict(zip(ids.tolist(), probabilities.tolist(), strict=True)) == pytest.approx({1: 0.2, 2: 0.6, 5: 0.2})
-
-
 @given(distributions)
 def test_the_identity_is_the_distribution_of_tli(distribution: Probabilities) -> None:
     ids, probabilities = Matrix.identity(TOYS).redistribute(np.array(SHARED), distribution)
@@ -190,15 +184,13 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     ids = PAIR.shared_drafter_ids[::3]
     distribution = np.arange(len(ids)) + 1.0
     distribution /= distribution.sum()
-    assert all(map(np.array_equal, loaded.redistribute(ids, distribution), saved.redistribute(ids, distribution)))
-    assert loaded.drafter_ids.tolist() == PAIR.shared_drafter_ids.tolist()
-
-
-def test_target_tokens_keep_their_letters_and_ranks(path: Path) -> None:
-    loaded, vocabulary = load_affinity(path), TARGET.vocabulary()
+    assert all(
+        map(np.array_equal, loaded.matrix.redistribute(ids, distribution), saved.matrix.redistribute(ids, distribution))
+    )
+    assert loaded.matrix.drafter_ids.tolist() == PAIR.shared_drafter_ids.tolist()
+    vocabulary = TARGET.vocabulary()
     assert loaded.ranks  # else the next line says little
     assert all(loaded.rank(token) == vocabulary.rank(token) for token in range(vocabulary.size))
-    assert all(loaded.letters_of(token) == letters for token, letters in enumerate(vocabulary.letters))
 
 
 def test_another_drafter_is_refused() -> None:
@@ -208,13 +200,6 @@ def test_another_drafter_is_refused() -> None:
         made.check_drafter(TARGET.json, DRAFTER.size)
     with pytest.raises(AffinityMismatch, match=r"has draft token \d+, and the drafter has 9: .*crossdraft affinity"):
         made.check_drafter(DRAFTER.json, 9)
-
-
-def test_a_kernel_for_a_larger_target_is_refused() -> None:
-    ends = np.array([PAIR.target.size], dtype=np.int32)
-    one = np.ones(1, dtype=np.float32)
-    with pytest.raises(ValueError, match="target id"):
-        affinity(Matrix(np.array([0]), np.array([0, 1]), ends, one))
 
 
 def _rewritten(path: Path, name: str, value: object) -> None:
@@ -278,7 +263,7 @@ def test_damaged_files_are_refused(path: Path, tmp_path: Path) -> None:
             load_affinity(other)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(changes=st.dictionaries(st.floats(0, 1, exclude_max=True), st.integers(0, 255), min_size=1, max_size=4))
 def test_bytes_that_changed_are_one_error_or_none(path: Path, changes: dict[float, int]) -> None:
     content = bytearray(path.read_bytes())
@@ -299,16 +284,11 @@ def _with_member(path: Path, name: str, content: bytes) -> None:
         archive.writestr(name, content)
 
 
-def test_arrays_are_no_larger_than_their_content(path: Path) -> None:
+@pytest.mark.parametrize("member", ["letters.npy", "about"])
+def test_members_that_are_no_arrays_or_larger_than_their_content_are_refused(path: Path, member: str) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**13,)})
-    _with_member(path, "letters.npy", header.getvalue())
-    with pytest.raises(AffinityMismatch, match="damaged"):
-        load_affinity(path)
-
-
-def test_members_that_are_no_arrays_are_refused(path: Path) -> None:
-    _with_member(path, "about", b'{"format": 1}')
+    _with_member(path, member, header.getvalue() if member.endswith(".npy") else b'{"format": 1}')
     with pytest.raises(AffinityMismatch, match="damaged"):
         load_affinity(path)
 
@@ -327,16 +307,3 @@ def test_encrypted_and_strangely_packed_members_are_refused(path: Path) -> None:
         path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
         with pytest.raises(AffinityMismatch, match="damaged"):
             load_affinity(path)
-
-
-def test_other_archives_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "other.npz", one=np.ones(3))
-    np.save(tmp_path / "other.npy", np.ones(3))
-    for name in ("other.npz", "other.npy"):
-        with pytest.raises(AffinityMismatch, match="not an affinity file"):
-            load_affinity(tmp_path / name)
-
-
-def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        load_affinity(tmp_path / "none")

@@ -65,14 +65,7 @@ def test_aligned_rows_are_what_begins_where_a_draft_token_does(names: tuple[str,
         for drafted, row in counts.items()
     }
     check(alignment.matrix(1), pair, strongest)
-
-
-def test_aligned_rows_of_one_vocabulary_are_the_identity() -> None:
-    pair, target, drafter = sides("qwen", "qwen")
-    alignment = Alignment(pair, target, drafter)
-    for text in CORPUS:
-        alignment.add(text)
-    check(alignment.matrix(8), pair, {})
+    check(Alignment(pair, target, drafter).matrix(8), pair, {})  # nothing was seen: the identity
 
 
 def test_lines_that_a_lossy_tokenizer_changes_are_left_out() -> None:
@@ -101,9 +94,8 @@ def dense_covariance(target: Tokenization, length: int) -> Probabilities:
     return np.asarray(np.cov(np.array(windows).T, bias=True))
 
 
-@pytest.mark.parametrize("length", [2, 5])
-@pytest.mark.parametrize("neighbours", [1, 4, 10**6])
-@pytest.mark.parametrize("names", PAIRS)
+@pytest.mark.parametrize(("length", "neighbours"), [(2, 1), (2, 10**6), (5, 4)])
+@pytest.mark.parametrize("names", PAIRS[:2])
 def test_co_occurrence_is_equation_two(names: tuple[str, str], length: int, neighbours: int) -> None:
     pair, target, _ = sides(*names)
     windows = Windows(target, length)
@@ -135,17 +127,6 @@ def _check_but_for_ties(matrix: Matrix, pair: Pair, wanted: Rows, neighbours: in
         assert found == pytest.approx(sorted((weight / total for weight in row.values()), reverse=True), abs=1e-6)
         if neighbours > pair.target.size:
             assert set(matrix.row(drafted)[0].tolist()) == set(row)
-
-
-def test_covariances_of_windows() -> None:
-    target = kind("gpt2").tokenization()
-    windows = Windows(target, 3)
-    for text in CORPUS:
-        windows.add(text)
-    omega = dense_covariance(target, 3)
-    rows, columns, values = windows.covariances()
-    assert values == pytest.approx(omega[rows, columns], abs=1e-12)
-    assert len({*zip(rows.tolist(), columns.tolist(), strict=True)}) == len(rows)
 
 
 def test_a_corpus_without_tokens_has_no_covariances() -> None:

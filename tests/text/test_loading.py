@@ -42,24 +42,23 @@ def test_the_tokenizers_own_config_names_begin_and_end(tmp_path: Path) -> None:
     assert loaded.stops == (end,)
 
 
+@pytest.mark.parametrize(
+    ("folder", "files", "complaint"),
+    [
+        ("", (), "fast tokenizer"),
+        ("", ("tokenizer.model",), "convert it once"),
+        ("no/such", (), "neither a folder nor a hub id"),
+    ],
+)
+def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: tuple[str, ...], complaint: str) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(TokenizerMissing, match=complaint):
+        load_tokenizer_json(str(tmp_path / folder))
+
+
 def test_a_symbol_that_begins_and_ends_is_an_end(tmp_path: Path) -> None:
     gpt2 = kind("gpt2")
     both = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
     loaded = load_tokenizer_json(_folder(tmp_path, gpt2, tokenizer_config=both))
     assert loaded.controls == ((gpt2.id_of("<|endoftext|>"), "END_OF_SEQUENCE"),)
-
-
-def test_a_folder_without_tokenizer_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerMissing, match="fast tokenizer"):
-        load_tokenizer_json(str(tmp_path))
-
-
-def test_a_sentencepiece_model_must_be_converted(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(TokenizerMissing, match="convert it once"):
-        load_tokenizer_json(str(tmp_path))
-
-
-def test_a_path_that_does_not_exist_is_explained() -> None:
-    with pytest.raises(TokenizerMissing, match="neither a folder nor a hub id"):
-        load_tokenizer_json("/no/such/folder")

@@ -48,12 +48,9 @@ def test_a_corpus_without_tokens_has_no_ranking() -> None:
 )
 def test_the_most_frequent_ids(count: int, size: int, always: tuple[int, ...], kept: list[int]) -> None:
     assert RANKING.most_frequent(count, size, always).tolist() == kept
-
-
-@pytest.mark.parametrize("count", [-1, 0, 7])
-def test_how_many_to_keep_must_be_in_range(count: int) -> None:
-    with pytest.raises(ValueError, match=f"must be 1 to 6, the whole vocabulary, got {count}"):
-        RANKING.most_frequent(count, 6)
+    for wrong in (-1, 0, size + 1):
+        with pytest.raises(ValueError, match=f"must be 1 to {size}, the whole vocabulary, got {wrong}"):
+            RANKING.most_frequent(wrong, size)
 
 
 def test_the_share_that_the_most_frequent_cover() -> None:
@@ -88,7 +85,7 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
     else:
         contents = {"cut": content[:-9], "other": b"\x93\xa1a\xa1b\xa1c", "empty": b""}
         path.write_bytes(contents.get(damage, content[:900] + bytes([content[900] ^ 1]) + content[901:]))
-    with pytest.raises(FrequenciesError, match=r"damaged|cannot read"):
+    with pytest.raises(FrequenciesError, match=r"(damaged|cannot read).*; make one with: crossdraft frequencies"):
         read_frequencies(path, some.json, "model")
 
 
@@ -97,10 +94,3 @@ def test_counts_that_no_corpus_gives_are_refused(tmp_path: Path, counts: list[in
     TokenFrequencies(tokenizer_digest("{}"), np.array(counts, dtype=np.int64)).write(tmp_path / "file")
     with pytest.raises(FrequenciesError, match="damaged"):
         read_frequencies(tmp_path / "file", "{}", "model")
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        FrequenciesError, match=r"cannot read the frequencies: .*; make one with: crossdraft frequencies"
-    ):
-        read_frequencies(tmp_path / "none", "{}", "model")

@@ -1,11 +1,8 @@
 """The compatibility report of a pair."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from itertools import product
 from math import log10
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,7 @@ from crossdraft.text.letters import Letters, Side, is_plain
 from crossdraft.text.report import CompatibilityReport, Compositions, Pieces, combinations_of, compare, quartiles
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
-from tests.text.kinds import CORPUS, Kind, kind
+from tests.text.kinds import CORPUS, kind
 
 SAMPLE = "\n".join(CORPUS[:5])
 
@@ -22,8 +19,9 @@ def _compare(target: str, drafter: str) -> CompatibilityReport:
     return compare(kind(target).tokenization(), kind(drafter).tokenization(Side.DRAFTER), SAMPLE)
 
 
-def test_a_tokenizer_has_the_same_vocabulary_as_itself(any_kind: Kind) -> None:
-    report = _compare(any_kind.name, any_kind.name)
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "unigram"])
+def test_a_tokenizer_has_the_same_vocabulary_as_itself(name: str) -> None:
+    report = _compare(name, name)
     assert report.same_vocabulary
     assert all(check.same and not check.detail for check in report.checks)
     assert report.shared_of_target == report.shared_of_drafter == 1.0
@@ -41,37 +39,20 @@ def test_one_more_id_makes_another_vocabulary() -> None:
     assert same == {"size": False, "id map": False, "special tokens": False, "encodings": True, "decodings": False}
 
 
-def _with_swapped_ids(described: Any) -> None:
-    vocabulary = described["model"]["vocab"]
-    vocabulary["l"], vocabulary["H"] = vocabulary["H"], vocabulary["l"]
-
-
-def _without_merges(described: Any) -> None:
-    described["model"]["merges"] = []
-
-
-def _with_another_special_token(described: Any) -> None:
-    for added in described["added_tokens"]:
-        added["content"] = added["content"].replace("<|fill_in|>", "<|hole|>")
-
-
-@pytest.mark.parametrize(
-    ("change", "failing"),
-    [
-        (_with_swapped_ids, {"id map", "encodings", "decodings"}),
-        (_without_merges, {"encodings"}),
-        (_with_another_special_token, {"special tokens"}),
-    ],
-)
-def test_each_difference_is_named(change: Callable[[Any], None], failing: set[str]) -> None:
+def test_each_difference_is_named() -> None:
     gpt2 = kind("gpt2")
-    described = json.loads(gpt2.json)
-    change(described)
-    ours = gpt2.vocabulary()
-    theirs = Vocabulary.build(json.dumps(described), gpt2.size, ours.controls, ours.stops, Side.DRAFTER)
-    report = compare(gpt2.tokenization(), Tokenization(json.dumps(described), theirs), SAMPLE)
-    assert {check.name for check in report.checks if not check.same} == failing
-    assert not report.same_vocabulary
+    ours, plain = gpt2.vocabulary(), json.loads(gpt2.json)
+    model, vocabulary = plain["model"], plain["model"]["vocab"]
+    swapped = vocabulary | {"l": vocabulary["H"], "H": vocabulary["l"]}
+    for described, failing in (
+        (json.dumps(plain | {"model": model | {"vocab": swapped}}), {"id map", "encodings", "decodings"}),
+        (json.dumps(plain | {"model": model | {"merges": []}}), {"encodings"}),
+        (gpt2.json.replace("<|fill_in|>", "<|hole|>"), {"special tokens"}),
+    ):
+        theirs = Vocabulary.build(described, gpt2.size, ours.controls, ours.stops, Side.DRAFTER)
+        report = compare(gpt2.tokenization(), Tokenization(described, theirs), SAMPLE)
+        assert {check.name for check in report.checks if not check.same} == failing
+        assert not report.same_vocabulary
 
 
 def written(name: str, side: Side) -> list[Letters]:
@@ -109,16 +90,6 @@ def test_a_vocabulary_without_byte_fallback_cannot_write_everything() -> None:
     assert not report.drafter_injectivity.holds
 
 
-def test_the_papers_example_needs_three_draft_tokens() -> None:
-    drafter = Pieces([Letters(text) for text in ("hello_", "world", "wo", "rld")])
-    assert drafter.compositions(Letters("hello_world")) == Compositions(count=2, look_ahead=3)
-
-
-def test_a_complete_vocabulary_has_two_to_the_length_minus_one_compositions() -> None:
-    complete = Pieces([Letters("".join(text)) for length in range(1, 7) for text in product("ab", repeat=length)])
-    assert [complete.compositions(Letters("ababab"[:length])).count for length in range(1, 7)] == [1, 2, 4, 8, 16, 32]
-
-
 @pytest.mark.parametrize(
     ("pieces", "string", "expected"),
     [
@@ -127,15 +98,12 @@ def test_a_complete_vocabulary_has_two_to_the_length_minus_one_compositions() ->
         (("a", "ab"), "aab", Compositions(1, 2)),
         (("a",), "b", Compositions(0, 0)),
         (("a", "aa"), "aaa", Compositions(3, 3)),
+        (("hello_", "world", "wo", "rld"), "hello_world", Compositions(2, 3)),  # the paper's example
+        (tuple(" " * length for length in range(1, 101)), " " * 100, Compositions(2**99, 100)),  # beyond 64 bits
     ],
 )
 def test_compositions(pieces: tuple[str, ...], string: str, expected: Compositions) -> None:
     assert Pieces([Letters(piece) for piece in pieces]).compositions(Letters(string)) == expected
-
-
-def test_very_many_compositions_do_not_overflow() -> None:
-    blanks = Pieces([Letters(" " * length) for length in range(1, 2001)])
-    assert blanks.compositions(Letters(" " * 2000)).count == 2**1999
 
 
 def test_statistics_of_combinations() -> None:
@@ -149,14 +117,6 @@ def test_statistics_of_combinations() -> None:
     assert found.log10_of_mean == pytest.approx(2000 * log10(2) - log10(5))
     assert found.log10_of_deviation == pytest.approx(2000 * log10(2) + log10(0.4))  # √(1/5 − 1/25)
     json.dumps(asdict(found))
-
-
-def test_statistics_of_no_combinations() -> None:
     assert combinations_of([3], [0]).tokens == 0
     assert combinations_of([2, 2], [2, 2]).log10_of_deviation == 0
-
-
-def test_lengths_have_quartiles() -> None:
-    lengths = _compare("gpt2", "gpt2").target_lengths
-    assert 1 <= lengths.quartiles[0] <= lengths.quartiles[1] <= lengths.quartiles[2] <= lengths.longest
     assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)

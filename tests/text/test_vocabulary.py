@@ -11,43 +11,27 @@ from crossdraft.text.vocabulary import TokenizerNotSupported, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
 
 
-def test_every_id_of_the_row_has_letters(any_kind: Kind) -> None:
-    vocabulary = any_kind.vocabulary()
+def test_each_id_has_letters_a_rank_and_its_kind(any_kind: Kind) -> None:
+    vocabulary, drafter = any_kind.vocabulary(Side.TARGET), any_kind.vocabulary(Side.DRAFTER)
     assert vocabulary.size == any_kind.size
-    assert all(vocabulary.letters)
-
-
-def test_ids_with_the_same_letters_are_found_and_ranked(any_kind: Kind) -> None:
-    vocabulary = any_kind.vocabulary()
     for token, letters in enumerate(vocabulary.letters):
+        assert letters
         assert vocabulary.ids_of(letters)[vocabulary.rank(token)] == token
-
-
-def test_control_symbols_are_letters_by_role_or_of_their_side(any_kind: Kind) -> None:
-    target, drafter = any_kind.vocabulary(Side.TARGET), any_kind.vocabulary(Side.DRAFTER)
     end, nameless = any_kind.id_of(any_kind.end), any_kind.id_of(any_kind.nameless)
-    assert target.letters[end] == drafter.letters[end] == Role.END_OF_SEQUENCE.letter
-    assert target.letters[nameless] != drafter.letters[nameless]
-    assert not is_plain(target.letters[nameless])
-    assert (nameless, any_kind.nameless) in target.nameless
-
-
-def test_ids_beyond_the_tokenizer_are_control_symbols_of_their_own(any_kind: Kind) -> None:
-    beyond = any_kind.vocabulary().letters[-PADDING:]
-    assert len(set(beyond)) == PADDING
+    assert vocabulary.letters[end] == drafter.letters[end] == Role.END_OF_SEQUENCE.letter
+    assert vocabulary.letters[nameless] != drafter.letters[nameless]
+    assert (nameless, any_kind.nameless) in vocabulary.nameless
+    beyond = {vocabulary.letters[nameless], *vocabulary.letters[-PADDING:]}  # those beyond the tokenizer's ids, too
+    assert len(beyond) == PADDING + 1
     assert not any(map(is_plain, beyond))
+    assert vocabulary.letters[any_kind.id_of(TOOL)] == TOOL
+    assert vocabulary.letters[any_kind.id_of("naïve")] == from_bytes("naïve".encode())  # byte-level tokenizers, too
 
 
 def test_all_bytes_are_tokens_of_tokenizers_that_can_write_any_text() -> None:
     for name in ("gpt2", "llama3", "llama2", "unigram"):
         vocabulary = kind(name).vocabulary()
         assert all(vocabulary.ids_of(Letters(chr(value))) for value in range(256)), name
-
-
-def test_added_tokens_are_their_text_even_in_byte_level_tokenizers(any_kind: Kind) -> None:
-    vocabulary = any_kind.vocabulary()
-    assert vocabulary.letters[any_kind.id_of(TOOL)] == TOOL
-    assert vocabulary.letters[any_kind.id_of("naïve")] == from_bytes("naïve".encode())
 
 
 def test_a_space_mark_is_a_space() -> None:
@@ -63,10 +47,6 @@ def test_bytes_of_the_byte_fallback_rank_behind_the_token_that_is_written() -> N
     assert byte < letter
     assert llama2.vocabulary().ids_of(Letters("a")) == (letter, byte)
     assert llama2.tokenization().encode_continuation(Letters("a")) == (letter,)
-
-
-def test_a_narrow_row_leaves_out_ids_of_the_tokenizer() -> None:
-    assert Vocabulary.build(kind("gpt2").json, 100, [], [], Side.TARGET).size == 100
 
 
 @pytest.mark.parametrize(
@@ -135,12 +115,6 @@ def test_control_symbols_of_other_names_make_another_vocabulary() -> None:
     target = Vocabulary(letters=(Letters("a"), Side.TARGET.control(0)), nameless=((1, "<pad>"),))
     drafter = Vocabulary(letters=(Letters("a"), Side.DRAFTER.control(0)), nameless=((1, "<mask>"),))
     assert not Pair(target, drafter).same_vocabulary
-
-
-def test_a_byte_of_the_fallback_is_not_what_a_shared_letter_becomes() -> None:
-    llama2, gpt2 = kind("llama2"), kind("gpt2")
-    pair = Pair(llama2.vocabulary(), gpt2.vocabulary(Side.DRAFTER))
-    assert pair.target_id(gpt2.id_of("a")) == llama2.id_of("a")
 
 
 def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:

@@ -15,7 +15,7 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
 from crossdraft.trace.recording import FileRecorder, Header, Recording, Step
-from crossdraft.trace.replay import session_of
+from crossdraft.trace.replay import assignment_of
 from crossdraft.types.messages import Description, OpenDrafter, PassDone, Sample
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.types.rows import Row
@@ -28,11 +28,8 @@ SECRETS = Secrets(noise=2**63 + 1, audit=2, chooser=2**127 + 3)
 LIKELY = set("the ")
 
 
-def described(name: str, side: Side) -> Description:
-    """A small tokenizer, as a service would describe it."""
-    made, vocabulary = kind(name), kind(name).vocabulary(side)
-    controls = ((made.id_of(made.begin), "BEGIN_OF_SEQUENCE"), (made.id_of(made.end), "END_OF_SEQUENCE"))
-    return Description(name, made.json, controls, (made.id_of(made.end),), vocabulary.size, 512, name)
+def described(name: str) -> Description:
+    return kind(name).described(stops=(kind(name).id_of(kind(name).end),), context=512)
 
 
 def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: bool = True) -> Header:
@@ -40,8 +37,8 @@ def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: b
     request = GenerationRequest(
         "The quick", method=method, num_speculative_tokens=3, max_tokens=12, overlap=overlap, ignore_eos=True
     )
-    drafter = described("llama2", Side.DRAFTER) if drafts else None
-    return Header("1.2.3", 1.75e9, request, described("gpt2", Side.TARGET), drafter, SECRETS)
+    drafter = described("llama2") if drafts else None
+    return Header("1.2.3", 1.75e9, request, described("gpt2"), drafter, SECRETS)
 
 
 class Recorded:
@@ -84,7 +81,7 @@ def rounds_of(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
 
 def toy_recording(header: Header) -> Recording:
     """A session that the header describes, over toys that answer in order, 10 ms after they were asked."""
-    session = Recorded(session_of(header))
+    session = Recorded(Session(assignment_of(header)))
     toys, now = services(header), 5.0
     waiting = deque(events_of(session.start(now), *toys))
     while waiting:

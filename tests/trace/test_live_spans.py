@@ -97,14 +97,6 @@ def test_tokens_epochs_and_marks_are_those_of_the_session(recording: Recording, 
     assert waits == [(wait.begin, wait.end) for wait in timeline.waits]
 
 
-def test_what_was_taken_is_not_taken_again() -> None:
-    watch = Watch()
-    for step in virtual_recording(WORLD, CONTROLLERS[0]).steps:
-        watch.record(step)
-    assert watch.take()
-    assert watch.take() == ()
-
-
 async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() -> None:
     target, drafter = toys()
     watch = Watch()

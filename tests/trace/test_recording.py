@@ -1,6 +1,5 @@
 """A recording is a file that grows by whole rounds, and is readable to wherever it ends."""
 
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,31 +49,19 @@ def test_what_is_read_is_what_was_recorded(recording: Recording, tmp_path: Path)
     assert found.finished is not None
 
 
-def test_a_record_is_a_round(recording: Recording, tmp_path: Path) -> None:
-    written(recording, tmp_path / "record").wait()
-    data, records = (tmp_path / "record").read_bytes(), 0
-    place = len(MAGIC) + VERSION.size
-    while place < len(data):
-        length, check = FRAME.unpack_from(data, place)
-        assert zlib.crc32(data[place + FRAME.size : place + FRAME.size + length]) == check
-        place += FRAME.size + length
-        records += 1
-    assert records == 2 + len(recording.rounds)  # the types, the header
-
-
 def test_wherever_a_file_ends_its_whole_rounds_are_read(recording: Recording, tmp_path: Path) -> None:
     written(recording, tmp_path / "record").wait()
     data = (tmp_path / "record").read_bytes()
     whole = read(tmp_path / "record")
     sizes = [FRAME.size + len(packed(steps)) for steps in whole.rounds]
-    begin = len(data) - sum(sizes)
+    end = len(data) - sum(sizes)
     cut = tmp_path / "cut"
-    for end in range(begin, len(data), 97):
-        cut.write_bytes(data[:end])
-        found = read(cut)
-        count = sum(sum(sizes[: place + 1]) <= end - begin for place in range(len(sizes)))
-        assert len(found.rounds) == count
-        assert bool(found.fault) == (end - begin != sum(sizes[:count]))
+    for count, size in enumerate(sizes):
+        for more in (0, 1, FRAME.size, size - 1):
+            cut.write_bytes(data[: end + more])
+            found = read(cut)
+            assert (len(found.rounds), bool(found.fault)) == (count, more > 0)
+        end += size
 
 
 def test_damage_ends_what_is_read(recording: Recording, tmp_path: Path) -> None:
@@ -85,7 +72,7 @@ def test_damage_ends_what_is_read(recording: Recording, tmp_path: Path) -> None:
     path.write_bytes(data)
     found = read(path)
     assert len(found.rounds) == len(recording.rounds) - 1
-    assert "damaged" in found.fault
+    assert found.fault.endswith("a record is damaged")  # whether or not its bytes still mean something
 
 
 @pytest.mark.parametrize(
@@ -130,11 +117,3 @@ def test_what_has_no_pass_yet_is_written_at_the_end(tmp_path: Path) -> None:
     (steps,) = read(tmp_path / "record").rounds
     assert [step.now for step in steps] == [1.0, 2.0]
     assert read(tmp_path / "record").finished is None
-
-
-def test_the_tokenizers_are_compressed(tmp_path: Path) -> None:
-    header = header_of()
-    written(Recording(header, ()), tmp_path / "record").wait()
-    assert header.drafter is not None
-    texts = len(header.target.tokenizer_json) + len(header.drafter.tokenizer_json)
-    assert (tmp_path / "record").stat().st_size < len(PACKER.table) + texts / 2

@@ -194,18 +194,3 @@ def test_nobody_works_on_two_things_at_once(controller: Fixed) -> None:
         mine = [work for work in found.works if work.track == track]
         assert all(work.begin <= work.end for work in mine)
         assert all(later.begin >= earlier.end - 1e-9 for earlier, later in pairwise(mine))
-
-
-def test_drafting_on_is_seen() -> None:
-    def overlaps(found: Timeline) -> float:
-        passes = works(found, ServiceRole.TARGET)
-        return sum(
-            max(0.0, min(work.end, one.end) - max(work.begin, one.begin))
-            for work in works(found, ServiceRole.DRAFTER)
-            for one in passes
-        )
-
-    apart, together = (spans_of(virtual_recording(WORLD, controller)) for controller in CHOICES[:2])
-    assert overlaps(apart) == pytest.approx(0.0, abs=1e-9)
-    assert overlaps(together) > 0.2 * together.figures.seconds
-    assert together.figures.idle_share < apart.figures.idle_share

@@ -61,7 +61,7 @@ def _check(options: AffinityOptions) -> None:
 def summary(affinity: Affinity, pair: Pair) -> Table:
     """What a matrix does with the probability of a draft token."""
     table = Table(show_header=False)
-    table.add_row("draft tokens that the target has", f"{len(affinity.drafter_ids):,}")
+    table.add_row("draft tokens that the target has", f"{len(affinity.matrix.drafter_ids):,}")
     for name, value in _figures(affinity.matrix, pair):
         table.add_row(name, value)
     return table

@@ -3,7 +3,7 @@
 import json
 import zipfile
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -87,11 +87,24 @@ class Matrix:
         return self.target_ids[part], self.weights[part]
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
+        """Mᵀq′, the distribution over the target's tokens that `rdk` draws draft tokens from.
+
+        Args:
+            ids: shape (n,), draft tokens of T∩D.
+            probabilities: float64, shape (n,), q′: they sum to one.
+
+        Returns:
+            Target ids, int64, shape (m,), ascending; their probabilities, float64, all above 0, summing to one.
+
+        Raises:
+            ValueError: an id is not in T∩D.
+        """
         places = _places(self.drafter_ids, ids)
         lengths = self.starts[places + 1] - self.starts[places]
         entries = runs(self.starts[places], lengths)
-        mass = np.repeat(probabilities, lengths) * self.weights[entries]
-        return _gathered(self.target_ids[entries], mass)
+        sums = np.bincount(self.target_ids[entries], np.repeat(probabilities, lengths) * self.weights[entries])
+        found = np.flatnonzero(sums).astype(np.int64)
+        return found, sums[found] / sums.sum()
 
     def check(self, target_size: int) -> None:
         """Raises ValueError if it is not a row-stochastic matrix into the ids below `target_size`."""
@@ -132,13 +145,6 @@ def _places(rows: Ids, ids: Ids) -> Ids:
     return places
 
 
-def _gathered(ids: Columns, mass: Probabilities) -> tuple[Ids, Probabilities]:
-    """The sum of the mass of equal ids, normalized."""
-    sums = np.bincount(ids, mass)
-    found = np.flatnonzero(sums).astype(np.int64)
-    return found, sums[found] / sums.sum()
-
-
 def _check_ids(drafter_ids: Ids, target_ids: Columns, target_size: int) -> None:
     if (np.diff(drafter_ids) <= 0).any() or (len(drafter_ids) and drafter_ids[0] < 0):
         raise ValueError("its draft tokens are not in ascending order")
@@ -156,11 +162,9 @@ class Affinity:
     ranks: dict[int, int]  # `Vocabulary.rank` of the target's ids, only those above 0
     matrix: Matrix
     made: str = ""  # how it was made, for people
-    drafter_ids: Ids = field(init=False, repr=False)  # T∩D, ascending: what `redistribute` takes
 
     def __post_init__(self) -> None:
         self.matrix.check(len(self.letters))
-        object.__setattr__(self, "drafter_ids", self.matrix.drafter_ids)
 
     @staticmethod
     def of(pair: Pair, matrix: Matrix, target_json: str, drafter_json: str, made: str = "") -> "Affinity":
@@ -181,34 +185,16 @@ class Affinity:
                 "this affinity file was made for a drafter with another tokenizer: make one for this drafter with "
                 "`crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE`"
             )
-        if len(self.drafter_ids) and self.drafter_ids[-1] >= size:
+        highest = self.matrix.drafter_ids.max(initial=0)
+        if highest >= size:
             raise AffinityMismatch(
-                f"this affinity file has draft token {self.drafter_ids[-1]}, and the drafter has {size}: make it again "
-                "with `crossdraft affinity`"
+                f"this affinity file has draft token {highest}, and the drafter has {size}: make it again with "
+                "`crossdraft affinity`"
             )
-
-    def letters_of(self, target_id: int) -> Letters:
-        """The letters of a target token; IndexError if there is no such id."""
-        return self.letters[target_id]
 
     def rank(self, target_id: int) -> int:
         """Place of a target id among the ids with the same letters, as `Vocabulary.rank`."""
         return self.ranks.get(target_id, 0)
-
-    def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
-        """Mᵀq′, the distribution over the target's tokens that `rdk` draws draft tokens from.
-
-        Args:
-            ids: shape (n,), draft tokens of T∩D.
-            probabilities: float64, shape (n,), q′: they sum to one.
-
-        Returns:
-            Target ids, int64, shape (m,), ascending; their probabilities, float64, all above 0, summing to one.
-
-        Raises:
-            ValueError: an id is not in T∩D.
-        """
-        return self.matrix.redistribute(ids, probabilities)
 
 
 def save_affinity(affinity: Affinity, path: Path) -> None:
@@ -269,7 +255,13 @@ def _affinity(arrays: Arrays) -> Affinity:
     if not (isinstance(target, str) and isinstance(drafter, str) and isinstance(made, str) and target and drafter):
         raise ValueError("it does not say which tokenizers it is for")
     letters = _letters(arrays)
-    return Affinity(target, drafter, letters, _ranks(arrays["ranks"], len(letters)), _matrix(arrays), made)
+    matrix = Matrix(
+        _vector(arrays, "drafter_ids", np.int64),
+        _vector(arrays, "starts", np.int64),
+        _vector(arrays, "target_ids", np.int32),
+        _vector(arrays, "weights", np.float32),
+    )
+    return Affinity(target, drafter, letters, _ranks(arrays["ranks"], len(letters)), matrix, made)
 
 
 def _letters(arrays: Arrays) -> tuple[Letters, ...]:
@@ -291,15 +283,6 @@ def _ranks(pairs: NDArray[Any], size: int) -> dict[int, int]:
     if len(pairs) and not (pairs[:, 0].min() >= 0 and pairs[:, 1].min() > 0 and pairs.max() < size):
         raise ValueError("a rank is out of its range")
     return {int(token): int(rank) for token, rank in pairs}
-
-
-def _matrix(arrays: Arrays) -> Matrix:
-    return Matrix(
-        _vector(arrays, "drafter_ids", np.int64),
-        _vector(arrays, "starts", np.int64),
-        _vector(arrays, "target_ids", np.int32),
-        _vector(arrays, "weights", np.float32),
-    )
 
 
 def _vector(arrays: Arrays, name: str, dtype: type[np.generic]) -> NDArray[Any]:

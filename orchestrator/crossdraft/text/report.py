@@ -140,7 +140,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
         shared_of_drafter=_ratio(len(shared), len(theirs)),
         sample=_sample_share(target, drafter, sample, shared),
         target_written_by_drafter=_ratio(sum(one.count > 0 for one in found), len(found)),
-        drafter_written_by_target=_written(drafted, Pieces(plain)),
+        drafter_written_by_target=_ratio(sum(map(Pieces(plain).can_write, drafted)), len(drafted)),
         target_injectivity=_injectivity(target, sample),
         drafter_injectivity=_injectivity(drafter, sample),
         target_lengths=_lengths(plain),
@@ -258,10 +258,6 @@ class Pieces:
     def _some_exceeds(self, beginning: str) -> bool:
         place = bisect_right(self._ordered, beginning)
         return place < len(self._ordered) and self._ordered[place].startswith(beginning)
-
-
-def _written(strings: Sequence[Letters], pieces: Pieces) -> float:
-    return _ratio(sum(map(pieces.can_write, strings)), len(strings))
 
 
 def _injectivity(tokenization: Tokenization, sample: str) -> Injectivity:

@@ -135,60 +135,43 @@ def read(path: Path) -> Recording:
     if data[: len(MAGIC)] != MAGIC or len(data) < begin:
         raise RecordingError(f"{path} is no recording of crossdraft")
     (version,) = VERSION.unpack_from(data, len(MAGIC))
-    records = Frames(data, begin)
     if version != FORMAT:
         raise RecordingError(
             f"{path} has format {version}; this version reads format {FORMAT}: use the version that wrote it"
         )
+    records = _records(data, begin)
     try:
         unpacker = Unpacker(KNOWN, next(records, b""))
         header = unpacker.unpack(zlib.decompress(next(records, b"")))
     except (PackingError, zlib.error) as error:
-        raise RecordingError(f"{path} cannot be read: {records.fault or error}") from error
+        raise RecordingError(f"{path} cannot be read: {error}") from error
     if not isinstance(header, Header):
         raise RecordingError(f"{path} cannot be read: it has no header")
-    return _recording(header, records, unpacker)
-
-
-def _recording(header: Header, records: "Frames", unpacker: Unpacker) -> Recording:
     rounds: list[Round] = []
-    for record in records:
-        try:
-            steps = unpacker.unpack(record)
-        except PackingError as error:
-            return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: {error}")
-        if not (isinstance(steps, tuple) and all(isinstance(step, Step) for step in steps)):
-            return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: it is no round")
-        rounds.append(steps)
-    return Recording(header, tuple(rounds), records.fault)
+    try:
+        rounds.extend(_round(unpacker.unpack(record)) for record in records)
+    except PackingError as error:
+        return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: {error}")
+    return Recording(header, tuple(rounds))
 
 
-class Frames:
-    """The records of a file from an offset on; `fault` says why they ended before the file did."""
+def _round(steps: object) -> Round:
+    if not (isinstance(steps, tuple) and all(isinstance(step, Step) for step in steps)):
+        raise PackingError("it is no round")
+    return steps
 
-    def __init__(self, data: bytes, begin: int) -> None:
-        self.fault = ""
-        self._data = data
-        self._place = begin
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        left = len(self._data) - self._place
-        if not left or self.fault:
-            raise StopIteration
-        length, check = FRAME.unpack_from(self._data, self._place) if left >= FRAME.size else (0, 0)
-        begin = self._place + FRAME.size
-        record = self._data[begin : begin + length]
-        if left < FRAME.size + length or left < FRAME.size:
-            self.fault = "the file ends in the middle of a record"
-        elif zlib.crc32(record) != check:
-            self.fault = "a record is damaged"
-        if self.fault:
-            raise StopIteration
-        self._place = begin + length
-        return record
+def _records(data: bytes, place: int) -> Iterator[bytes]:
+    """The records of a file from an offset on; raises PackingError where it is damaged."""
+    while place < len(data):
+        begin = place + FRAME.size
+        length, check = FRAME.unpack_from(data, place) if begin <= len(data) else (0, 0)
+        if begin + length > len(data):
+            raise PackingError("the file ends in the middle of a record")
+        if zlib.crc32(record := data[begin : begin + length]) != check:
+            raise PackingError("a record is damaged")
+        yield record
+        place = begin + length
 
 
 class Recorder(Protocol):

@@ -110,11 +110,6 @@ def _opens_drafter(command: Command) -> bool:
     return isinstance(command, Open) and isinstance(command.request, OpenDrafter)
 
 
-def session_of(header: Header) -> Session:
-    """A session like the recorded one, not begun. Raises RecordingError."""
-    return Session(assignment_of(header))
-
-
 def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:

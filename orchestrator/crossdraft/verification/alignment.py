@@ -25,6 +25,7 @@ Where the paper is silent or at odds with itself:
 """
 
 from collections.abc import Generator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -136,10 +137,5 @@ def _proxies(ground: Ground, draft_tokens: Sequence[DraftToken]) -> list[tuple[i
 
 def _beginning(tokens: Sequence[Letters], letters: int) -> list[Letters]:
     """The tokens that begin within the first `letters` letters."""
-    found: list[Letters] = []
-    for token in tokens:
-        if letters <= 0:
-            break
-        found.append(token)
-        letters -= len(token)
-    return found
+    starts = accumulate(map(len, tokens), initial=0)
+    return [token for token, start in zip(tokens, starts, strict=False) if start < letters]

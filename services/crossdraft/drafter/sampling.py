@@ -169,14 +169,17 @@ class TargetTokens(DrawSource):
     whose = Whose.TARGET
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, affinity: Affinity, noise: KeyedNoise) -> None:
-        shared = affinity.drafter_ids
+        shared = affinity.matrix.drafter_ids
         allowed = shared if opening.allowed is None else np.intersect1d(shared, opening.allowed)
         super().__init__(running, opening, noise, allowed)
         self._affinity = affinity
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         own = yield from self._own_distributions(logits, 0)
-        return [narrowed(*self._affinity.redistribute(*distribution), self._opening.row_width) for distribution in own]
+        return [
+            narrowed(*self._affinity.matrix.redistribute(*distribution), self._opening.row_width)
+            for distribution in own
+        ]
 
     def append(self, context: Context, token: int) -> None:
-        context.write(self._affinity.letters_of(token))
+        context.write(self._affinity.letters[token])

@@ -1,8 +1,7 @@
 """Clients of the two services: each has a channel, gets the model's description, and begins sessions."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -10,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
-from crossdraft.rpc.frames import FrameCodec
+from crossdraft.rpc.frames import Role
 from crossdraft.rpc.links import Link, LinkSession, Listener
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 from crossdraft.rpc.transport import MessageLimit, ServiceChannel
@@ -39,7 +38,7 @@ class Patience:
 
 
 @dataclass(eq=False)
-class _Client(ABC, Generic[Open]):
+class _Client(Generic[Open]):
     """One channel to one service. Must be made in a running event loop, and closed."""
 
     address: str  # host:port
@@ -51,15 +50,7 @@ class _Client(ABC, Generic[Open]):
     _link: Link | None = field(default=None, init=False, repr=False)
     _links: WeakSet[Link] = field(default_factory=WeakSet, init=False, repr=False)  # all that still run
 
-    role = "service"
-    other = ""  # the role that its address could be of by mistake
-    describe_method = ""
-    stream_method = ""
-
-    @staticmethod
-    @abstractmethod
-    def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
-        """Of this side of the link."""
+    role: ClassVar[Role[Any, Any, Any]]
 
     def __post_init__(self) -> None:
         self._channel = ServiceChannel(self.address, self.limit, self.tls)
@@ -75,7 +66,7 @@ class _Client(ABC, Generic[Open]):
 
     @property
     def service(self) -> str:
-        return f"{self.role} at {self.address}"
+        return f"{self.role.name} at {self.address}"
 
     async def describe(self) -> Description:
         """What the service says of its model now.
@@ -83,15 +74,15 @@ class _Client(ABC, Generic[Open]):
         Raises:
             ServiceError: it did not say so within `patience.describe_seconds`.
         """
-        method = self.channel.unary_unary(self.describe_method, bytes, bytes)
+        method = self.channel.unary_unary(f"/{self.role.service}/Describe", bytes, bytes)
         try:
             # The request has no fields.
             raw = await method(b"", timeout=self.patience.describe_seconds)
             self._description = codec.decode_description(common_pb2.Description.FromString(raw))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                what = f"what listens at {self.address} is no {self.role}"
-                raise NotServed(f"{what} (is it the {self.other}? check the addresses)") from error
+                what = f"what listens at {self.address} is no {self.role.name}"
+                raise NotServed(f"{what} (is it the {self.role.other}? check the addresses)") from error
             raise from_status(error.code(), error.details(), self.service) from error
         except (BadMessage, DecodeError) as error:
             raise Internal(f"{self.service} sent a description that cannot be decoded: {error}") from error
@@ -111,8 +102,8 @@ class _Client(ABC, Generic[Open]):
                 link.retire()  # of another model
             link = self._link = Link(
                 channel,
-                self.stream_method,
-                self.codec(description.vocabulary_size),
+                f"/{self.role.service}/{self.role.stream}",
+                self.role.client(description.vocabulary_size),
                 self.limit,
                 self.service,
                 description.fingerprint,
@@ -139,24 +130,10 @@ class _Client(ABC, Generic[Open]):
 class TargetClient(_Client[OpenTarget]):
     """A target at an address."""
 
-    role = "target"
-    other = "drafter"
-    describe_method = "/crossdraft.v1.Target/Describe"
-    stream_method = "/crossdraft.v1.Target/Verify"
-
-    @staticmethod
-    def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
-        return target_codec.client_codec(vocabulary_size)
+    role = target_codec.ROLE
 
 
 class DrafterClient(_Client[OpenDrafter]):
     """A drafter at an address."""
 
-    role = "drafter"
-    other = "target"
-    describe_method = "/crossdraft.v1.Drafter/Describe"
-    stream_method = "/crossdraft.v1.Drafter/Draft"
-
-    @staticmethod
-    def codec(vocabulary_size: int) -> FrameCodec[Any, Any]:
-        return drafter_codec.client_codec(vocabulary_size)
+    role = drafter_codec.ROLE

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from crossdraft.rpc.errors import BadMessage
@@ -25,6 +27,7 @@ from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
+from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
 
 MAX_IDS = 1 << 22  # of one list: no context is longer
@@ -51,12 +54,8 @@ def check_max(count: int, most: int, name: str) -> None:
         raise BadMessage(f"{name} has {count}; at most {most} are taken")
 
 
-def encode_letters(letters: Letters) -> bytes:
-    return letters.encode()
-
-
 def decode_letters(raw: bytes, name: str) -> Letters:
-    """Letters of a field.
+    """Letters of a field, which are sent as the UTF-8 of their code points.
 
     Raises:
         BadMessage: not UTF-8, or a code point that is no letter.
@@ -79,6 +78,13 @@ def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None
     if vocabulary_size is not None and ids and max(ids) >= vocabulary_size:
         raise BadMessage(f"{name} has the id {max(ids)}, but the vocabulary has {vocabulary_size} ids")
     return ids
+
+
+def plain_fields(message: Message) -> dict[str, Any]:
+    """A message's fields but those that are messages; lists as tuples."""
+    plain = [one for one in message.DESCRIPTOR.fields if one.message_type is None]
+    values = ((one.name, getattr(message, one.name)) for one in plain)
+    return {name: value if isinstance(value, str | bytes | int | float) else tuple(value) for name, value in values}
 
 
 def encode_seconds(seconds: float) -> int:
@@ -122,8 +128,8 @@ def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
     return None if noise is None else pb.NoiseKey(**vars(noise))
 
 
-def decode_noise(message: pb.NoiseKey) -> NoiseKey:
-    return NoiseKey(message.seed, message.choice)
+def decode_noise(message: target_pb.OpenTarget | drafter_pb.OpenDrafter) -> NoiseKey | None:
+    return NoiseKey(message.noise.seed, message.noise.choice) if message.HasField("noise") else None
 
 
 def encode_description(description: Description) -> pb.Description:
@@ -150,17 +156,11 @@ def decode_description(message: pb.Description) -> Description:
             raise BadMessage(f"controls has the role {control.role!r}; known are {', '.join(Role.__members__)}")
     size = message.vocabulary_size
     controls = decode_id_tuple([control.id for control in message.controls], "controls", size)
+    given = plain_fields(message)
+    given["controls"] = tuple(zip(controls, (control.role for control in message.controls), strict=True))
+    given["stops"] = decode_id_tuple(message.stops, "stops", size)
     return Description(
-        model=message.model,
-        tokenizer_json=message.tokenizer_json,
-        controls=tuple(zip(controls, (control.role for control in message.controls), strict=True)),
-        stops=decode_id_tuple(message.stops, "stops", size),
-        vocabulary_size=size,
-        context=message.context,
-        fingerprint=message.fingerprint,
-        affinity=message.affinity,
-        copies=message.copies,
-        chat_template=_decode_template(message.chat_template) if message.HasField("chat_template") else None,
+        **given, chat_template=_decode_template(message.chat_template) if message.HasField("chat_template") else None
     )
 
 

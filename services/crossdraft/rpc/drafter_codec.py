@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec, Shares, encode_end
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, Role, Shares
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -41,10 +41,10 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
                 advance = pb.Advance(epoch=request.epoch, count=request.count)
                 frame.requests.add(session=session, advance=advance)
             case Draft():
-                draft = pb.Draft(**vars(request) | {"letters": codec.encode_letters(request.letters)})
+                draft = pb.Draft(**vars(request) | {"letters": request.letters.encode()})
                 frame.requests.add(session=session, draft=draft)
             case Score():
-                strings = list(map(codec.encode_letters, request.strings))
+                strings = [letters.encode() for letters in request.strings]
                 frame.requests.add(session=session, score=pb.Score(**vars(request) | {"strings": strings}))
             case Begin():
                 opening = _encode_open(request.opening)
@@ -72,7 +72,8 @@ def _decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Re
         case "draft":
             return _decode_draft(message.draft)
         case "advance":
-            return _decode_advance(message.advance)
+            # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
+            return Advance(message.advance.epoch, message.advance.count)
         case "score":
             return _decode_score(message.score)
         case "open":
@@ -100,7 +101,7 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
             case Opened():
                 frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
             case Ended():
-                frame.replies.add(session=session, ended=encode_end(reply))
+                frame.replies.add(session=session, ended=common_pb2.SessionEnded(**vars(reply)))
             case _:
                 assert_never(reply)
     if rows:
@@ -141,36 +142,15 @@ def _decode_reply(message: pb.DraftReply, rows: Sequence[Row], vocabulary_size: 
             raise BadMessage("a DraftReply must be one of opened, drafted, scored and ended")
 
 
-def weight_of_request(request: Request) -> int:
-    match request:
-        case Draft():
-            return len(request.letters)
-        case Score():
-            return sum(map(len, request.strings))
-        case Begin():
-            allowed = request.opening.allowed
-            return len(request.opening.prompt) + (0 if allowed is None else len(allowed))
-        case _:
-            return 0
-
-
-def weight_of_reply(reply: Reply) -> int:
-    if isinstance(reply, Drafted):
-        return sum(1 if token.row is None else 2 * len(token.row.ids) for token in reply.draft_tokens)
-    return 8 * len(reply.probabilities) if isinstance(reply, Scored) else 0
-
-
-def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
-    return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
-
-
-def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
-    return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
+ROLE: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
+    *("drafter", "target", "crossdraft.v1.Drafter", "Draft"),
+    *(encode_requests, decode_requests, encode_replies, decode_replies),
+)
 
 
 def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
     changed = {
-        "prompt": codec.encode_letters(request.prompt),
+        "prompt": request.prompt.encode(),
         "options": codec.encode_options(request.options),
         "noise": codec.encode_noise(request.noise),
         "allowed": codec.encode_ids(request.allowed),
@@ -183,16 +163,13 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
     check_max(message.row_width, MAX_ROW_WIDTH, "row_width")
-    return OpenDrafter(
-        prompt=codec.decode_letters(message.prompt, "prompt"),
-        options=codec.decode_options(message.options, vocabulary_size),
-        noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
-        row_width=message.row_width,
-        allowed=allowed,
-        redistribute=message.redistribute,
-        audited=message.audited,
-        templated=message.templated,
-    )
+    changed = {
+        "prompt": codec.decode_letters(message.prompt, "prompt"),
+        "options": codec.decode_options(message.options, vocabulary_size),
+        "noise": codec.decode_noise(message),
+        "allowed": allowed,
+    }
+    return OpenDrafter(**codec.plain_fields(message) | changed)
 
 
 def _decode_draft(message: pb.Draft) -> Draft:
@@ -208,11 +185,6 @@ def _decode_draft(message: pb.Draft) -> Draft:
     return Draft(
         message.epoch, offset, letters, message.count, chunk, depth, width, adopt=message.adopt, first=message.first
     )
-
-
-def _decode_advance(message: pb.Advance) -> Advance:
-    # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
-    return Advance(message.epoch, message.count)
 
 
 def _decode_score(message: pb.Score) -> Score:
@@ -254,7 +226,7 @@ def _encode_drafted(reply: Drafted, frame_rows: list[Row]) -> pb.Drafted:
         microseconds=codec.encode_seconds(reply.seconds),
         reason=reply.reason,
         first=reply.first,
-        branches=[pb.Branch(**vars(one) | {"letters": codec.encode_letters(one.letters)}) for one in reply.branches],
+        branches=[pb.Branch(**vars(one) | {"letters": one.letters.encode()}) for one in reply.branches],
         queued_microseconds=codec.encode_seconds(reply.queued),
     )
 

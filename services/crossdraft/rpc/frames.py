@@ -1,4 +1,4 @@
-"""What travels on a link beside the messages of sessions: how sessions begin and end there.
+"""What travels on a link beside the messages of sessions: how they begin and end there; and the two roles of a service.
 
 A link is one stream between two processes, and a frame one message of it: messages of any number of sessions, each with
 its session's number. The codecs of the two roles make frames of them, and read them from frames.
@@ -6,14 +6,28 @@ its session's number. The codecs of the two roles make frames of them, and read 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.v1 import common_pb2 as pb
+from crossdraft.types.messages import (
+    Draft,
+    Drafted,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    Sample,
+    Score,
+    Scored,
+)
+from crossdraft.types.rows import Row
 
 Opening = TypeVar("Opening")
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
+Open = TypeVar("Open")  # the message that begins a session
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 MOST_MESSAGES = 256  # of a frame
@@ -52,9 +66,57 @@ class FrameCodec(Generic[Sent, Received]):
     weight: Callable[[Sent], int]  # about how many bytes a message will have, at least
 
 
-def encode_end(end: Ended) -> pb.SessionEnded:
-    """As it travels."""
-    return pb.SessionEnded(code=end.code, text=end.text)
+@dataclass(frozen=True)
+class Role(Generic[Open, Ask, Answer]):
+    """One of the two services of the protos, and how its frames are written and read."""
+
+    name: str
+    other: str  # the role that an address could be of by mistake
+    service: str  # full name in the protos
+    stream: str  # name of its bidirectional method
+    encode_requests: Callable[[Sequence[tuple[int, Any]]], bytes]
+    decode_requests: Callable[[bytes, int | None], Iterable[tuple[int, Any]]]
+    encode_replies: Callable[[Sequence[tuple[int, Any]]], bytes]
+    decode_replies: Callable[[bytes, int | None], Iterable[tuple[int, Any]]]
+
+    def client(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
+        """Of the client's side, for a vocabulary of so many ids; None: not known."""
+        return FrameCodec(self.encode_requests, lambda raw: self.decode_replies(raw, vocabulary_size), weight_of)
+
+    def server(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
+        """Of the service's side."""
+        return FrameCodec(self.encode_replies, lambda raw: self.decode_requests(raw, vocabulary_size), weight_of)
+
+
+def weight_of(message: object) -> int:
+    """About how many bytes a message will have, at least."""
+    match message:
+        case Begin(OpenTarget() as opening):
+            return len(opening.prompt)
+        case Begin(OpenDrafter() as opening):
+            return len(opening.prompt) + (0 if opening.allowed is None else len(opening.allowed))
+        case Pass():
+            return len(message.committed) + len(message.tree) + sum(map(len, message.listed))
+        case Draft():
+            return len(message.letters)
+        case Score():
+            return sum(map(len, message.strings))
+        case PassDone(nodes=nodes) | PromptScored(tokens=nodes):
+            return sum(map(_weight_of_node, nodes))
+        case RowFetched():
+            return 4 * len(message.row.ids)
+        case Drafted():
+            return sum(1 if token.row is None else 2 * len(token.row.ids) for token in message.draft_tokens)
+        case Scored():
+            return 8 * len(message.probabilities)
+    return 0
+
+
+def _weight_of_node(node: Row | Sample) -> int:
+    likely = 5 * len(node.likely)
+    if isinstance(node, Sample):
+        return 5 + likely
+    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
 class Shares(Generic[Received]):

@@ -245,18 +245,13 @@ def _encode_lane(lane: LaneFigures) -> pb.Lane:
 
 
 def _decode_statistics(message: pb.Statistics) -> Statistics:
-    return Statistics(**_plain(message) | {"lanes": tuple(map(_decode_lane, message.lanes))})
+    return Statistics(**codec.plain_fields(message) | {"lanes": tuple(map(_decode_lane, message.lanes))})
 
 
 def _decode_lane(message: pb.Lane) -> LaneFigures:
-    given = _plain(message)
+    given = codec.plain_fields(message)
     trips = Trips(given.pop("trip_counts"), given.pop("trip_seconds"), given.pop("queued_seconds"))
     return LaneFigures(address="", trips=trips, **given)
-
-
-def _plain(message: pb.Statistics | pb.Lane) -> dict[str, Any]:
-    values = ((field.name, getattr(message, field.name)) for field in message.DESCRIPTOR.fields)
-    return {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in values}
 
 
 def _name(kinds: Any, number: int, field: str, needed: bool = False) -> str:

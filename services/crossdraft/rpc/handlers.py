@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,31 +19,18 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
 from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, Unreachable, name_of, to_status
-from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import Answer, Ask, Begin, Close, Ended, Open, Role
 from crossdraft.rpc.links import Join, Outbox
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
-    Advance,
     Description,
-    Draft,
     Drafted,
-    FetchRow,
-    OpenDrafter,
     Opened,
-    OpenTarget,
-    Pass,
     PassDone,
     PromptScored,
-    RowFetched,
-    RunTo,
-    Score,
     Scored,
-    ScorePrompt,
 )
 
-Open = TypeVar("Open")  # the message that begins a session
-Ask = TypeVar("Ask")
-Answer = TypeVar("Answer")
 Open_contra = TypeVar("Open_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
 Answer_contra = TypeVar("Answer_contra", contravariant=True)
@@ -101,22 +88,7 @@ class Service(Protocol[Open_contra, Ask_contra, Answer]):
         ...
 
 
-@dataclass(frozen=True)
-class Role(Generic[Open, Ask, Answer]):
-    """One of the two services of the protos, and how its frames are read and written."""
-
-    name: str
-    service: str  # full name in the protos
-    stream: str  # name of its bidirectional method
-    codec: Callable[[int], FrameCodec[Any, Any]]  # of the service's side, for a vocabulary of so many ids
-
-
-TARGET: Role[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = Role(
-    "target", "crossdraft.v1.Target", "Verify", target_codec.server_codec
-)
-DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
-    "drafter", "crossdraft.v1.Drafter", "Draft", drafter_codec.server_codec
-)
+TARGET, DRAFTER = target_codec.ROLE, drafter_codec.ROLE
 
 
 @dataclass(frozen=True)
@@ -140,31 +112,6 @@ class SessionLimits:
             )
         if not 0 < self.idle_seconds < float("inf"):
             raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
-
-
-class Admission:
-    """The sessions of one server, counted by peer."""
-
-    def __init__(self, limits: SessionLimits) -> None:
-        self._limits = limits
-        self._open: Counter[str] = Counter()
-
-    def admit(self, peer: str) -> None:
-        """Counts a session of a peer, until `release`.
-
-        Raises:
-            Full: a limit is reached.
-        """
-        limits = self._limits
-        if self._open.total() >= limits.sessions:
-            raise Full(f"{limits.sessions} are open (--max-sessions)")
-        if limits.per_peer is not None and self._open[peer] >= limits.per_peer:
-            raise Full(f"{limits.per_peer} of {peer} are open (--max-sessions-per-peer)")
-        self._open[peer] += 1
-
-    def release(self, peer: str) -> None:
-        self._open[peer] -= 1
-        self._open += Counter()  # drops peers without sessions
 
 
 def peer_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
@@ -222,14 +169,16 @@ class Tally:
 
 
 class Activity:
-    """The sessions of one server since it began."""
+    """The sessions of one server since it began, which are admitted up to its limits."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, limits: SessionLimits) -> None:
         self.opened = 0
         self.ended: Counter[str] = Counter()  # by how: CLOSED, or the name of an error
         self.seconds = 0.0  # that ended sessions were open
         self._role = role
+        self._limits = limits
         self._open: list[Tally] = []
+        self._peers: Counter[str] = Counter()  # open sessions of each
         self._past = Tally()  # of ended sessions
         self._moving = threading.Lock()  # so that a session that ends is counted in exactly one of the two
 
@@ -245,10 +194,21 @@ class Activity:
                 total.add(tally)
         return total
 
-    def begin(self, request: str, peer: str) -> "SessionLog":
+    def begin(self, request: str, peer: str, address: str) -> "SessionLog":
+        """Counts a session of a peer, until `end`.
+
+        Raises:
+            Full: a limit is reached.
+        """
+        limits = self._limits
+        if self.open >= limits.sessions:
+            raise Full(f"{limits.sessions} are open (--max-sessions)")
+        if limits.per_peer is not None and self._peers[peer] >= limits.per_peer:
+            raise Full(f"{limits.per_peer} of {peer} are open (--max-sessions-per-peer)")
         self.opened += 1
-        entry = SessionLog(f"{self._role}-{self.opened}", request, peer)
+        entry = SessionLog(f"{self._role}-{self.opened}", request, peer, address)
         self._open.append(entry.tally)
+        self._peers[peer] += 1
         with entry.about():
             log.info("session opened")
         return entry
@@ -258,6 +218,7 @@ class Activity:
         with self._moving:
             self._open = [other for other in self._open if other is not tally]
             self._past.add(tally)
+        self._peers = self._peers - Counter((entry.peer,))  # without peers that have none
         self.ended[outcome] += 1
         self.seconds += seconds
         figures = {"outcome": outcome, "seconds": round(seconds, 6), **asdict(tally)}
@@ -271,12 +232,13 @@ class SessionLog:
 
     name: str
     request: str  # id of the client's request
-    peer: str
+    peer: str  # as sessions are counted
+    address: str  # of it
     tally: Tally = field(default_factory=Tally)
     began: float = field(default_factory=time.monotonic)
 
     def about(self) -> AbstractContextManager[log_context.LogContext]:
-        return log_context.about(request=self.request, session=self.name, peer=self.peer)
+        return log_context.about(request=self.request, session=self.name, peer=self.address)
 
 
 class Handlers(Generic[Open, Ask, Answer]):
@@ -289,12 +251,11 @@ class Handlers(Generic[Open, Ask, Answer]):
         limits: SessionLimits,
         limit: MessageLimit,
     ) -> None:
-        self.activity = Activity(role.name)
-        self.admission = Admission(limits)
+        self.activity = Activity(role.name, limits)
         self.service = service
         self.limit = limit
         self.idle_seconds = limits.idle_seconds
-        self.codec = role.codec(service.description.vocabulary_size)
+        self.codec = role.server(service.description.vocabulary_size)
         self.draining = False
         self._role = role
         self._links: set[ServerLink] = set()
@@ -421,13 +382,12 @@ class ServerLink:
             if self._handlers.draining:
                 raise Unreachable("the service is shutting down")
             request = log_context.request_id(begin.request_id) if begin.request_id else ""
-            self._handlers.admission.admit(self.peer)
+            entry = self._handlers.activity.begin(request, self.peer, self._context.peer())
         except log_context.RequestIdError as error:
             self._refuse(number, BadMessage(str(error)))
         except ServiceError as error:
             self._refuse(number, error)
         else:
-            entry = self._handlers.activity.begin(request, self._context.peer())
             session = self._sessions[number] = ServerSession(self, number, entry)
             session.active = self._loop.time()
             session.tally.received(size)
@@ -440,7 +400,6 @@ class ServerLink:
     def _forget(self, number: int, outcome: str) -> None:
         session = self._sessions.pop(number)
         session.close()
-        self._handlers.admission.release(self.peer)
         self._handlers.activity.end(session.entry, outcome)
         self._active = self._loop.time()
         self.end_if_idle()

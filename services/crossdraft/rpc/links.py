@@ -28,7 +28,6 @@ from crossdraft.types.messages import (
     PassDone,
     PromptScored,
     RunTo,
-    Score,
     Scored,
 )
 
@@ -203,74 +202,53 @@ class Outbox(Generic[Message]):
         self._room.set()
 
 
-class TargetOwes:
-    """The replies that a target owes a session: one for each request, in order.
+class Owes:
+    """The replies that a service owes a session.
 
-    For a run it owes several, each within the time of one; for `RunTo` it owes none.
-    """
-
-    def __init__(self) -> None:
-        self._unanswered = 0
-
-    @property
-    def due(self) -> bool:
-        return self._unanswered > 0
-
-    def sent(self, request: object) -> bool:
-        """Counts a request; returns whether the wait for a reply begins with it."""
-        if isinstance(request, RunTo):
-            return False
-        self._unanswered += 1
-        return self._unanswered == 1
-
-    def received(self, reply: object) -> None:
-        if not (isinstance(reply, PassDone | PromptScored) and reply.more):
-            self._unanswered = max(0, self._unanswered - 1)
-
-
-class DrafterOwes:
-    """The replies that a drafter owes a session: to the newest `Draft` a first reply, and to each `Score` since then.
-
-    It owes nothing for older requests, for an `Advance`, nor the later replies of an epoch: how long draft tokens are
-    worth waiting for is decided by the session.
+    A target owes one for each request, in order; for a run several, each within the time of one; for `RunTo` none. A
+    drafter owes the newest `Draft` a first reply, and each `Score` since then one: nothing for older requests or for an
+    `Advance`, nor the later replies of an epoch. How long draft tokens are worth waiting for is decided by the session.
     """
 
     def __init__(self) -> None:
         self._opening = False
         self._epoch = 0
         self._draft = False
-        self._scores = 0
+        self._answers = 0  # to all other requests
 
     @property
     def due(self) -> bool:
-        return self._opening or self._draft or self._scores > 0
+        return self._opening or self._draft or self._answers > 0
 
     def sent(self, request: object) -> bool:
         """Counts a request; returns whether the wait for a reply begins with it."""
         before = self.due
         match request:
-            case OpenDrafter():
+            case OpenTarget() | OpenDrafter():
                 self._opening = True
             case Draft():
-                self._epoch, self._draft, self._scores = request.epoch, True, 0
+                self._epoch, self._draft, self._answers = request.epoch, True, 0
                 return True
-            case Score():
-                self._scores += 1
-            case Advance(count=0):
-                self._draft = False
+            case Advance():
+                self._draft = self._draft and request.count > 0
+            case RunTo():
+                pass
+            case _:
+                self._answers += 1
         return self.due and not before
 
     def received(self, reply: object) -> None:
         match reply:
             case Opened():
                 self._opening = False
-            case Drafted(epoch=self._epoch):
-                self._draft = False
-            case Scored(epoch=self._epoch):
-                self._scores = max(0, self._scores - 1)
-
-
-Owes = TargetOwes | DrafterOwes
+            case Drafted():
+                self._draft = self._draft and reply.epoch != self._epoch
+            case PassDone(more=True) | PromptScored(more=True):
+                pass
+            case Scored() if reply.epoch != self._epoch:
+                pass
+            case _:
+                self._answers = max(0, self._answers - 1)
 
 
 class Listener(Protocol):
@@ -289,10 +267,10 @@ class Listener(Protocol):
 class LinkSession:
     """One session of a link."""
 
-    def __init__(self, link: "Link", number: int, listener: Listener, owes: Owes) -> None:
+    def __init__(self, link: "Link", number: int, listener: Listener) -> None:
         self.traffic = Traffic()
         self.is_open = False
-        self.owes = owes
+        self.owes = Owes()
         self.due_since: float | None = None  # seconds of the loop's clock: since when a reply has been due
         self.listener = listener
         self._link = link
@@ -351,8 +329,7 @@ class Link:
 
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
         self._latest += 1
-        owes = TargetOwes() if isinstance(opening, OpenTarget) else DrafterOwes()
-        session = self._sessions[self._latest] = LinkSession(self, self._latest, listener, owes)
+        session = self._sessions[self._latest] = LinkSession(self, self._latest, listener)
         self._outbox.put(self._latest, Begin(opening, current().request))
         self._note_sent(session, opening)
         return session

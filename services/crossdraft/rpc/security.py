@@ -26,15 +26,6 @@ class TlsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Certificate and key of one side, and the CA that it trusts, as PEM."""
-
-    ca: bytes
-    certificate: bytes
-    key: bytes
-
-
-@dataclass(frozen=True)
 class TlsFiles:
     """The PEM files of one side. Each side presents a certificate and accepts only certificates of `ca`."""
 
@@ -42,8 +33,8 @@ class TlsFiles:
     certificate: Path  # its own first; then those between it and the CA, if there are any
     key: Path  # of the certificate, not encrypted
 
-    def load(self) -> Identity:
-        """The files, checked.
+    def load(self) -> tuple[bytes, bytes, bytes]:
+        """CA, key and certificate as PEM, checked.
 
         Raises:
             TlsError: one is missing, cannot be read, is damaged or expired, or the key belongs to another certificate.
@@ -55,11 +46,7 @@ class TlsFiles:
             _check_authority(self.ca, authority)
         _check_dates(self.ca, max(authorities, key=lambda one: one.not_valid_after_utc), now)
         _check_pair(self.certificate, certificate, self.key, key)
-        return Identity(ca, certificate, key)
-
-    def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when a file does."""
-        return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key))
+        return ca, key, certificate
 
 
 @dataclass(frozen=True)
@@ -75,10 +62,6 @@ class FrontFiles:
         _check_pair(self.certificate, certificate, self.key, key)
         return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
-    def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when a file does."""
-        return tuple(_stamp(path) for path in (self.certificate, self.key))
-
 
 def trusting_credentials(ca: Path) -> ClientCredentials:
     """Of a client without a certificate, which accepts only servers with one of this CA; raises TlsError."""
@@ -89,8 +72,7 @@ def trusting_credentials(ca: Path) -> ClientCredentials:
 
 def client_credentials(files: TlsFiles) -> ClientCredentials:
     """Of a client's channels, as the files are now; raises TlsError."""
-    identity = files.load()
-    return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    return grpc.ssl_channel_credentials(*files.load())
 
 
 T = TypeVar("T")
@@ -110,12 +92,12 @@ class Renewed(Generic[T]):
     def __init__(self, files: TlsFiles | FrontFiles, make: Callable[[], T]) -> None:
         self._files, self._make = files, make
         self._lock = Lock()
-        self._stamp = files.stamp()
+        self._stamp = _stamp_of(files)
         self._latest = make()
 
     def now(self) -> T:
         """The same object while no file has changed, which costs a `stat` call for each."""
-        stamp = self._files.stamp()
+        stamp = _stamp_of(self._files)
         with self._lock:
             if stamp != self._stamp:
                 self._stamp = stamp
@@ -161,8 +143,8 @@ def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
 def _configuration(files: TlsFiles | FrontFiles) -> grpc.ServerCertificateConfiguration:
     if isinstance(files, FrontFiles):
         return files.load()
-    identity = files.load()
-    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.ca)
+    ca, key, certificate = files.load()
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
 
 
 def _read(path: Path) -> bytes:
@@ -223,9 +205,13 @@ def _check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> No
         )
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+def _stamp_of(files: TlsFiles | FrontFiles) -> list[tuple[int, int, int] | None]:
+    """Changes when a file does."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in vars(files).values():
+        try:
+            at = path.stat()
+            found.append((at.st_mtime_ns, at.st_size, at.st_ino))
+        except OSError:
+            found.append(None)
+    return found

@@ -19,7 +19,8 @@ from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.event_loop import LoopLag
-from crossdraft.rpc.handlers import Activity, Answer, Ask, Handlers, Open, Role, Service, SessionLimits
+from crossdraft.rpc.frames import Answer, Ask, Open, Role
+from crossdraft.rpc.handlers import Activity, Handlers, Service, SessionLimits
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit

@@ -6,7 +6,7 @@ from typing import assert_never
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec, Shares, encode_end
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, Role, Shares
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -44,7 +44,8 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
             case RunTo():
                 frame.requests.add(session=session, run_to=pb.RunTo(number=request.number, tokens=request.tokens))
             case FetchRow():
-                frame.requests.add(session=session, fetch=_encode_fetch(request))
+                fetch = pb.FetchRow(**vars(request) | {"listed": codec.encode_ids(request.listed)})
+                frame.requests.add(session=session, fetch=fetch)
             case ScorePrompt():
                 frame.requests.add(session=session, score=pb.ScorePrompt(**vars(request)))
             case Begin():
@@ -107,7 +108,7 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
             case Opened():
                 frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
             case Ended():
-                frame.replies.add(session=session, ended=encode_end(reply))
+                frame.replies.add(session=session, ended=common_pb2.SessionEnded(**vars(reply)))
             case _:
                 assert_never(reply)
     if rows:
@@ -154,41 +155,10 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
             raise BadMessage("a VerifyReply must be one of opened, done, fetched, scored and ended")
 
 
-def weight_of_request(request: Request) -> int:
-    match request:
-        case Pass():
-            return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
-        case Begin():
-            return len(request.opening.prompt)
-        case _:
-            return 0
-
-
-def weight_of_reply(reply: Reply) -> int:
-    match reply:
-        case PassDone():
-            return sum(map(_weight_of_node, reply.nodes))
-        case PromptScored():
-            return sum(map(_weight_of_node, reply.tokens))
-        case RowFetched():
-            return 4 * len(reply.row.ids)
-        case _:
-            return 0
-
-
-def _weight_of_node(node: Row | Sample) -> int:
-    likely = 5 * len(node.likely)
-    if isinstance(node, Sample):
-        return 5 + likely
-    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
-
-
-def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
-    return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
-
-
-def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
-    return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
+ROLE: Role[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = Role(
+    *("target", "drafter", "crossdraft.v1.Target", "Verify"),
+    *(encode_requests, decode_requests, encode_replies, decode_replies),
+)
 
 
 def _encode_open(request: OpenTarget) -> pb.OpenTarget:
@@ -204,7 +174,7 @@ def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTar
     return OpenTarget(
         prompt=codec.decode_id_tuple(message.prompt, "prompt", vocabulary_size),
         options=codec.decode_options(message.options, vocabulary_size),
-        noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
+        noise=codec.decode_noise(message),
         head=message.head if message.HasField("head") else DEFAULT_HEAD,
         likely=message.likely if message.HasField("likely") else None,
         ignore_stops=message.ignore_stops,
@@ -240,7 +210,9 @@ def _decode_pass(message: pb.Pass, listed: Sequence[Ids], vocabulary_size: int |
     answered = 1 + len(tree) if wanted is None else len(wanted)
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
-    _check_run(message)
+    check_max(message.run, MOST_RUN, "run")
+    if message.run > 1 and (message.tree.tokens or not message.draws):
+        raise BadMessage("a run of several tokens needs draws, and has no tree")
     return Pass(
         number=message.number,
         committed=codec.decode_id_tuple(message.committed, "committed", vocabulary_size),
@@ -252,12 +224,6 @@ def _decode_pass(message: pb.Pass, listed: Sequence[Ids], vocabulary_size: int |
     )
 
 
-def _check_run(message: pb.Pass) -> None:
-    check_max(message.run, MOST_RUN, "run")
-    if message.run > 1 and (message.tree.tokens or not message.draws):
-        raise BadMessage("a run of several tokens needs draws, and has no tree")
-
-
 def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
     check_max(len(message.tokens), MAX_NODES, "tree.tokens")
     tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size)
@@ -266,10 +232,6 @@ def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTre
         return TokenTree(tokens, parents)
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
-
-
-def _encode_fetch(request: FetchRow) -> pb.FetchRow:
-    return pb.FetchRow(**vars(request) | {"listed": codec.encode_ids(request.listed)})
 
 
 def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow:
