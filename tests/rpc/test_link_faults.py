@@ -41,6 +41,7 @@ from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
 from crossdraft.types.rows import Row
 from crossdraft.v1 import target_pb2
+from tests.conftest import FULL
 from tests.rpc.clock import Clock
 from tests.rpc.linked import (
     OPEN,
@@ -55,6 +56,7 @@ from tests.rpc.linked import (
     one_pass,
     raw_service,
 )
+from tests.rpc.proxy import Link as Proxy
 from tests.rpc.sessions import TargetClient
 from tests.rpc.test_frames import DIRECTIONS, FRAMES, VALID, mutated
 
@@ -430,7 +432,7 @@ async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
         assert [type(message).__name__ for _, message in await link.received(2)] == ["Opened", "Drafted"]
 
 
-FRAMES_SENT, FRAMES_OF_A_LINK = 200, 4
+FRAMES_SENT, FRAMES_OF_A_LINK = (1000 if FULL else 200), 4
 
 
 async def mutations(address: str, role: Any, way: str, count: int) -> Counter[StatusCode]:
@@ -636,6 +638,34 @@ async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
         sessions[0].send(one_pass(1))  # of no effect
         sessions[1].close()
         await begun(service, client, 2)
+
+
+async def test_a_link_that_is_cut_within_a_frame_loses_its_sessions_which_begin_again(service):
+    """What came of the frame is no frame: no session hears of it."""
+    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        session.replies.send(PassDone(request.number, (wide,) * 400, 0.0))
+
+    service.answer = answer
+    async with (
+        serving(service) as server,
+        Proxy(server.address, cut_after=300_000) as proxy,
+        TargetClient(proxy.address) as client,
+    ):
+        await client.describe()
+        heard = [Heard() for _ in range(4)]
+        sessions = [client.begin(OPEN.opening, one) for one in heard]
+        for one, session in zip(heard, sessions, strict=True):
+            await one.news.until(lambda one=one: one.is_open)
+            session.send(one_pass(1))
+        errors = await all_lost(heard)
+        assert all(error.lost for error in errors)
+        assert sum(len(one.replies) for one in heard) < 4
+        await service.news.until(lambda: service.closed == 4)
+        service.answer = answered
+        async with client.session(OPEN.opening) as session:
+            assert (await session.run(one_pass(1))).number == 1
 
 
 async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_time(clock: Clock):

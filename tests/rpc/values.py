@@ -1,13 +1,249 @@
-"""Columns of numbers as they travel, and the size of the vocabulary that the messages of `tests.golden` are of."""
+"""Hypothesis strategies for everything that travels between orchestrator and services."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from hypothesis import strategies as st
 
 from crossdraft.rpc import codec
+from crossdraft.rpc.codec import GRID
+from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.text.letters import Letters, Role, Side
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    MOST_LIKELY,
+    MOST_RUN,
+    Advance,
+    Branch,
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    NoiseKey,
+    OpenDrafter,
+    Opened,
+    OpenTarget,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    RunTo,
+    Sample,
+    SamplingOptions,
+    Score,
+    Scored,
+    ScorePrompt,
+)
+from crossdraft.types.rows import DraftToken, Row, Whose
+from crossdraft.types.trees import ROOT, TokenTree
 from crossdraft.v1 import common_pb2 as pb
 
 SIZE = 300
+numbers = st.integers(1, 2**32 - 1)
+counts = st.integers(1, MOST_DRAFT_TOKENS)
+ids = st.integers(0, SIZE - 1)
+id_tuples = st.lists(ids, max_size=6).map(tuple)
+id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
+seconds = st.integers(0, 2**32 - 1).map(lambda microseconds: microseconds / 1e6)
+letters = st.lists(
+    st.one_of(
+        st.integers(0, 0xFF).map(chr),
+        st.sampled_from(Role).map(lambda role: role.letter),
+        st.tuples(st.sampled_from(Side), st.integers(0, 99)).map(lambda pair: pair[0].control(pair[1])),
+    ),
+    max_size=12,
+).map(lambda parts: Letters("".join(parts)))
+noise = st.none() | st.builds(NoiseKey, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+options = st.builds(
+    SamplingOptions,
+    temperature=st.floats(0, 10),
+    top_k=st.integers(0, 1000),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.1, 10),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+    allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
+    bad_word_ids=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    min_tokens=st.integers(0, 1000),
+    end_ids=st.lists(ids, max_size=3).map(tuple),
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn, whole: bool = False) -> Row:
+    """Rows as they are sent: probabilities are steps of 2^-24, the tail completes them."""
+    count = draw(st.integers(1, 20))
+    listed = draw(st.lists(ids, min_size=count, max_size=count, unique=True))
+    weights = np.array(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count))) + 1e-3
+    tail = 0.0 if whole else draw(st.just(0.0) | st.floats(0.01, 1))
+    steps = np.rint(weights / (weights.sum() + tail) * (GRID - count)).astype(np.int64)
+    steps[0] += 0 if tail else GRID - steps.sum()
+    return Row(np.array(listed, dtype=np.int64), steps / GRID, (GRID - int(steps.sum())) / GRID)
+
+
+@st.composite
+def whole_rows(draw: st.DrawFn) -> Row:
+    """Whole rows as they are sent: probabilities that float32 holds."""
+    listed = draw(st.lists(ids, min_size=1, max_size=20, unique=True))
+    weights = np.array(draw(st.lists(st.floats(1e-30, 1), min_size=len(listed), max_size=len(listed))))
+    return Row(np.array(listed, dtype=np.int64), (weights / weights.sum()).astype(np.float32).astype(np.float64))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    tokens = draw(id_tuples)
+    return TokenTree(tokens, tuple(draw(st.integers(ROOT, node - 1)) for node in range(len(tokens))))
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> Pass:
+    tree = draw(trees())
+    wanted = draw(st.none() | st.sets(st.integers(0, len(tree)), min_size=1).map(lambda chosen: tuple(sorted(chosen))))
+    count = draw(st.sampled_from([0, 1 + len(tree) if wanted is None else len(wanted)]))
+    listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
+    run = draw(st.integers(1, MOST_RUN)) if not tree.tokens and draw(st.booleans()) else 1
+    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, run > 1 or draw(st.booleans()), run)
+
+
+@st.composite
+def drafts_made(draw: st.DrawFn) -> tuple[DraftToken, ...]:
+    """The draft tokens of one reply."""
+    whose = draw(st.sampled_from(Whose))
+    if draw(st.booleans()):
+        return tuple(DraftToken(token, None, whose) for token in draw(id_tuples))
+    made = draw(st.lists(rows(whole=True), max_size=4))
+    return tuple(DraftToken(draw(st.sampled_from(row.ids[row.probabilities > 0].tolist())), row, whose) for row in made)
+
+
+log_probabilities = st.floats(-1e4, 0, width=32)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> list[Sample]:
+    """Of one pass: each with as many likely ids."""
+    likely = st.integers(0, 3).map(lambda count: st.tuples(*[st.tuples(ids, log_probabilities)] * count))
+    return draw(st.lists(st.builds(Sample, ids, log_probabilities, draw(likely)), min_size=1, max_size=4))
+
+
+@st.composite
+def logged(draw: st.DrawFn, row: Row, count: int) -> Row:
+    """The row with log-probabilities, and with so many likely ids."""
+    values = np.array(draw(st.lists(log_probabilities, min_size=len(row.ids), max_size=len(row.ids))))
+    return replace(row, log_probabilities=values, likely=draw(st.tuples(*[st.tuples(ids, log_probabilities)] * count)))
+
+
+maybe_logged = rows() | rows().flatmap(lambda row: logged(row, 2))
+scored = samples().flatmap(
+    lambda found: st.tuples(*(st.integers(0, 1000).map(lambda rank, one=one: replace(one, rank=rank)) for one in found))
+)
+nodes = st.lists(maybe_logged, min_size=1, max_size=4) | samples()
+target_requests = st.one_of(
+    st.builds(
+        OpenTarget,
+        st.lists(ids, min_size=1, max_size=6).map(tuple),
+        options,
+        noise,
+        st.integers(0, 1000),
+        st.none() | st.integers(0, MOST_LIKELY),
+        st.booleans(),
+        id_tuples,
+    ),
+    passes(),
+    st.builds(ScorePrompt, numbers, st.integers(0, MOST_LIKELY)),
+    st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
+    st.builds(RunTo, numbers, numbers),
+)
+target_replies = st.one_of(
+    st.builds(Opened, st.text(max_size=8)),
+    st.builds(
+        PassDone,
+        numbers,
+        nodes.map(tuple),
+        seconds,
+        seconds,
+        st.booleans(),
+        st.integers(1, MOST_RUN),
+        st.integers(1, 1000),
+        numbers,
+        st.integers(0, MOST_RUN),
+    ),
+    st.builds(
+        RowFetched,
+        numbers,
+        st.integers(0, 100),
+        whole_rows()
+        | whole_rows().flatmap(lambda row: logged(row, 0))
+        | maybe_logged.filter(lambda row: not row.whole),
+    ),
+    st.builds(PromptScored, numbers, scored, seconds, st.booleans()),
+)
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> OpenDrafter:
+    key = draw(noise)
+    audited = key is not None and draw(st.booleans())
+    allowed = draw(st.none() | id_arrays)
+    width, redistribute, templated = draw(st.integers(0, 1000)), draw(st.text(max_size=8)), draw(st.booleans())
+    return OpenDrafter(draw(letters), draw(options), key, width, allowed, redistribute, audited, templated)
+
+
+strings = st.lists(letters.filter(bool), max_size=4).map(tuple)
+scores = st.lists(st.floats(0, 1), max_size=4).map(lambda listed: np.array(listed, dtype=np.float64))
+drafts = st.builds(
+    Draft,
+    epoch=numbers,
+    offset=st.integers(0, 2**63),
+    letters=letters,
+    count=counts,
+    chunk=counts,
+    branch_depth=st.integers(0, MOST_DRAFT_TOKENS),
+    branch_width=counts,
+    adopt=st.integers(0, 2**32 - 1),
+    first=st.integers(0, MOST_DRAFT_TOKENS),
+)
+branches = st.builds(
+    Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)
+)
+drafter_requests = st.one_of(
+    openings(),
+    drafts,
+    st.builds(Advance, numbers, numbers),
+    st.builds(Score, numbers, st.integers(0, 2**63), strings, counts),
+)
+drafter_replies = st.one_of(
+    st.builds(Opened, st.text(max_size=8)),
+    st.builds(
+        Drafted,
+        epoch=numbers,
+        draft_tokens=drafts_made(),
+        seconds=seconds,
+        reason=st.text(max_size=8),
+        first=st.integers(0, 2**32 - 1),
+        branches=st.lists(branches, max_size=3).map(tuple),
+        queued=seconds,
+    ),
+    st.builds(Scored, numbers, scores, seconds),
+)
+tokens = st.dictionaries(st.sampled_from(["bos_token", "eos_token"]), st.text(max_size=4)).map(
+    lambda named: tuple(sorted(named.items()))
+)
+descriptions = st.builds(
+    Description,
+    model=st.text(max_size=8),
+    tokenizer_json=st.text(min_size=1, max_size=20),
+    controls=st.lists(st.tuples(ids, st.sampled_from([role.name for role in Role])), max_size=3).map(tuple),
+    stops=id_tuples,
+    vocabulary_size=st.just(SIZE),
+    context=numbers,
+    fingerprint=st.text(min_size=1, max_size=8),
+    affinity=st.text(max_size=8),
+    copies=st.booleans(),
+    chat_template=st.none() | st.builds(ChatTemplate, st.text(min_size=1, max_size=8), tokens),
+)
 
 
 def column(*listed: int) -> pb.Numbers:
