@@ -45,6 +45,9 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_enable_metrics_collection": "0",  # Ray's own, and its lists of tasks: nobody reads them
     "RAY_task_events_report_interval_ms": "0",
+    # Serve hears of outputs that are under way each second, not only every ten: its replicas come and go sooner.
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_worker_niceness": "0",  # as nice as the tests, not more
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
@@ -176,6 +179,8 @@ def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpu
         "num_cpus": cpus,
         "object_store_memory": 80_000_000,
         "include_dashboard": False,
+        "include_log_monitor": False,  # nobody reads what it would print here
+        "no_monitor": True,  # no autoscaler
         "dashboard_agent_listen_port": 0,  # else one that systems give to connections
     }
     folder.mkdir()
