@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ START_SECONDS = 600.0  # of each attempt, for a node to be known
 COMMAND_SECONDS = 1200.0
 KEY = "0123456789abcdef"
 MODEL = "small"
+TRUSTED = ssl.create_default_context()  # which each client would make anew
 OUTPUTS = 16  # of an orchestrator at once
 PROMPT = "def main("
 
@@ -130,11 +132,13 @@ grace_seconds: 2
 
     def client(self) -> AsyncOpenAI:
         """Of the HTTP front."""
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE)
+        asking = httpx.AsyncClient(verify=TRUSTED)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE, http_client=asking)
 
     def metric(self, role: Role, name: str, **labels: str) -> float:
         """The sum over all processes of a role, of what has these labels."""
-        pages = [httpx.get(f"http://{one.metrics}/metrics", timeout=PATIENCE).text for one in self.entries(role)]
+        with httpx.Client(verify=TRUSTED, timeout=PATIENCE) as client:
+            pages = [client.get(f"http://{one.metrics}/metrics").text for one in self.entries(role)]
         return sum(much for page in pages for has, much in samples(page, name) if labels.items() <= has.items())
 
     def busy(self) -> float:
