@@ -2,14 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from crossdraft.client import connect
-from crossdraft.cluster import deploy
 from crossdraft.cluster.config import NAMESPACE
 from crossdraft.cluster.directory import Role
 from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
@@ -41,14 +39,6 @@ UNSERVED = """\
 
 class Foreign:
     """An actor that is not crossdraft's."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def soon() -> Iterator[None]:
-    """Outputs are averaged over a shorter time, so that orchestrators come and go sooner."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(deploy, "SCALE_SECONDS", 2.0)
-        yield
 
 
 def wide(cluster: RunningCluster, targets: str = "replicas: 2", drafters: str = "") -> str:
