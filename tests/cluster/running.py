@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 from ray.exceptions import RaySystemError
 
+from crossdraft.cluster import capacity
 from crossdraft.cluster.capacity import NoRoomError, NotServedError
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy, deployed, undeploy
@@ -45,6 +47,9 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_enable_metrics_collection": "0",  # Ray's own, and its lists of tasks: nobody reads them
     "RAY_task_events_report_interval_ms": "0",
+    # Serve hears of outputs that are under way each second, not only every ten: its replicas come and go sooner.
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_worker_niceness": "0",  # as nice as the tests, not more
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
@@ -56,6 +61,7 @@ START_SECONDS = 600.0  # of each attempt, for a node to be known
 COMMAND_SECONDS = 1200.0
 KEY = "0123456789abcdef"
 MODEL = "small"
+TRUSTED = ssl.create_default_context()  # which each client would make anew
 OUTPUTS = 16  # of an orchestrator at once
 PROMPT = "def main("
 
@@ -109,7 +115,8 @@ grace_seconds: 2
     def deploy(self, text: str, seconds: float = PATIENCE) -> list[str]:
         """Brings a configuration; what was said meanwhile."""
         said: list[str] = []
-        deploy(parse(text, folder=self.folder), Waiting(seconds=seconds, say=said.append))
+        with patch.object(capacity, "ANSWER_SECONDS", PATIENCE):
+            deploy(parse(text, folder=self.folder), Waiting(seconds=seconds, say=said.append))
         return said
 
     def entries(self, role: Role | None = None) -> list[Entry]:
@@ -125,11 +132,13 @@ grace_seconds: 2
 
     def client(self) -> AsyncOpenAI:
         """Of the HTTP front."""
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE)
+        asking = httpx.AsyncClient(verify=TRUSTED)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE, http_client=asking)
 
     def metric(self, role: Role, name: str, **labels: str) -> float:
         """The sum over all processes of a role, of what has these labels."""
-        pages = [httpx.get(f"http://{one.metrics}/metrics", timeout=PATIENCE).text for one in self.entries(role)]
+        with httpx.Client(verify=TRUSTED, timeout=PATIENCE) as client:
+            pages = [client.get(f"http://{one.metrics}/metrics").text for one in self.entries(role)]
         return sum(much for page in pages for has, much in samples(page, name) if labels.items() <= has.items())
 
     def busy(self) -> float:
@@ -148,34 +157,32 @@ FRONTS = (Role.HTTP, Role.GRPC)
 
 @contextmanager
 def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
-    """Two nodes, and nothing on them yet; this process is a driver."""
+    """Two nodes, and nothing on them yet; this process is a driver. A busy machine may need several attempts."""
+    faults: list[str] = []
     with patch.dict(os.environ, ENVIRONMENT), ExitStack() as stack:
-        place, cluster = tried(stack, folder)
+        cluster: Any = None
+        while cluster is None:
+            place = folder / str(len(faults))
+            try:
+                cluster = stack.enter_context(started(place))
+            except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
+                faults.append(str(error))
+                assert len(faults) < ATTEMPTS, faults
         yield RunningCluster(place, cluster.address, *ports)
 
 
-def tried(stack: ExitStack, folder: Path, *nodes: Any) -> tuple[Path, Any]:
-    """As `started`, where a busy machine may need several attempts; with the folder of Ray's logs."""
-    faults: list[str] = []
-    while True:
-        place = folder / str(len(faults))
-        try:
-            return place, stack.enter_context(started(place, *nodes))
-        except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
-            faults.append(str(error))
-            assert len(faults) < ATTEMPTS, faults
-
-
 @contextmanager
-def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpus: int = 4) -> Iterator[Any]:
+def started(folder: Path) -> Iterator[Any]:
     """Ray's nodes, HEAD among them, with this process connected to them; raises TimeoutError or RuntimeError."""
     from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "num_cpus": cpus,
+        "num_cpus": 4,
         "object_store_memory": 80_000_000,
         "include_dashboard": False,
+        "include_log_monitor": False,  # nobody reads what it would print here
+        "no_monitor": True,  # no autoscaler
         "dashboard_agent_listen_port": 0,  # else one that systems give to connections
     }
     folder.mkdir()
@@ -184,7 +191,7 @@ def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpu
     cluster = Cluster()
     try:
         with patch.object(ray._private.services, "get_node", _patient(ray._private.services.get_node)):
-            for address, offers in nodes.items():
+            for address, offers in OFFERS.items():
                 first = {"temp_dir": str(folder)} if address == HEAD else {}
                 cluster.add_node(wait=False, node_ip_address=address, resources=offers, **common, **first)
         cluster.wait_for_nodes(START_SECONDS)

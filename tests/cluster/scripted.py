@@ -1,7 +1,9 @@
-"""Orchestrators that say what a test tells them to."""
+"""Orchestrators that say what a test tells them to, and simulated time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import wraps
+from typing import NoReturn
 
 from crossdraft.client import GenerationRequest, Kind, Token
 from crossdraft.cluster.failover import Began, Lost, Replies, Reply
@@ -12,6 +14,12 @@ SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
 REQUEST = OutputRequest("one", "small", GenerationRequest("go", seed=1))
 BEGAN = Began("a", "here 1")
 Act = Reply | Exception | None  # None: nothing for ever
+
+
+async def nothing() -> NoReturn:
+    """For ever."""
+    while True:
+        await asyncio.Event().wait()
 
 
 def tokens(*numbers: int) -> Committed:
@@ -37,8 +45,38 @@ class Scripted:
                 if isinstance(act, Exception):
                     raise act
                 if act is None:
-                    await asyncio.Event().wait()
+                    await nothing()
                 else:
                     yield (act,)
         finally:
             self.closed += 1
+
+
+class Hurried(asyncio.SelectorEventLoop):
+    """Nobody waits: its time is that of what is due next."""
+
+    now = 0.0  # seconds
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+def now() -> float:
+    """Seconds, of the event loop."""
+    return asyncio.get_running_loop().time()
+
+
+def simulated(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """The test in simulated time. What it waits for must come from timers, not from other threads or sockets."""
+
+    @wraps(test)
+    def run(*given: object, **named: object) -> None:
+        with asyncio.Runner(loop_factory=Hurried) as runner:
+            runner.run(test(*given, **named))
+
+    return run

@@ -1,4 +1,4 @@
-"""Pieces that are there at the same time travel together."""
+"""Pieces that are there at the same time travel together, in simulated time."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,28 +9,24 @@ import pytest
 from crossdraft.cluster.failover import Alive, Began, Reply
 from crossdraft.cluster.orchestrators import batched
 from crossdraft.rpc.errors import Unreachable
-
-LONG = 60.0  # seconds that no test lasts
+from tests.cluster.scripted import now, simulated
 
 
 class Bursts:
-    """Pieces that come when they are told to; afterwards an error, if there is one."""
+    """So many pieces at once, a second after the ones before; afterwards an error, if there is one."""
 
     def __init__(self, *sizes: int, error: Exception | None = None) -> None:
         self.sizes, self.error = sizes, error
-        self.next, self.came = asyncio.Event(), asyncio.Event()
         self.closed = False
 
     async def pieces(self) -> AsyncGenerator[Reply, None]:
         number = 0
         try:
             for size in self.sizes:
-                await self.next.wait()
-                self.next.clear()
+                await asyncio.sleep(1.0)
                 for _ in range(size):
                     yield Began(str(number), "")
                     number += 1
-                self.came.set()
             if self.error is not None:
                 raise self.error
         finally:
@@ -41,53 +37,32 @@ def numbers(together: tuple[Reply, ...]) -> list[int]:
     return [int(piece.target) for piece in together if isinstance(piece, Began)]
 
 
+@simulated
 async def test_what_comes_at_once_travels_together_in_order() -> None:
     bursts = Bursts(3, 1, 2)
-    bursts.next.set()
-    found = []
-    async for together in batched(bursts.pieces(), LONG):
-        found.append(numbers(together))
-        bursts.next.set()
-    assert found == [[0, 1, 2], [3], [4, 5]]
-    assert bursts.closed
+    assert [numbers(one) async for one in batched(bursts.pieces(), 9.0)] == [[0, 1, 2], [3], [4, 5]]
+    assert (bursts.closed, now()) == (True, 3.0)
 
 
+@simulated
 async def test_what_comes_while_the_reader_is_busy_is_with_the_next_ones() -> None:
-    bursts = Bursts(1, 1, 1)
-    bursts.next.set()
-    async with aclosing(batched(bursts.pieces(), LONG)) as reading:
+    bursts = Bursts(1, 1, 1, 1)
+    async with aclosing(batched(bursts.pieces(), 9.0)) as reading:
         assert numbers(await anext(reading)) == [0]
-        bursts.came.clear()
-        for _ in range(2):
-            bursts.next.set()
-            await bursts.came.wait()
-            bursts.came.clear()
+        await asyncio.sleep(2.5)
         assert numbers(await anext(reading)) == [1, 2]
-        with pytest.raises(StopAsyncIteration):
-            await anext(reading)
+    assert bursts.closed  # the reader has left early
 
 
+@simulated
 async def test_silence_is_broken_again_and_again() -> None:
-    bursts = Bursts(1)
-    async with aclosing(batched(bursts.pieces(), 0.001)) as reading:
-        assert [await anext(reading), await anext(reading)] == [(Alive(),), (Alive(),)]
-        bursts.next.set()
-        later = [together async for together in reading if together != (Alive(),)]
-    assert list(map(numbers, later)) == [[0]]
+    times = [(now(), one == (Alive(),)) async for one in batched(Bursts(1, 1).pieces(), 0.4)]
+    assert [round(at, 3) for at, alive in times if alive] == [0.4, 0.8, 1.4, 1.8]
 
 
+@simulated
 async def test_an_error_comes_after_what_was_there_before_it() -> None:
-    bursts = Bursts(2, error=Unreachable("it is gone"))
-    bursts.next.set()
-    reading = batched(bursts.pieces(), LONG)
+    reading = batched(Bursts(2, error=Unreachable("it is gone")).pieces(), 9.0)
     assert numbers(await anext(reading)) == [0, 1]
     with pytest.raises(Unreachable, match="it is gone"):
         await anext(reading)
-
-
-async def test_leaving_early_closes_the_source() -> None:
-    bursts = Bursts(1, 1)
-    bursts.next.set()
-    async with aclosing(batched(bursts.pieces(), LONG)) as reading:
-        await anext(reading)
-    assert bursts.closed

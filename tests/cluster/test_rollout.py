@@ -45,12 +45,9 @@ def slots(changed: Changes) -> dict[str, list[str]]:
 ALL = ["small/target/0", "small/target/1", "small/drafter/d/0"]
 
 
-def test_what_is_the_same_goes_on() -> None:
-    assert slots(becoming(BEFORE, BEFORE)) == {"begun": [], "replaced": [], "kept": ALL, "ended": []}
-
-
-def test_at_first_everything_begins() -> None:
+def test_at_first_everything_begins_and_what_is_the_same_goes_on() -> None:
     assert [one.slot for one in changes(services_of(parse(BEFORE)), []).begun] == ALL
+    assert slots(becoming(BEFORE, BEFORE)) == {"begun": [], "replaced": [], "kept": ALL, "ended": []}
 
 
 def test_another_number_of_replicas_leaves_the_others_alone() -> None:
@@ -71,12 +68,9 @@ def test_a_service_with_other_options_is_replaced_where_it_is(changed: str) -> N
     assert found["kept"] == ["small/target/0", "small/target/1"]
 
 
-def test_a_drafter_of_another_name_is_another_one() -> None:
+def test_a_drafter_of_another_name_is_another_one_and_limits_of_the_front_change_no_service() -> None:
     found = slots(becoming(BEFORE, BEFORE.replace("name: d", "name: e")))
     assert (found["begun"], found["ended"], found["replaced"]) == (["small/drafter/e/0"], ["small/drafter/d/0"], [])
-
-
-def test_limits_of_the_front_change_no_service() -> None:
     assert slots(becoming(BEFORE, BEFORE + "http: {burst: 20}\n"))["kept"] == ALL
 
 
@@ -89,17 +83,17 @@ def test_what_two_failed_attempts_have_left_is_replaced_once() -> None:
 
 def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
     text = BEFORE.replace("model: n", "model: n, vocab_keep: 5, frequencies: f.npz")
-    (tmp_path / "f.npz").write_bytes(b"one")
-    before = [one.name for one in services_of(parse(text, folder=tmp_path))]
-    assert before == [one.name for one in services_of(parse(text, folder=tmp_path))]
+    text = text.replace("model: m,", "model: m, chat_template: chat.jinja,")
+
+    def names() -> list[str]:
+        return [one.name for one in services_of(parse(text, folder=tmp_path))]
+
+    before = names()
+    assert names() == before
     (tmp_path / "f.npz").write_bytes(b"another")
-    assert [one.name for one in services_of(parse(text, folder=tmp_path))][:2] == before[:2]
-    assert [one.name for one in services_of(parse(text, folder=tmp_path))][2] != before[2]
-    chats = text.replace("model: m,", "model: m, chat_template: chat.jinja,")
-    (tmp_path / "chat.jinja").write_text("one")
-    before = [one.name for one in services_of(parse(chats, folder=tmp_path))]
+    assert [one == other for one, other in zip(names(), before, strict=True)] == [True, True, False]
     (tmp_path / "chat.jinja").write_text("another")
-    assert [one.name for one in services_of(parse(chats, folder=tmp_path))][:2] != before[:2]
+    assert [one == other for one, other in zip(names(), before, strict=True)] == [False, False, False]
 
 
 def test_fronts_are_told_from_services() -> None:

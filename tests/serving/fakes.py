@@ -29,6 +29,7 @@ class FakeBackend:
     tokens: Sequence[Token] = TOKENS
     together: int = 1  # tokens of one pass
     reason: Reason = Reason.STOP
+    end: Ended | None = None  # instead of one with usual figures
     served: tuple[ServedModel, ...] = (TOY,)
     unreached: tuple[ServedModel, ...] = ()  # configured, and not served now
     fault: Exception | None = None  # raised after so many tokens:
@@ -71,7 +72,7 @@ class FakeBackend:
                 self.yielded += len(tokens)
                 yield Committed(tokens)
             await self._before(len(self.tokens))
-            yield Ended(self.reason, figures(len(self.tokens)))
+            yield self.end or Ended(self.reason, figures(len(self.tokens)))
         finally:
             await self._count(-1)
 

@@ -63,19 +63,6 @@ def test_every_metric_that_the_dashboard_asks_for_is_there(front: str, service: 
     assert asked <= names(front) | names(service)
 
 
-def test_the_dashboards_places_are_its_own() -> None:
-    board = json.loads(FILE.read_text())
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
-    assert len(set(places)) == len(places)
-    assert [panel["title"] for panel in board["panels"] if panel["type"] == "row"] == [
-        "Speed",
-        "Speculation",
-        "Cross-node",
-        "Health",
-    ]
-    assert len({panel["id"] for panel in board["panels"]}) == len(places)
-
-
 def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> None:
     assert faults(front) == []
     assert faults(service) == []

@@ -55,13 +55,11 @@ async def test_text_comes_out(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", LANGUAGES)
-async def test_errors_are_said(command: tuple[str, ...]) -> None:
-    code, out, err = await run(command, FakeBackend(), "Hello", "--model", "other", "--key", KEY)
+@pytest.mark.parametrize(
+    ("key", "complaint"), [(KEY, "ask again after 2"), pytest.param("wrong", "not known", marks=pytest.mark.full)]
+)
+async def test_errors_are_said(command: tuple[str, ...], key: str, complaint: str) -> None:
+    outputs = FakeBackend(fault=OverloadedError("no room", 2.5))
+    code, out, err = await run(command, outputs, "Hello", "--key", key)
     assert (code, out) == (1, "")
-    assert "there is no model 'other'; there is toy" in err
-    code, _, err = await run(command, FakeBackend(), "Hello", "--key", "wrong")
-    assert code == 1
-    assert "this API key is not known" in err
-    code, _, err = await run(command, FakeBackend(fault=OverloadedError("no room", 2.5)), "Hello", "--key", KEY)
-    assert code == 1
-    assert "ask again after 2" in err
+    assert complaint in err

@@ -31,7 +31,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
 Served = tuple[FakeBackend, str]
-MALFORMED = 1000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 200
+MALFORMED = 1000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 100
 
 
 @pytest.fixture

@@ -33,12 +33,9 @@ def test_an_unknown_key_is_refused_and_not_repeated(keys: Keys, key: str) -> Non
     assert key not in str(refused.value)
 
 
-def test_without_keys_everybody_may() -> None:
+def test_without_keys_everybody_may_and_no_key_is_kept(keys: Keys) -> None:
     assert not Keys().needed
     assert Keys().holder(None) == Keys().holder("Bearer whatever") == ""
-
-
-def test_no_key_is_kept(keys: Keys) -> None:
     assert ALICE not in repr(keys)
     assert ALICE.encode() not in keys.holders
 

@@ -107,11 +107,9 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
         LaneFigures("drafter", "", 0, 0, Trips()),
     )
     metrics = Metrics()
-    outputs = FakeBackend()
-    course = replace(figures(1), lanes=lanes, drafter_lost="too slow")
-    outputs_with_lanes = _Ending(outputs, course)
+    ended = Ended(Reason.STOP, replace(figures(1), lanes=lanes, drafter_lost="too slow"))
     with caplog.at_level("INFO", "crossdraft.serving"):
-        await drained(MeasuredBackend(outputs_with_lanes, metrics))
+        await drained(MeasuredBackend(FakeBackend(tokens=(), end=ended), metrics))
     assert caplog.messages[-1].endswith("; target at c:3 lost: unreachable; drafter lost: too slow")
     text = metrics.text()[0].decode()
     target = {"role": "target", "peer": "a:1"}
@@ -123,17 +121,6 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
     assert value(text, "services_lost_total", {"role": "drafter", "cause": "timed_out"}) == 1
     assert value(text, "fallbacks_total", ALL) == 1
     assert not [labels for labels, _ in samples(text, "wire_bytes_total") if not labels["peer"]]
-
-
-class _Ending(FakeBackend):
-    """Ends with these statistics."""
-
-    def __init__(self, outputs: FakeBackend, statistics: object) -> None:
-        super().__init__(served=outputs.served)
-        self._statistics = statistics
-
-    async def stream(self, order: OutputRequest):  # type: ignore[no-untyped-def]
-        yield Ended(Reason.STOP, self._statistics)  # type: ignore[arg-type]
 
 
 async def test_waiting_and_running() -> None:
@@ -157,31 +144,25 @@ async def test_waiting_and_running() -> None:
     assert (now(), metrics.outputs) == ((0, 0), 0)
 
 
-async def test_an_output_that_nobody_wants_any_more_is_aborted() -> None:
-    metrics = Metrics()
-    outputs = FakeBackend()
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_an_output_that_nobody_wants_any_more_is_aborted(cancelled: bool) -> None:
+    """The client leaves, or whoever waits for it is cancelled."""
+    metrics, outputs = Metrics(), FakeBackend(waits_after=1)
     measured = MeasuredBackend(outputs, metrics)
-    async with aclosing(measured.stream(REQUEST)) as stream:
-        await anext(stream)
+    if cancelled:
+        task = asyncio.create_task(drained(measured))
+        await outputs.wait_running(1)
+        task.cancel()
+        await asyncio.wait([task])
+    else:
+        async with aclosing(measured.stream(REQUEST)) as stream:
+            await anext(stream)
     text = metrics.text()[0].decode()
     aborted = WHO | {"method": "default", "finished_reason": "abort"}
     assert value(text, "request_success_total", aborted) == 1
-    assert value(text, "generation_tokens_total", WHO) == 1
-    assert outputs.running == 0
-
-
-async def test_one_that_is_cancelled_is_aborted_too() -> None:
-    metrics = Metrics()
-    outputs = FakeBackend(waits_after=1)
-    task = asyncio.create_task(drained(MeasuredBackend(outputs, metrics)))
-    await outputs.wait_running(1)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-    text = metrics.text()[0].decode()
-    assert value(text, "request_success_total", WHO | {"method": "default", "finished_reason": "abort"}) == 1
     assert value(text, "num_requests_running", {"model_name": "toy"}) == 0
     assert value(text, "num_requests_waiting", {"model_name": "toy"}) == 0
+    assert outputs.running == 0
 
 
 @pytest.mark.parametrize(

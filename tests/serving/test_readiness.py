@@ -58,37 +58,27 @@ async def test_targets_that_go_and_come_back() -> None:
     await first.start()
     await second.start()
     addresses = (first.address, second.address)
-    async with LocalBackend((LocalModel("demo", addresses),)) as outputs, front(outputs) as served:
-        assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
-        await first.drain()
-        assert await becomes(served, 200)  # the other one is there
-        await second.drain()
-        assert "no target of demo can be reached any more" in await becomes(served, 503)
-        (listed,) = (await served.openai.models.list()).data
-        assert listed.id == "demo"  # it is served, though nothing can be made now
-        async with target(port_of(second)):
-            await becomes(served, 200)
-            async with target(port_of(first)):
-                assert await becomes(served, 200)
-        await becomes(served, 503)
-
-
-async def test_the_health_service_says_the_same() -> None:
-    serving = target()
-    await serving.start()
     async with (
-        LocalBackend((LocalModel("demo", (serving.address,)),)) as outputs,
+        LocalBackend((LocalModel("demo", addresses),)) as outputs,
+        front(outputs) as served,
         serve_generation(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
         asyncio.timeout(60),
     ):
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == STATUS.SERVING
-        await serving.drain()
+        assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
+        await first.drain()
+        assert await becomes(served, 200)  # the other one is there
+        await second.drain()
+        assert "no target of demo can be reached any more" in await becomes(served, 503)
         assert (await watch.read()).status == STATUS.NOT_SERVING
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == STATUS.SERVING  # the process
-        async with target(port_of(serving)):
+        (listed,) = (await served.openai.models.list()).data
+        assert listed.id == "demo"  # it is served, though nothing can be made now
+        async with target(port_of(second)):
             assert (await watch.read()).status == STATUS.SERVING
+            await becomes(served, 200)
         watch.cancel()
 
 

@@ -21,23 +21,24 @@ from crossdraft.serving.grpc import serve_generation
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
 from tests.endtoend.reference import Reference
-from tests.serving.http.conftest import KEY, MESSAGES, Front, front
+from tests.serving.http.conftest import MESSAGES, Front, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 AT_ONCE = Listening(grace_seconds=0)
 MAX = 8  # outputs at once
 PROMPT = "def main("
-TOKENS = 24
+TOKENS = 16
 GREEDY = GenerationRequest(
     PROMPT, max_tokens=TOKENS, options=SamplingOptions(0.0), ignore_eos=True, overlap=Overlap.OFF
 )
 SEEDED = replace(GREEDY, options=SamplingOptions(), seed=7)
 PLAIN = {"speculative": {"drafter": "none"}}
+DRAFTED: dict[str, Any] = {"speculative": {"overlap": "off"}}
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Two services, a backend, its fronts, and a pipeline to the same services."""
+    """Two services, a backend, its fronts, and a pipeline to the same target."""
 
     front: Front  # HTTP
     client: Client  # gRPC
@@ -54,9 +55,10 @@ class Stack:
             return generation.text
 
     async def complete(self, **settings: Any) -> openai.types.Completion:
-        """A whole reply of the HTTP front; greedy unless there is a seed."""
+        """A whole reply of the HTTP front; greedy unless there is a seed, and without a drafter unless one is named."""
         always = {"model": "demo", "prompt": PROMPT, "max_tokens": TOKENS}
         chosen = {} if "seed" in settings else {"temperature": 0}
+        chosen["extra_body"] = PLAIN | settings.pop("extra_body", {})
         found: openai.types.Completion = await self.front.openai.completions.create(**always | chosen | settings)
         return found
 
@@ -81,15 +83,17 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         http = await exits.enter_async_context(front(backend))
         grpc = await exits.enter_async_context(serve_generation(backend, AT_ONCE))
         client = await exits.enter_async_context(Client(grpc.address))
-        direct = await exits.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
+        direct = await exits.enter_async_context(connect(target.address))
         yield Stack(http, client, direct, backend, (target, drafter))
 
 
-@pytest.mark.parametrize("request_", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-async def test_over_grpc_the_output_is_the_pipelines(stack: Stack, request_: GenerationRequest) -> None:
+@pytest.mark.parametrize(("request_", "drafters"), [(GREEDY, ("b", "")), (SEEDED, (None,))], ids=["greedy", "seeded"])
+async def test_over_grpc_the_output_is_the_pipelines(
+    stack: Stack, request_: GenerationRequest, drafters: tuple[str | None, ...]
+) -> None:
     async with stack.direct.run(request_) as direct:
         made = [token async for token in direct]
-    for drafter in (None, "b", ""):
+    for drafter in drafters:
         async with stack.client.run(request_, "demo", drafter) as generation:
             got = [token async for token in generation]
         assert (generation.text, generation.ids, generation.reason) == (direct.text, direct.ids, direct.reason)
@@ -102,34 +106,22 @@ async def test_over_grpc_the_output_is_the_pipelines(stack: Stack, request_: Gen
 
 async def test_over_http_greedy_text_is_the_pipelines(stack: Stack) -> None:
     wanted = await stack.text()
-    done = await stack.complete()
-    assert (done.choices[0].text, done.choices[0].finish_reason) == (wanted, "length")
-    assert done.usage is not None
-    assert done.usage.completion_tokens == TOKENS
-    assert (await stack.complete(extra_body=PLAIN)).choices[0].text == wanted
-
-
-async def test_the_synchronous_client(stack: Stack) -> None:
-    def ask() -> tuple[str, str]:
-        with openai.OpenAI(base_url=str(stack.front.openai.base_url), api_key=KEY, max_retries=0) as client:
-            asked = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
-            whole = client.completions.create(**asked).choices[0].text
-            return whole, "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
-
-    whole, streamed = await asyncio.to_thread(ask)
-    assert whole == streamed == await stack.text(max_tokens=8)
+    for body in (DRAFTED, PLAIN):
+        done = await stack.complete(extra_body=body)
+        assert (done.choices[0].text, done.choices[0].finish_reason) == (wanted, "length")
+        assert done.usage is not None
+        assert done.usage.completion_tokens == TOKENS
 
 
 async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
     asked = {"n": 3, "seed": 7}
-    texts = [choice.text for choice in (await stack.complete(**asked)).choices]
+    texts = [choice.text for choice in (await stack.complete(**asked, extra_body=DRAFTED)).choices]
     assert len(set(texts)) == 3
     assert texts[1] == await stack.text(seed=7, choice=1, ignore_eos=False)
     streamed = ["", "", ""]
     async for chunk in await stack.complete(**asked, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == texts
-    assert [choice.text for choice in (await stack.complete(**asked, extra_body=PLAIN)).choices] == texts
 
 
 async def test_an_output_goes_on_after_what_was_delivered(stack: Stack) -> None:
@@ -160,13 +152,6 @@ async def test_token_ids_and_chats_as_prompts(stack: Stack) -> None:
     assert chat.choices[0].message.content == await stack.text("User: Say\n\nAssistant:", max_tokens=6)
 
 
-async def test_a_stop_string_is_not_in_the_text(stack: Stack) -> None:
-    whole = await stack.text()
-    stop = whole[10:14]
-    done = await stack.complete(stop=[stop, "never written"])
-    assert (done.choices[0].text, done.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
-
-
 async def test_over_http_what_cannot_be_served_is_said(stack: Stack) -> None:
     with pytest.raises(openai.BadRequestError, match="needs a drafter with the target's vocabulary") as refused:
         await stack.complete(extra_body={"speculative": {"method": "standard"}})
@@ -194,10 +179,9 @@ async def test_leaving_releases_the_sessions(stack: Stack) -> None:
             await asyncio.sleep(0)
     await stream.close()
     await stack.released()
-    for _ in range(3):
-        async with stack.client.run(replace(GREEDY, max_tokens=900)) as generation:
-            await anext(generation)
-        await stack.released()
+    async with stack.client.run(replace(GREEDY, max_tokens=900)) as generation:
+        await anext(generation)
+    await stack.released()
 
 
 async def test_a_full_process_refuses_more(stack: Stack) -> None:
@@ -271,14 +255,14 @@ async def test_an_output_ends_after_ids_and_at_strings_but_not_too_early(stack: 
     assert after == whole[: len(after)]
     for kept, text in ((False, before), (True, after)):
         body = {"stop_token_ids": [ids[place]], "include_stop_str_in_output": kept}
-        for stream in (False, True):
-            asked = await stack.complete(extra_body=body, stream=stream)
-            chunks = [chunk async for chunk in asked] if stream else [asked]
-            assert "".join(chunk.choices[0].text for chunk in chunks) == text
-            assert chunks[-1].choices[0].finish_reason == "stop"
+        asked = await stack.complete(extra_body=body, stream=kept)
+        chunks = [chunk async for chunk in asked] if kept else [asked]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+        assert chunks[-1].choices[0].finish_reason == "stop"
     stop = whole[10:14]
-    done = await stack.complete(stop=stop, extra_body={"include_stop_str_in_output": True})
-    assert done.choices[0].text == whole[: whole.index(stop) + len(stop)]
+    for kept in (False, True):
+        done = await stack.complete(stop=[stop, "never written"], extra_body={"include_stop_str_in_output": kept})
+        assert done.choices[0].text == whole[: whole.index(stop) + len(stop) * kept]
     for body in ({"stop_token_ids": ids}, {"stop": list(set(whole))[:16]}):
         done = await stack.complete(extra_body=body | {"min_tokens": 9})
         assert done.usage is not None
@@ -320,8 +304,7 @@ LONG = "class Point:\n    def __init__(self, x, y):\n" * 9  # more than one piec
 EXACTLY = 1e-3  # nats
 
 
-@pytest.mark.parametrize("max_tokens", [0, 3])
-@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize(("max_tokens", "ids"), [(0, True), (3, False)])
 async def test_the_echo_has_the_log_probabilities_of_the_prompt(
     stack: Stack, reference: Reference, max_tokens: int, ids: bool
 ) -> None:

@@ -137,7 +137,7 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
         server, exporter = serve_generation(outputs, listening, limited), Exporter(metrics.registry)
         if metrics_port is not None and not shared:
-            server.marks["metrics"] = exporter.start(listening.host, metrics_port)
+            server.metrics = exporter.start(listening.host, metrics_port)
         try:
             await serve_until_signalled(server)
         finally:

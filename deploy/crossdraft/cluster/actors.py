@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -32,6 +32,7 @@ from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening, Server, freeze_heap
+from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.logs import LogFormat, logged
 
 log = logging.getLogger(__name__)
@@ -40,31 +41,8 @@ PORT_INTERVAL = 0.25  # seconds between attempts to listen
 RESTART_SECONDS = 2.0  # before a restarted process that could not serve ends, to be started again
 
 
-class ActorServer(Protocol):
-    """A server that an actor runs."""
-
-    @property
-    def address(self) -> str:
-        """host:port, once it serves."""
-        ...
-
-    @property
-    def metrics(self) -> str:
-        """host:port of its Prometheus metrics; empty: none."""
-        ...
-
-    @property
-    def work(self) -> tuple[int, float]:
-        """Open sessions or outputs, and the seconds that its model has computed so far."""
-        ...
-
-    async def start(self) -> str:
-        """Starts serving; returns the address; raises CannotListen, and may be called again then."""
-        ...
-
-    async def drain(self) -> None:
-        """Accepts nothing new, lets what is open go on for the grace period, and ends."""
-        ...
+ActorServer = Server[Any, Any, Any] | GenerationServer
+ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 
 
 @dataclass(frozen=True)
@@ -194,7 +172,9 @@ class ServerActor:
         await _start(server, config.port)
         freeze_heap()
         try:
-            entry = entry_of(config.role, config.model, config.name, server.address, server.metrics, node)
+            host, _, port = server.address.rpartition(":")
+            address = f"{node if host in ALL_ADDRESSES else host}:{port}"  # the one that the cluster uses
+            entry = entry_of(config.role, config.model, config.name, address, server.metrics, node)
             async with announced(entry, _meter(server)):
                 self._entry.set_result(entry)
                 await self._stop.wait()

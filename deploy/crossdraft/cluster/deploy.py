@@ -100,12 +100,8 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
     configuration = with_fronts(configuration, plan)
     until = time.monotonic() + waiting.seconds
     with _serve_started(configuration.http):
-        start_directory()
-        below, above = rollouts(configuration, plan, until, waiting.say)
+        below, above = _begun(configuration, plan, until, waiting.say)
         try:
-            below.begin()
-            if not _room_for_serve(plan):
-                below.make_room()
             _run(configuration, plan, until, waiting.say)
             above.begin()
             above.make_room()
@@ -115,6 +111,20 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
             below.undo()
             above.undo()
             raise
+
+
+def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
+    """As `rollouts`, once what Serve's replicas need runs, and they have room; raises NotServedError."""
+    start_directory()
+    below, above = rollouts(configuration, plan, until, say)
+    try:
+        below.begin()
+        if not _room_for_serve(plan):
+            below.make_room()
+    except ValueError:
+        below.undo()
+        raise
+    return below, above
 
 
 def rollouts(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
@@ -343,15 +353,7 @@ def build(args: Mapping[str, object]) -> Application:
     with logged(configuration.log_format):
         plan = await_nodes(configuration, places_now(configuration), BUILDING)
         configuration = with_fronts(configuration, plan)
-        start_directory()
-        below, _ = rollouts(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
-        try:
-            below.begin()
-            if not _room_for_serve(plan):
-                below.make_room()
-        except ValueError:
-            below.undo()
-            raise
+        _begun(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
     actor: Any = ray.remote(Finisher)
     finisher = actor.options(name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
     finisher.remote().finish.remote(configuration, replace(plan, places={}))

@@ -179,7 +179,7 @@ class ClusterBackend:
     ) -> None:
         self._models = dict(models)
         self._limits = limits or DetectionLimits()
-        self._detectors = {model: FailureDetector(self._limits) for model in models}
+        self._detectors = {model: FailureDetector(self._limits, clock) for model in models}
         self._served: dict[str, Sequence[ServedModel]] = {}  # by model, the latest answers of its orchestrators
         self._metrics = metrics
         self._clock = clock

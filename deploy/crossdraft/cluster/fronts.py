@@ -58,7 +58,6 @@ from crossdraft.types.request import Asked
 
 MIB = 2**20
 RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
-ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 SCRAPE_PATH = "/metrics/targets"
 
 
@@ -74,7 +73,12 @@ class FrontBackend:
         limits = DetectionLimits(search=config.target_wait_seconds)
         backend = ClusterBackend(handles, LossMetrics(self.metrics.registry), limits=limits)
         self.backend = MeasuredBackend(backend, self.metrics)
-        self.exporter = Exporter(self.metrics.registry)
+        self._exporter = Exporter(self.metrics.registry) if config.metrics else None
+
+    def start(self, node: str) -> str:
+        """Begins to measure, in the event loop; returns where Prometheus reads: host:port, empty: nowhere."""
+        self.metrics.lag.start()
+        return "" if self._exporter is None else self._exporter.start(node, ANY_PORT)
 
 
 class ServeOrchestrators:
@@ -138,9 +142,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
         config, http, front, node = self._config, self._http, FrontBackend(self._config), node_address()
-        front.metrics.lag.start()
-        metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
-        entry = entry_of(Role.HTTP, "", "", "", metrics, node)
+        entry = entry_of(Role.HTTP, "", "", "", front.start(node), node)
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
         options = HttpOptions(
             keys=config.keys,
@@ -220,7 +222,7 @@ class GrpcFrontConfig(ServerConfig):
             grace_seconds=grace,
         )
 
-    async def server(self, host: str) -> "GrpcFrontServer":
+    async def server(self, host: str) -> GenerationServer:
         """As `ServerConfig.server`."""
         grpc = self.grpc
         tls = None
@@ -228,41 +230,7 @@ class GrpcFrontConfig(ServerConfig):
             tls = FrontFiles(grpc.certificate, grpc.key)
         listening = Listening(grpc.host, grpc.port, MessageLimit(grpc.max_request_mib), self.grace_seconds, tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
-        front.metrics.lag.start()
         options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
-        return GrpcFrontServer(serve_generation(front.backend, listening, options), front, self.config.metrics, host)
-
-
-class GrpcFrontServer:
-    """The gRPC server, and its metrics if they are wanted; `node` is the node's address."""
-
-    def __init__(self, server: GenerationServer, front: FrontBackend, metrics: bool, node: str) -> None:
-        self._server = server
-        self._front = front
-        self._exporter = front.exporter if metrics else None
-        self._node = node
-        self.metrics = ""  # host:port, once it serves
-
-    @property
-    def address(self) -> str:
-        """host:port for others: if it listens at all addresses of its node, the one that the cluster uses."""
-        host, _, port = self._server.address.rpartition(":")
-        return f"{self._node if host in ALL_ADDRESSES else host}:{port}"
-
-    @property
-    def work(self) -> tuple[int, float]:
-        """As `ActorServer.work`."""
-        return self._front.metrics.outputs, 0.0
-
-    async def start(self) -> str:
-        """As `ActorServer.start`."""
-        await self._server.start()
-        if self._exporter is not None:
-            self.metrics = self._exporter.start(self._node, ANY_PORT)
-        return self.address
-
-    async def drain(self) -> None:
-        """As `ActorServer.drain`."""
-        await self._server.drain()
-        if self._exporter is not None:
-            await self._exporter.stop()
+        server = serve_generation(front.backend, listening, options)
+        server.metrics = front.start(host)
+        return server

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 import ray
@@ -151,7 +152,7 @@ class Rollout:
             draining = [] if beside and not new.config.port else self._drain(ending)
             if not beside:
                 self._await(ending, draining)
-            if beside or (old and _soon(partial(_fits, new))):
+            if beside or (old and _soon(partial(_fits, new), self._means.until)):
                 self._ready([new])
                 self._await(ending, draining or self._drain(ending))
             else:
@@ -179,11 +180,11 @@ class Rollout:
             self._means.say(f"{one.slot} serves at {entry.address}")
 
     def _entry(self, replica: Replica, actor: Any) -> Entry:
-        answer = actor.ready.remote()
-        while not ray.wait([answer], timeout=PROGRESS_SECONDS)[0]:
+        answer, until = actor.ready.remote(), self._means.until
+        while not ray.wait([answer], timeout=min(PROGRESS_SECONDS, max(0.0, until - time.monotonic())))[0]:
             state = next((one.state for one in actors() if one.name == replica.name), "DEAD")
             why = "it loads its model" if state == "ALIVE" else f"no node has {written(replica.amounts)} free"
-            if time.monotonic() > self._means.until:
+            if time.monotonic() >= until:
                 raise NotServedError(f"{replica.slot} does not serve in time: {why}")
             self._means.say(f"{replica.slot} does not serve yet: {why}")
         try:
@@ -244,9 +245,9 @@ def _fits(replica: Replica) -> bool:
     return fits(replica.amounts, free_nodes())
 
 
-def _soon(holds: Callable[[], bool]) -> bool:
-    """Whether it holds once Ray has noticed that actors have ended."""
-    until = time.monotonic() + SETTLED_SECONDS
+def _soon(holds: Callable[[], bool], until: float = inf) -> bool:
+    """Whether it holds once Ray has noticed that actors have ended, or at `until`, seconds of the monotonic clock."""
+    until = min(until, time.monotonic() + SETTLED_SECONDS)
     while not (found := holds()) and time.monotonic() < until:
         time.sleep(SETTLED_INTERVAL)
     return found

@@ -68,6 +68,7 @@ class GenerationService:
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
+        self.running = 0  # outputs
 
     def admit(self, authorization: str | None, peer: str) -> None:
         """Checks a client's key and rate; raises KeyRefused or Overloaded."""
@@ -88,7 +89,7 @@ class GenerationService:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
         model = await self._model(request)
-        with _errors_of_clients():
+        with self._counted(), _errors_of_clients():
             output = OutputRequest(request.id, model, request.request, request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
@@ -101,6 +102,14 @@ class GenerationService:
                                 yield Generated(tokens, milliseconds)
                         case Ended():
                             yield GenerationEnded(request.id, item.reason, item.statistics)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
     async def _model(self, request: Generate) -> str:
         if request.model:
@@ -141,9 +150,9 @@ class GenerationServer:
 
     def __init__(self, backend: Backend, listening: Listening, options: GenerationOptions) -> None:
         self._backend = backend
-        self.marks: dict[str, str] = {}  # further fields of the ready line
-        service = GenerationService(backend, options)
-        handlers = GenerationHandlers(service, options.stalled_seconds)
+        self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
+        self._service = GenerationService(backend, options)
+        handlers = GenerationHandlers(self._service, options.stalled_seconds)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()
         self._reporting: asyncio.Task[NoReturn] | None = None
@@ -151,6 +160,11 @@ class GenerationServer:
     @property
     def address(self) -> str:
         return self._endpoint.address
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """Outputs that are being made, and the seconds of its model, which it has none of."""
+        return self._service.running, 0.0
 
     async def start(self) -> str:
         """Begins to listen; returns the address; raises CannotListen."""
@@ -176,7 +190,7 @@ class GenerationServer:
 
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
-        return json.dumps(line | self.marks)
+        return json.dumps(line | ({"metrics": self.metrics} if self.metrics else {}))
 
     async def __aenter__(self) -> Self:
         await self.start()

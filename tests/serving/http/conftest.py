@@ -1,5 +1,6 @@
 """The API over outputs that need no model, behind a real server on loopback."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from crossdraft.serving.http.server import HttpServer
 from tests.serving.fakes import FakeBackend
 
 KEY = "a-key-that-nobody-guesses"
+TRUSTED = ssl.create_default_context()  # each client would make one of its own, which takes longer than most tests
 MESSAGES = [{"role": "user", "content": "Say"}]
 
 
@@ -38,9 +40,10 @@ async def front(outputs: Backend, options: HttpOptions | None = None, grace_seco
     async with HttpServer(make_app(outputs, options), listening) as server:
         url = f"http://{server.address}"
         headers = {"Authorization": f"Bearer {KEY}"}
+        asking = httpx.AsyncClient(verify=TRUSTED)
         async with (
-            AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60) as openai,
-            httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60, http_client=asking) as openai,
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=TRUSTED) as http,
         ):
             yield Front(server, openai, http)
 

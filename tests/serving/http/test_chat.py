@@ -31,11 +31,12 @@ async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
 
 async def test_a_message_that_was_answered_can_be_sent_again(served: Front, outputs: FakeBackend) -> None:
     done = await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
-    again = [*MESSAGES, done.choices[0].message.model_dump(), {"role": "user", "content": "More"}]
+    empty = {"role": "assistant", "content": None}
+    again = [*MESSAGES, done.choices[0].message.model_dump(), empty, {"role": "user", "content": "More"}]
     await served.openai.chat.completions.create(model="toy", messages=again)
     prompt = outputs.requests[1].generation.prompt
     assert isinstance(prompt, Chat)
-    assert prompt.messages[1] == Message("assistant", "Heé")
+    assert prompt.messages[1:3] == (Message("assistant", "Heé"), Message("assistant", ""))
 
 
 async def test_a_stream_begins_each_choice_with_its_role(served: Front) -> None:
@@ -65,14 +66,6 @@ async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_i
     await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
     await served.openai.completions.create(model="toy", prompt="Say")
     assert [order.generation.max_tokens for order in outputs.requests] == [MAX_TOKENS, 16]
-
-
-async def test_a_message_of_the_assistant_may_have_no_content(served: Front, outputs: FakeBackend) -> None:
-    said = [*MESSAGES, {"role": "assistant", "content": None}, {"role": "user", "content": "More"}]
-    await served.openai.chat.completions.create(model="toy", messages=said)
-    prompt = outputs.requests[0].generation.prompt
-    assert isinstance(prompt, Chat)
-    assert prompt.messages[1] == Message("assistant", "")
 
 
 async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, outputs: FakeBackend) -> None:

@@ -111,30 +111,23 @@ async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeBac
     assert (request.branches, request.branch_width, request.paths) == (4, 2, 3)
 
 
-async def test_short_names_of_options(served: Front, outputs: FakeBackend) -> None:
-    await served.post("/v1/completions", prompt="Say", speculative={"k": 3, "window": 9, "wait": 2})
-    request = outputs.requests[0].generation
-    assert (request.num_speculative_tokens, request.max_draft_tokens, request.min_draft_tokens) == (3, 9, 2)
-
-
-async def test_no_drafter_and_the_only_model(served: Front, outputs: FakeBackend) -> None:
-    await served.post("/v1/completions", prompt="Say", speculative={"drafter": "none"}, temperature=None, stop=None)
+async def test_no_drafter_the_only_model_and_short_names_of_options(served: Front, outputs: FakeBackend) -> None:
+    how = {"drafter": "none", "k": 3, "window": 9, "wait": 2}
+    await served.post("/v1/completions", prompt="Say", speculative=how, temperature=None, stop=None)
     (order,) = outputs.requests
+    request = order.generation
+    assert (request.num_speculative_tokens, request.max_draft_tokens, request.min_draft_tokens) == (3, 9, 2)
     assert (order.model, order.drafter, order.generation.options.temperature) == ("toy", "", 1.0)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_echo_begins_each_choice_with_its_prompt(served: Front, streamed: bool) -> None:
-    wanted = {0: "oneHeé", 1: "twoHeé"}
-    if streamed:
-        texts = {0: "", 1: ""}
-        stream = await served.openai.completions.create(model="toy", prompt=["one", "two"], echo=True, stream=True)
-        async for chunk in stream:
-            texts[chunk.choices[0].index] += chunk.choices[0].text
-        assert texts == wanted
-    else:
-        done = await served.openai.completions.create(model="toy", prompt=["one", "two"], echo=True)
-        assert {choice.index: choice.text for choice in done.choices} == wanted
+    made = await served.openai.completions.create(model="toy", prompt=["one", "two"], echo=True, stream=streamed)
+    texts = ["", ""]
+    for done in [chunk async for chunk in made] if streamed else [made]:
+        for choice in done.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["oneHeé", "twoHeé"]
 
 
 async def test_a_trace_says_how_each_token_was_made_and_what_all_cost(served: Front) -> None:

@@ -3,12 +3,12 @@
 import inspect
 
 import pytest
-from openai import APIError, APIStatusError, BadRequestError, InternalServerError, NotFoundError
+from openai import APIError, APIStatusError, BadRequestError, InternalServerError
 
 from crossdraft.client import RequestError
 from crossdraft.rpc import errors
 from crossdraft.serving import backend
-from crossdraft.serving.backend import OverloadedError
+from crossdraft.serving.backend import OverloadedError, UnknownModelError
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
 from crossdraft.types.request import PromptTooLongError
 from tests.serving.fakes import FakeBackend
@@ -44,6 +44,7 @@ def test_what_services_say_of_themselves_is_not_for_clients(kind: type[Exception
         (errors.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (PromptTooLongError("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (OverloadedError("64 outputs are being made", 2.2), 429, "overloaded"),
+        (UnknownModelError("there is no model"), 404, "model_not_found"),
         (errors.Unreachable("gone"), 503, "service_unavailable"),
         (errors.TimedOut("late"), 504, "timeout"),
         (errors.BadMessage("nonsense"), 500, "internal_error"),
@@ -56,6 +57,7 @@ async def test_an_error_before_the_first_token_has_its_status(
     outputs.fault = error
     response = await served.post(COMPLETIONS, prompt="Say", stream=streamed)
     assert (response.status_code, fault(response)["code"]) == (status, code)
+    assert fault(response)["param"] == ("model" if status == 404 else None)
     if status == 400:
         assert fault(response)["message"] == str(error)
     assert response.headers.get("retry-after") == ("3" if status == 429 else None)
@@ -76,12 +78,6 @@ async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: Fa
     assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
     with pytest.raises(APIError, match="no target answered in time"):
         await anext(stream)
-
-
-async def test_a_model_that_is_not_there(served: Front) -> None:
-    with pytest.raises(NotFoundError, match="there is no model 'other'; there is toy") as caught:
-        await served.openai.completions.create(model="other", prompt="Say")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 async def test_nothing_can_be_served_yet(outputs: FakeBackend) -> None:

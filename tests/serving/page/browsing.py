@@ -63,6 +63,13 @@ class Visit:
     faults: list[str] = field(default_factory=list)  # what the browser complained of
     policies: dict[str, str] = field(default_factory=dict)  # by address
 
+    async def begin(self, outputs: FakeBackend) -> None:
+        """Loads the page, over a backend in the state of this one."""
+        vars(self.outputs).update(vars(outputs))
+        for seen in (self.asked, self.faults, self.policies):
+            seen.clear()
+        await self.page.goto(self.address)
+
     async def fill(self, **fields: str) -> None:
         """Types into fields, by their labels."""
         for label, text in fields.items():
@@ -72,10 +79,14 @@ class Visit:
         """Clicks the button of this name."""
         await self.page.get_by_role("button", name=button, exact=True).click()
 
-    async def generate(self, prompt: str = "def f(n):") -> None:
-        """A whole output."""
+    async def ask(self, prompt: str = "def f(n):") -> None:
+        """Begins an output."""
         await self.page.locator("#prompt").fill(prompt)
         await self.press("Generate")
+
+    async def generate(self, prompt: str = "def f(n):") -> None:
+        """A whole output."""
+        await self.ask(prompt)
         await self.page.get_by_text("a second.").wait_for()
 
     async def text_of(self, place: str) -> str:
@@ -99,7 +110,7 @@ async def visiting(browser: Browser, outputs: FakeBackend, options: HttpOptions 
             lambda reply: visit.policies.update({reply.url: reply.headers.get("content-security-policy", "")}),
         )
         try:
-            await visit.page.goto(address)
+            await visit.begin(outputs)
             yield visit
         finally:
             await context.close()

@@ -1,4 +1,4 @@
-"""One browser for all tests of the page."""
+"""One browser and one server for all tests of the page."""
 
 from collections.abc import AsyncIterator
 
@@ -21,8 +21,15 @@ async def browser() -> AsyncIterator[Browser]:
         await started.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def visit(browser: Browser) -> AsyncIterator[Visit]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tab(browser: Browser) -> AsyncIterator[Visit]:
     async with visiting(browser, TracedBackend(TOKENS)) as opened:
-        await opened.page.get_by_role("option", name="small").wait_for(state="attached")
         yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visit(tab: Visit) -> Visit:
+    """The page loaded anew, and nothing asked of its backend yet."""
+    await tab.begin(TracedBackend(TOKENS))
+    await tab.page.get_by_role("option", name="small").wait_for(state="attached")
+    return tab

@@ -40,45 +40,50 @@ async def tokens_of(page: Page, where: str = "#output") -> list[tuple[str, str]]
     return [(text, kind) for text, kind in found]
 
 
-async def test_tokens_arrive_in_their_colours_after_the_prompt(visit: Visit) -> None:
-    await visit.generate("def f(n):")
-    assert await tokens_of(visit.page) == [(text, kind.value) for text, kind in WRITTEN]
-    assert await visit.page.locator("#output").text_content() == "def f(n):" + TEXT
+async def test_a_whole_output(visit: Visit) -> None:
+    """Tokens in their colours after the prompt, never HTML; the server's figures; nothing of any other server."""
+    page = visit.page
+    await visit.generate("<i>x</i>")
+    assert await tokens_of(page) == [(text, kind.value) for text, kind in WRITTEN]
+    assert await page.locator("#output").text_content() == "<i>x</i>" + TEXT
+    assert await page.locator("#output").locator("b, i").count() == 0
     looks = [
-        await visit.page.locator(f"#output .{kind.value}").first.evaluate(
+        await page.locator(f"#output .{kind.value}").first.evaluate(
             "one => [getComputedStyle(one).borderBottomStyle, getComputedStyle(one).borderBottomColor]"
         )
         for kind in Kind
     ]
     assert len({style for style, _ in looks}) == len({colour for _, colour in looks}) == 3
-
-
-async def test_what_a_model_writes_is_never_html(visit: Visit) -> None:
-    await visit.generate("<i>x</i>")
-    assert await visit.page.locator("#output").locator("b, i").count() == 0
-
-
-async def test_figures_are_those_of_the_server_in_the_end(visit: Visit) -> None:
-    await visit.generate()
     figures = [await visit.text_of(f"#{name}") for name in ("tokens-per-pass", "acceptance", "tokens-per-second")]
     assert figures == ["2.00", "67 %", "8.0"]
     assert re.fullmatch(r"\d+ ms", await visit.text_of("#first-token"))
     assert await visit.text_of("#status") == "4 tokens, 2.00 a pass, 8 a second."
+    assert visit.asked
+    assert all(address.startswith(visit.address) for address in visit.asked)
+    assert visit.faults == []
+    policy = visit.policies[visit.address]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
 
 
-async def test_figures_are_counted_while_tokens_arrive(visit: Visit) -> None:
+async def test_figures_are_counted_while_tokens_arrive_and_stop_releases_the_output(visit: Visit) -> None:
     visit.outputs.waits_after = 2
-    await visit.fill(Prompt="x")
-    await visit.press("Generate")
+    await visit.ask()
     await visit.page.locator("#output .corrected").wait_for()
     assert await visit.text_of("#tokens-per-pass") == "1.00"
     assert await visit.text_of("#acceptance") == "50 %"
-    visit.outputs.go_on.set()
-    await visit.page.get_by_text("a second.").wait_for()
+    await visit.press("Stop")
+    await visit.outputs.wait_running(0)
+    await visit.page.get_by_text("Stopped.").wait_for()
+    assert len(await tokens_of(visit.page)) == 2  # what arrived stays
+    visit.outputs.waits_after = None
+    await visit.generate()  # and another can be made
 
 
 async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
     page = visit.page
+    number = page.get_by_label("K", exact=True)
+    assert await number.is_disabled()  # where it has no effect
     await page.get_by_label("Drafter", exact=True).select_option("small")
     await page.get_by_label("Method").select_option("seeded")
     await page.get_by_label("Overlap").select_option("off")
@@ -94,26 +99,6 @@ async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
         Overlap.OFF,
     )
     assert (asked.options.temperature, asked.seed, asked.max_tokens) == (0.5, 11, 20)
-
-
-async def test_k_can_be_set_where_it_has_an_effect(visit: Visit) -> None:
-    field = visit.page.get_by_label("K", exact=True)
-    assert await field.is_disabled()
-    await visit.generate()
-    await visit.page.get_by_label("Overlap").select_option("on")
-    assert await field.is_enabled()
-    await visit.fill(K="9")
-    await visit.generate()
-    assert [order.generation.num_speculative_tokens for order in visit.outputs.requests] == [5, 9]
-
-
-async def test_the_whole_run_is_visible_until_somebody_zooms(visit: Visit) -> None:
-    visit.outputs.tokens = TOKENS * 40
-    await visit.generate()
-    hidden = "one => one.scrollWidth - one.clientWidth"
-    assert await visit.page.locator("#lanes-view").evaluate(hidden) <= 0
-    await visit.press("zoom in")
-    assert await visit.page.locator("#lanes-view").evaluate(hidden) > 0
 
 
 async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
@@ -140,71 +125,44 @@ async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> 
         assert await visit.page.get_by_role("radio", name="Chat", exact=True).is_hidden()
 
 
-async def test_ctrl_enter_generates_and_examples_fill_the_prompt(visit: Visit) -> None:
+async def test_an_empty_prompt_is_not_sent_examples_fill_it_and_ctrl_enter_generates(visit: Visit) -> None:
+    await visit.press("Generate")
+    assert await visit.page.locator("#prompt").evaluate("one => one.matches(':user-invalid')")
+    assert visit.outputs.requests == []
     await visit.press("fibonacci")
     await visit.page.keyboard.press("Control+Enter")
     await visit.page.get_by_text("a second.").wait_for()
     assert visit.outputs.requests[0].generation.prompt == "def fibonacci(n):\n"
 
 
-async def test_a_prompt_that_is_empty_is_not_sent(visit: Visit) -> None:
-    await visit.press("Generate")
-    assert await visit.page.locator("#prompt").evaluate("one => one.matches(':user-invalid')")
-    assert visit.outputs.requests == []
-
-
-async def test_stop_releases_the_output(visit: Visit) -> None:
-    visit.outputs.waits_after = 2
-    await visit.fill(Prompt="x")
-    await visit.press("Generate")
-    await visit.page.locator("#output .corrected").wait_for()
-    await visit.press("Stop")
-    await visit.outputs.wait_running(0)
-    await visit.page.get_by_text("Stopped.").wait_for()
-    assert len(await tokens_of(visit.page)) == 2  # what arrived stays
-    visit.outputs.waits_after = None
-    await visit.generate()  # and another can be made
-
-
-async def test_a_refusal_is_said_in_the_servers_words(visit: Visit) -> None:
+async def test_what_goes_wrong_is_said_in_the_servers_words(visit: Visit) -> None:
+    alert, said = visit.page.get_by_role("alert"), visit.page.get_by_text
     visit.outputs.fault = RequestError("method 'tli' needs a drafter that shares tokens")
-    await visit.fill(Prompt="x")
-    await visit.press("Generate")
-    alert = visit.page.get_by_role("alert")
-    await alert.wait_for()
-    assert await alert.inner_text() == "method 'tli' needs a drafter that shares tokens"
+    await visit.ask()
+    await said("method 'tli' needs a drafter that shares tokens").wait_for()
     visit.outputs.fault = OverloadedError("64 outputs are being made", 2.5)
-    await visit.press("Generate")
-    await visit.page.get_by_text("64 outputs are being made (try again in 3 s)").wait_for()
+    await visit.ask()
+    await said("64 outputs are being made (try again in 3 s)").wait_for()
+    visit.outputs.fault, visit.outputs.fault_after = RequestError("the target is gone"), 2
+    await visit.ask()
+    await said("the target is gone").wait_for()
+    assert len(await tokens_of(visit.page)) == 2  # what arrived stays
+    assert await visit.page.get_by_role("button", name="Compare").is_disabled()
     visit.outputs.fault = None
     await visit.generate()
     assert await alert.is_hidden()
-
-
-async def test_an_error_in_the_middle_leaves_what_arrived(visit: Visit) -> None:
-    visit.outputs.fault, visit.outputs.fault_after = RequestError("the target is gone"), 2
-    await visit.fill(Prompt="x")
-    await visit.press("Generate")
-    await visit.page.get_by_role("alert").wait_for()
-    assert await visit.text_of("#error") == "the target is gone"
-    assert len(await tokens_of(visit.page)) == 2
-    assert await visit.page.get_by_role("button", name="Compare").is_disabled()
+    await visit.page.context.set_offline(True)
+    await visit.ask()
+    await said("The server cannot be reached").wait_for()
+    await visit.page.context.set_offline(False)
 
 
 async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
     await visit.page.get_by_label("Overlap").select_option("on")
     await visit.page.locator("#num-speculative-tokens").evaluate("one => { one.max = 1000; one.value = 999; }")
-    await visit.fill(Prompt="x")
-    await visit.press("Generate")
+    await visit.ask()
     await visit.page.get_by_role("alert").wait_for()
     assert await visit.page.locator("#num-speculative-tokens").get_attribute("aria-invalid") == "true"
-
-
-async def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
-    await visit.page.context.set_offline(True)
-    await visit.fill(Prompt="x")
-    await visit.press("Generate")
-    await visit.page.get_by_text("The server cannot be reached").wait_for()
 
 
 async def test_a_model_that_comes_later_is_offered_then(browser: Browser) -> None:
@@ -238,21 +196,14 @@ async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
     assert await lanes.get_attribute("aria-label") == (
         f"Work of drafter and target over 49 ms: {rounds} passes, {rounds} rejections"
     )
-    wide = await lanes.get_attribute("width")
+    hidden = "one => one.scrollWidth - one.clientWidth"
+    visit.outputs.tokens = TOKENS * 40
+    await visit.generate()  # all of it is visible until somebody zooms
+    assert await visit.page.locator("#lanes-view").evaluate(hidden) <= 0
     await visit.press("zoom in")
-    assert int(await lanes.get_attribute("width") or 0) > int(wide or 0)
+    assert await visit.page.locator("#lanes-view").evaluate(hidden) > 0
     await visit.press("everything")
-    assert await visit.page.locator("#lanes-view").evaluate("one => one.scrollWidth <= one.clientWidth")
-
-
-async def test_nothing_is_asked_of_any_other_server_and_nothing_is_complained_of(visit: Visit) -> None:
-    await visit.generate()
-    assert visit.asked
-    assert all(address.startswith(visit.address) for address in visit.asked)
-    assert visit.faults == []
-    policy = visit.policies[visit.address]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
+    assert await visit.page.locator("#lanes-view").evaluate(hidden) <= 0
 
 
 async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:

@@ -1,8 +1,7 @@
 """ASGI middleware before the API: request ids, keys, rate limits, and the size of bodies."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,6 @@ from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 
 GUARDED = "/v1"
 TOKENIZING = ("/tokenize", "/detokenize")  # vLLM has them outside, too; as they cost work, a key is needed
-LOAD_KEY = "crossdraft.load"  # in the scope: requests for outputs that were under way
 ID_KEY = "crossdraft.request"  # in the scope
 
 
@@ -34,13 +32,9 @@ class HttpOptions:
     max_bytes: int = 4 * 2**20  # of a request's body
     max_choices: int = 32  # outputs of one request
     stalled_seconds: float = 60.0  # after which a stream whose client does not read is ended
-    metrics: Callable[[str], tuple[bytes, str]] | None = (
-        None  # for /metrics: from the header `Accept` to the text and its type
-    )
-    page: bool = True  # serve the web page at /
-    cors: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # arguments of CORSMiddleware; none: no page of another server
+    # For /metrics: from the header `Accept` to the text and its type.
+    metrics: Callable[[str], tuple[bytes, str]] | None = None
+    cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_choices", "stalled_seconds"):
@@ -59,7 +53,6 @@ class Gate:
         self._options = options
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
-        self._load = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,21 +71,11 @@ class Gate:
         except (RefusedError, KeyRefusedError) as error:
             await reply_of(refusal_of(error, name))(scope, receive, send_named)
         else:
-            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))), self._under_way(scope):
+            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))):
                 await self._app(scope, self._counted(receive), send_named)
 
-    @contextmanager
-    def _under_way(self, scope: Scope) -> Iterator[None]:
-        counts = scope["method"] == "POST" and _path(scope).startswith(GUARDED)
-        self._load += counts
-        scope[LOAD_KEY] = self._load
-        try:
-            yield
-        finally:
-            self._load -= counts
-
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = _path(scope)
+        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
         if path == GUARDED or path.startswith(GUARDED + "/") or path in TOKENIZING:
             holder = self._options.keys.holder(headers.get("authorization"))
             self._check_rate(holder or (scope.get("client") or ("",))[0])
@@ -122,10 +105,6 @@ class Gate:
     def _too_large(self) -> RefusedError:
         text = f"a body may have {self._options.max_bytes} bytes; send less"
         return RefusedError(413, text, INVALID, "request_too_large")
-
-
-def _path(scope: Scope) -> str:
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _named(given: str | None) -> str:
