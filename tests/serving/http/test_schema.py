@@ -45,6 +45,7 @@ def test_the_document_has_every_route() -> None:
         "/health",
         "/ping",
         "/version",
+        "/load",
         "/ready",
         "/metrics",
     }

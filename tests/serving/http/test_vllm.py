@@ -22,6 +22,22 @@ async def test_ping_and_version(served: Front) -> None:
     assert (await served.http.get("/version")).json() == {"version": software()}
 
 
+async def test_the_load_is_the_number_of_requests_under_way(served: Front, outputs: FakeBackend) -> None:
+    async def load() -> int:
+        found: int = (await served.http.get("/load")).json()["server_load"]
+        return found
+
+    outputs.waits_after = 1
+    assert await load() == 0
+    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    await anext(stream)
+    assert await load() == 1
+    outputs.go_on.set()
+    async for _ in stream:
+        pass
+    assert await load() == 0
+
+
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [

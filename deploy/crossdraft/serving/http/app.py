@@ -27,7 +27,7 @@ from crossdraft.serving.http.errors import (
     refusal_of,
     refusal_of_status,
 )
-from crossdraft.serving.http.middleware import GUARDED, ID_KEY, Gate, HttpOptions, reply_of
+from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from crossdraft.serving.http.responses import (
     Alive,
@@ -84,6 +84,11 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
     async def version() -> dict[str, str]:
         """Of this server."""
         return {"version": software()}
+
+    @app.get("/load", responses={**FAULTS})
+    async def load(request: Request) -> dict[str, int]:
+        """How many requests for outputs are under way."""
+        return {"server_load": request.scope[LOAD_KEY]}
 
     @app.get("/ready", responses={**FAULTS})
     async def ready() -> Ready:

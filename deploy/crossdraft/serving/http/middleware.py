@@ -1,7 +1,8 @@
 """ASGI middleware before the API: request ids, keys, rate limits, and the size of bodies."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 
 GUARDED = "/v1"
 TOKENIZING = ("/tokenize", "/detokenize")  # vLLM has them outside, too; as they cost work, a key is needed
+LOAD_KEY = "crossdraft.load"  # in the scope: requests for outputs that were under way
 ID_KEY = "crossdraft.request"  # in the scope
 
 
@@ -53,6 +55,7 @@ class Gate:
         self._options = options
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
+        self._load = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,11 +74,21 @@ class Gate:
         except (RefusedError, KeyRefusedError) as error:
             await reply_of(refusal_of(error, name))(scope, receive, send_named)
         else:
-            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))):
+            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))), self._under_way(scope):
                 await self._app(scope, self._counted(receive), send_named)
 
+    @contextmanager
+    def _under_way(self, scope: Scope) -> Iterator[None]:
+        counts = scope["method"] == "POST" and _path(scope).startswith(GUARDED)
+        self._load += counts
+        scope[LOAD_KEY] = self._load
+        try:
+            yield
+        finally:
+            self._load -= counts
+
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+        path = _path(scope)
         if path == GUARDED or path.startswith(GUARDED + "/") or path in TOKENIZING:
             holder = self._options.keys.holder(headers.get("authorization"))
             self._check_rate(holder or (scope.get("client") or ("",))[0])
@@ -105,6 +118,10 @@ class Gate:
     def _too_large(self) -> RefusedError:
         text = f"a body may have {self._options.max_bytes} bytes; send less"
         return RefusedError(413, text, INVALID, "request_too_large")
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def _named(given: str | None) -> str:
