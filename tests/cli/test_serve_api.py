@@ -44,20 +44,28 @@ def api(kind: str, pair: Pair, *options: object) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def server(pair: Pair) -> Iterator[str]:
-    with api("grpc", pair) as ready:
-        assert (ready["role"], ready["models"]) == ("generation", ["toy"])
-        yield ready["address"]
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    path = tmp_path / "keys"
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"alice {KEY}\n")
     return path
 
 
-@pytest.mark.parametrize("options", [(), ("--drafter", "small", "--model", "toy"), ("--seed", "3")])
+@pytest.fixture(scope="module")
+def ready(pair: Pair, keys: Path) -> Iterator[dict[str, Any]]:
+    """Of a gRPC server with a key and metrics."""
+    with api("grpc", pair, "--api-keys", keys, "--metrics-port", 0) as ready:
+        assert (ready["role"], ready["models"]) == ("generation", ["toy"])
+        yield ready
+
+
+@pytest.fixture
+def server(ready: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its address, for those who have the key."""
+    monkeypatch.setenv("CROSSDRAFT_API_KEY", KEY)
+    return str(ready["address"])
+
+
+@pytest.mark.parametrize("options", [("--drafter", "small", "--model", "toy"), ("--seed", "3")])
 def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options: tuple[str, ...]) -> None:
     local = cli("generate", *pair, "--json", *(options if "--seed" in options else ()), *SHORT)
     remote = cli("generate", "--server", server, "--json", *options, *SHORT)
@@ -119,16 +127,17 @@ def test_where_there_is_no_server(cli: Cli, target: str) -> None:
     assert cli("generate", "--model", "toy", *SHORT).code == 2
 
 
-def test_keys_and_metrics_over_grpc(cli: Cli, pair: Pair, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with api("grpc", pair, "--api-keys", keys, "--metrics-port", 0) as ready:
-        ask = ("generate", "--server", ready["address"], "--json", *SHORT)
-        cli(*ask).failed("an API key is needed", 1)
-        assert cli(*ask, "--api-key", KEY).code == 0
-        monkeypatch.setenv("CROSSDRAFT_API_KEY", KEY)
-        assert cli(*ask).code == 0
+def test_keys_and_metrics_over_grpc(cli: Cli, ready: dict[str, Any]) -> None:
+    def tokens() -> float:
         with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
-        assert 'crossdraft_generation_tokens_total{drafter="small",model_name="toy"} 24.0' in text.replace("'", '"')
+            lines = answer.read().decode().replace("'", '"').splitlines()
+        name = 'crossdraft_generation_tokens_total{drafter="small",model_name="toy"} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    ask, before = ("generate", "--server", ready["address"], "--json", *SHORT), tokens()
+    cli(*ask).failed("an API key is needed", 1)
+    assert cli(*ask, "--api-key", KEY).code == 0
+    assert tokens() == before + 12
 
 
 @pytest.fixture
