@@ -23,7 +23,7 @@ def test_both_texts_and_their_figures(
         yield [pair[1], pair[3]]
 
     monkeypatch.setattr(generate, "services", services)  # which test_generate.py starts
-    demo("The quick", k=5, max_tokens=10, temperatures=[0.0, 0.8], seed=3)
+    demo("The quick", k=5, max_tokens=10, temperature=[0.0, 0.8], seed=3)
     shown = capsys.readouterr().out
     for part in ("temperature 0 (greedy)", "temperature 0.8, seed 3", "with the drafter", "without", "tokens/s"):
         assert part in shown

@@ -19,8 +19,6 @@ def certs(options: CertsOptions) -> None:
         UsageError: there is nothing to make, or a name, a number or a file of the CA cannot be used.
         CommandFailed: files exist already, are missing or cannot be written.
     """
-    if options.days < 1:
-        raise UsageError(f"--days must be at least 1, got {options.days}")
     try:
         wanted = _to_renew(options) if options.renew else _to_make(options)
         options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
