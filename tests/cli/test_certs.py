@@ -51,7 +51,6 @@ def test_hosts_are_added_to_the_same_ca_and_nothing_is_overwritten(cli: Cli, fol
     cli("certs", folder, "--host", "node1")
     before = contents(folder)
     added = cli("certs", folder, "--host", "drafter7", "--use", "service")
-    assert "on drafter7, add to `crossdraft serve target` or `serve drafter`:" in added.out
     assert added.code == 0
     assert "the CA that exists" in added.out
     assert "drafter7; to serve)" in added.out
@@ -90,7 +89,7 @@ def test_renewing_makes_new_keys_for_the_same_hosts(cli: Cli, folder: Path) -> N
         (["--host", "node1,"], 2, "has an empty name"),
         (["--host", "node1", "--host", "node1,10.0.0.1"], 2, "the name 'node1' is taken"),
         (["--host", "ca"], 2, "the name 'ca' is taken"),
-        (["--host", "node1", "--days", "0"], 2, "--days must be at least 1, got 0"),
+        (["--host", "node1", "--days", "0"], 2, "Invalid value for '--days'"),
         (["--host", "node1", "--days", "4000"], 2, "a certificate cannot last 4000 days: ask for fewer"),
         (["--renew"], 1, "has no certificates to renew"),
         (["--renew", "--host", "node1"], 1, "node1.pem to renew: make it without --renew"),

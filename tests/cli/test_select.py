@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.select import CERTAIN, Candidate, Plain, Rounds, Selection, advice, best_of, with_distinct_names
+from crossdraft.cli.select import CERTAIN, Candidate, Plain, Rounds, Selection, advice, best_of
 from tests.bench.conftest import figures
 from tests.cli.conftest import Cli
 
@@ -72,16 +72,6 @@ def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none_beyond_chance()
     assert best_of([doubtful]) is None
     assert said.startswith("None is shown to help: the best, bundled:b with method slem and K = 3, is 1.29 ± 0.50")
     assert "may be chance: measure more prompts (--limit)" in said
-
-
-def test_services_go_by_the_names_of_their_models_unless_these_coincide() -> None:
-    at = [replace(CANDIDATE, drafter=f"127.0.0.1:{port}", model="bundled:b") for port in (7001, 7002)]
-    alone = [at[0], replace(at[0], method="tli")]
-    assert [one.name for one in with_distinct_names(alone)] == ["b", "b"]
-    assert advice(alone).startswith("Use 127.0.0.1:7001 (b) with method slem")
-    assert [one.name for one in with_distinct_names(at)] == ["127.0.0.1:7001", "127.0.0.1:7002"]
-    assert with_distinct_names([CANDIDATE, at[0]])[1].name == "127.0.0.1:7001"
-    assert replace(at[0], model="/models/some").name == "some"
 
 
 def test_a_drafter_that_copies_bytes_is_probed_with_more_draft_tokens() -> None:

@@ -100,7 +100,7 @@ def test_the_script_can_be_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "complaint"),
     [
-        (("-o", "page.txt"), 2, "--output writes"),
+        (("-o", "page.txt"), 2, "its name must end with .html"),
         (("-o", "nowhere/page.html"), 2, "no such folder"),
         (("-o", "page.html", "--first", 999), 2, "has no round 999"),
     ],

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, running, threads_each
 from crossdraft.console.running import CommandFailed, UsageError, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.clients import Patience
@@ -157,8 +157,8 @@ async def addresses(
     except ModelLoadError as error:
         raise CommandFailed(f"{error}; or give --target and --drafter") from error
     wanted = [Wanted(role, model, threads_each(len(names)), engine=engine) for role, model in names]
-    async with services(wanted) as started:
-        yield started[0], started[1] if len(started) > 1 else None
+    async with running(wanted) as started:
+        yield started[0].address, started[1].address if len(started) > 1 else None
 
 
 def read_prompt(given: str | None) -> str:

@@ -6,7 +6,6 @@ says from that which K should be best; that one is then measured beside plain de
 
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,11 +18,10 @@ from statistics import stdev
 from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
-from crossdraft.types.messages import Description
 from crossdraft.verification.methods import method_named
 
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # what a hub id or bundled:NAME does not match
@@ -96,21 +94,13 @@ async def _select(selection: Selection, as_json: bool) -> None:
     total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
     with counted(total, "measuring") as advance:
         async with _running("target", selection.target, selection.engine) as target, connect(target) as plain:
-            served = _named(selection.target, plain.models.target)
             for name in selection.drafters:
                 async with (
                     _running("drafter", name, selection.engine) as drafter,
                     connect(target, drafter, needs_drafter=True) as pipeline,
                 ):
                     await _Pair(selection, name, plain, pipeline, advance).measure(candidates, skipped)
-    candidates = with_distinct_names(candidates)
-    title = f"Drafters for {short(served)}, temperature {selection.temperature:g}"
-    _report(selection, title, candidates, skipped if selection.methods else [], as_json)
-
-
-def _named(given: str, about: Description) -> str:
-    """The name of a model: for an address, the name that the service gives."""
-    return about.model if ADDRESS.fullmatch(given) else given
+    _report(selection, candidates, skipped if selection.methods else [], as_json)
 
 
 @asynccontextmanager
@@ -119,8 +109,8 @@ async def _running(role: str, name: str, engine: EngineOptions) -> AsyncIterator
     if ADDRESS.fullmatch(name):
         yield name
         return
-    async with services([Wanted(role, name, threads_each(2), engine=engine)]) as (address,):
-        yield address
+    async with running([Wanted(role, name, threads_each(2), engine=engine)]) as (service,):
+        yield service.address
 
 
 @dataclass(frozen=True)
@@ -138,11 +128,6 @@ class Candidate:
     error: float  # standard error of `measured`, over prompts
     tokens_per_second: float  # at the best K, prompts and the opening of sessions included
     plain_tokens_per_second: float  # without a drafter
-    model: str = ""  # the name that the service gives its model; empty: `drafter` is the name
-
-    @property
-    def name(self) -> str:
-        return short(self.model or self.drafter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,12 +152,11 @@ class _Pair:
                 for _ in range(RUNS * len(self.selection.prompts)):
                     self.advance()
             else:
-                candidates.append(await self._candidate(setting, about))
+                candidates.append(await self._candidate(setting, self.selection.ks_for(about.copies)))
 
-    async def _candidate(self, setting: Setting, about: Description) -> Candidate:
+    async def _candidate(self, setting: Setting, ks: Sequence[int]) -> Candidate:
         probed, beside = await self._in_turns(setting)
         rounds, plain = Rounds.of(setting.k, probed), Plain.of(beside)
-        ks = self.selection.ks_for(about.copies)
         best = rounds.best(ks, plain)
         drafted, beside = await self._in_turns(replace(setting, k=best))
         total = total_of(drafted)
@@ -192,7 +176,6 @@ class _Pair:
             error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
-            model=_named(self.name, about),
         )
 
     async def _in_turns(self, setting: Setting) -> tuple[list[Statistics], list[Statistics]]:
@@ -210,11 +193,10 @@ class _Pair:
         return figures
 
 
-def _report(
-    selection: Selection, title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool
-) -> None:
+def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
     if not as_json:
         rows = [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)]
+        title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
         print_table(f"{title}; speed without one is 1", COLUMNS, rows)
         for one in skipped:
             print(f"Skipped {one['method']} with {one['drafter']}: it {one['reason']}")
@@ -257,19 +239,12 @@ def advice(candidates: Sequence[Candidate]) -> str:
 
 
 def _used(one: Candidate) -> str:
-    model = f" ({one.name})" if one.name not in (one.drafter, short(one.drafter)) else ""
-    return f"{one.drafter}{model} with method {one.method} and K = {one.best_k}"
-
-
-def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The same, but drafters whose models have the same name go by their addresses."""
-    names = Counter(name for _, name in {(one.drafter, one.name) for one in candidates})
-    return [replace(one, model="") if names[one.name] > 1 else one for one in candidates]
+    return f"{one.drafter} with method {one.method} and K = {one.best_k}"
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
     return (
-        one.name,
+        short(one.drafter),
         one.method,
         f"{one.acceptance:.1%}",
         f"{one.draft_cost:.2f}",
@@ -286,7 +261,7 @@ def _speedup(one: Candidate) -> str:
 
 
 def short(name: str) -> str:
-    """A model's name in tables; of a folder's whole path its last part."""
+    """A model's name, or an address, in tables; of a folder's whole path its last part."""
     return PurePath(name).name if PurePath(name).is_absolute() else name.removeprefix(BUNDLED_PREFIX)
 
 
