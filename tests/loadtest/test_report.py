@@ -89,13 +89,13 @@ def test_what_must_not_be_overlooked() -> None:
 def test_a_picture_of_every_figure() -> None:
     figure = plots.figure_of(REPORT)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert len(titles) == 8  # none of acceptance: fewer than ten draft tokens were judged
+    assert len(titles) == 6  # none of acceptance: fewer than ten draft tokens were judged
     lines = figure.axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["HTTP, 0 ms", "in process, 0 ms", "HTTP, 5 ms"]
     assert list(lines[0].get_xdata()) == pytest.approx([100])
     heights = [bar.get_height() for bar in figure.axes[4].patches]
     assert heights == pytest.approx([run.summary.tokens_per_second for run in RUNS])
-    assert [bar.get_height() for bar in figure.axes[5].patches][:3] == [0.5, 0.5, 0.0]
-    assert len(plots.figure_of(Report(CONDITIONS, (run_of("gRPC", None, FAILED),))).axes) == 2  # nothing is drawn empty
+    assert [bar.get_height() for bar in figure.axes[5].patches][:2] == [3.0, 3.5]  # wire, of target and drafter
+    assert len(plots.figure_of(Report(CONDITIONS, (run_of("gRPC", None, FAILED),))).axes) == 1  # nothing is drawn empty
     other = replace(WHOLE, figures=None)  # of a server that does not say what it cost
-    assert len(plots.figure_of(Report(CONDITIONS, (run_of("HTTP", None, other),))).axes) == 6
+    assert len(plots.figure_of(Report(CONDITIONS, (run_of("HTTP", None, other),))).axes) == 5
