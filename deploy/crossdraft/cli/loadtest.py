@@ -7,8 +7,8 @@ configurations are measured under one emulated delay after another; within a del
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -31,7 +31,7 @@ from crossdraft.cli.options import (
 )
 from crossdraft.client import connect
 from crossdraft.client.api import software
-from crossdraft.console.processes import running
+from crossdraft.console.processes import Running, running
 from crossdraft.console.running import (
     EXTRA,
     PICTURES,
@@ -93,20 +93,7 @@ class Addressed:
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
         """One stage. Raises ServiceError and CommandFailed."""
-        given = self.servers
-        async with AsyncExitStack() as stack:
-            clients: dict[str, Client] = {}
-            if given.url:
-                clients[HTTP] = await _http(stack, given.url, given.api_key)
-            if given.server:
-                ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
-                with checked_options():
-                    tls = None if ca is None else trusting_credentials(ca)
-                clients[GRPC] = GrpcClient(
-                    await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
-                )
-            if given.target:
-                clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
+        async with clients_of(self.servers) as clients:
             yield Stage(None, clients)
 
 
@@ -117,15 +104,13 @@ class Started:
     target: Served
     drafter: Served
     delays: tuple[float, ...]  # ms, one way, to the drafter's host; each in turn
-    over: frozenset[str]  # HTTP, gRPC
+    over: Sequence[Over]
     compare: bool  # with a pipeline in this process
     max_outputs: int  # that the server makes at once
 
     @property
     def services(self) -> str:
-        models = ", ".join(
-            f"{role} {_described(one)}" for role, one in (("target", self.target), ("drafter", self.drafter))
-        )
+        models = f"target {_described(self.target)}, drafter {_described(self.drafter)}"
         if not any(self.delays):
             return models
         return f"{models}; drafter at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
@@ -137,23 +122,37 @@ class Started:
             service("target", self.target, 0, False) as target,
             service("drafter", self.drafter, 1, distant) as drafter,
         ):
+            server = HttpServer(target.address, drafter.address, self.max_outputs)
             for delay in self.delays:
                 await drafter.delay(delay)
-                async with AsyncExitStack() as stack:
-                    clients = await self._clients(stack, target, drafter)
+                async with running([server]) as (front,), clients_of(self._servers(front, target, drafter)) as clients:
                     yield Stage(delay if distant else None, clients)
 
-    async def _clients(self, stack: AsyncExitStack, target: Distant, drafter: Distant) -> dict[str, Client]:
+    def _servers(self, front: Running, target: Distant, drafter: Distant) -> ExistingServers:
+        return ExistingServers(
+            url=f"http://{front.address}" if Over.HTTP in self.over else "",
+            server=front.ready["grpc"] if Over.GRPC in self.over else "",
+            target=target.address if self.compare else "",
+            drafter=drafter.address if self.compare else "",
+        )
+
+
+@asynccontextmanager
+async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, Client]]:
+    """A client of each server, and a pipeline of targets, by their names. Raises ServiceError and CommandFailed."""
+    async with AsyncExitStack() as stack:
         clients: dict[str, Client] = {}
-        server = HttpServer(target.address, drafter.address, self.max_outputs)
-        (ready,) = await stack.enter_async_context(running([server]))
-        if HTTP in self.over:
-            clients[HTTP] = await _http(stack, f"http://{ready.address}", "")
-        if GRPC in self.over:
-            clients[GRPC] = GrpcClient(await stack.enter_async_context(GenerationClient(ready.ready["grpc"])))
-        if self.compare:
-            clients[IN_PROCESS] = await _in_process(stack, target.address, drafter.address, None)
-        return clients
+        if given.url:
+            clients[HTTP] = await _http(stack, given.url, given.api_key)
+        if given.server:
+            ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
+            with checked_options():
+                tls = None if ca is None else trusting_credentials(ca)
+            server = await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
+            clients[GRPC] = GrpcClient(server)
+        if given.target:
+            clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
+        yield clients
 
 
 @dataclass(frozen=True)
@@ -272,9 +271,8 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
         Served(services.target_model, services.pace_target, engine=services.engine),
         Served(services.drafter_model, services.pace_drafter, engine=services.engine),
     )
-    protocols = frozenset(HTTP if one is Over.HTTP else GRPC for one in services.over)
     delays = delays_of(services.delay_ms or "0")
-    return Started(*models, delays, protocols, services.compare, max(MIN_OUTPUTS, requests))
+    return Started(*models, delays, services.over, services.compare, max(MIN_OUTPUTS, requests))
 
 
 @dataclass(eq=False)
