@@ -105,6 +105,3 @@ def test_figures_are_read_by_name_and_others_left_out() -> None:
     lane = {"role": "target", "trip_counts": [1, 2], "trip_seconds": 0.5, "unknown": 1}
     found = figures_of({"tokens": 3, "passes": 2, "judged_at": [2, 1], "method": "slem", "lanes": [lane]})
     assert found == Figures(3, 2, judged_at=(2, 1), lanes=(LaneFigures("target", "", 0, 0, Trips((1, 2), 0.5)),))
-    for wrong in ({}, {"tokens": 1, "lanes": [3]}, {"tokens": 1, "lanes": [{}]}):
-        with pytest.raises(ValueError, match="mean nothing"):
-            figures_of(wrong)
