@@ -106,10 +106,12 @@ class Liar(KeyedDraws):
         return super().draw(ids, flattened(probabilities), offset)
 
 
-async def finished(pipeline: Pipeline, method: str, audit: bool = True, overlap: Overlap = Overlap.OFF) -> Generation:
+async def finished(
+    pipeline: Pipeline, method: str, audit: bool = True, overlap: Overlap = Overlap.OFF, tokens: int = 24
+) -> Generation:
     asked = {"method": method, "audit": audit, "allow_inexact": True, "drafter_temperature": PEAKED}
     prompt = "def main(argument):"
-    return await ended(pipeline.generate(prompt, max_tokens=24, options=GREEDY, overlap=overlap, **asked))
+    return await ended(pipeline.generate(prompt, max_tokens=tokens, options=GREEDY, overlap=overlap, **asked))
 
 
 # Tokens that both have, scores; a key for each epoch, and the target's. The others draw like one of them.
@@ -119,7 +121,7 @@ CASES = [("coupled-shared", Overlap.OFF), ("slrs", Overlap.OFF), ("coupled", Ove
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "overlap"), CASES)
 async def test_a_real_drafter_passes_and_changes_nothing(pipeline: Pipeline, method: str, overlap: Overlap) -> None:
-    audited, plain = [await finished(pipeline, method, audit, overlap) for audit in (True, False)]
+    audited, plain = [await finished(pipeline, method, audit, overlap, 12) for audit in (True, False)]
     assert audited.statistics.drafter_lost == ""
     assert audited.statistics.audited == audited.statistics.draft_tokens > 0
     assert audited.ids == plain.ids
