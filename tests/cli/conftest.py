@@ -15,6 +15,7 @@ import pytest
 
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
+from crossdraft.console import processes
 from crossdraft.rpc.clients import Patience
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
@@ -24,8 +25,9 @@ COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 
 @pytest.fixture(autouse=True)
 def others_awaited(unhurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No service is done without because the machine stands still for seconds."""
+    """No service is done without because the machine is slow, or stands still for seconds."""
     monkeypatch.setattr(discovery, "OTHERS_SECONDS", Patience().describe_seconds)
+    monkeypatch.setattr(processes, "START_SECONDS", 600.0)
 
 
 @dataclass(frozen=True)

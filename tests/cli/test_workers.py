@@ -22,7 +22,7 @@ from tests.cli.conftest import COMMAND, Cli
 
 STREAMS = 20  # that they all reach the same of two workers happens once in 500,000 runs
 FEW = 4
-TOKENS = 60
+TOKENS = 40
 
 
 @dataclass
