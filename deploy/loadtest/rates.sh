@@ -6,5 +6,5 @@ shift
 for rate in ${RATES:-0.5 1 2 4}; do
     echo "$rate requests a second"
     crossdraft loadtest --url "$url" --rate "$rate" --requests "${REQUESTS:-40}" \
-        --json "rate-$rate.json" --csv "rate-$rate.csv" --plot "rate-$rate.png" "$@"
+        --json "rate-$rate.json" --plot "rate-$rate.png" "$@"
 done

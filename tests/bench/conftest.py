@@ -15,7 +15,7 @@ import pytest
 from crossdraft.bench import overlap, workload
 from crossdraft.bench.services import Distant, Served
 from crossdraft.client import Statistics
-from crossdraft.console.processes import Wanted
+from crossdraft.console.processes import Running, Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
@@ -117,15 +117,15 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
     asked: list[Wanted | Served] = []
 
     @asynccontextmanager
-    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
         asked.extend(wanted)
-        yield [addresses[one.role] for one in wanted]
+        yield [Running(addresses[one.role], PROCESS) for one in wanted]
 
     @asynccontextmanager
     async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
         asked.append(served)
         yield Distant(addresses[role], PROCESS, None)
 
-    monkeypatch.setattr(workload, "services", services)
+    monkeypatch.setattr(workload, "running", running)
     monkeypatch.setattr(overlap, "service", service)
     return asked

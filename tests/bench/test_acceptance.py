@@ -13,7 +13,7 @@ from crossdraft.bench import workload
 from crossdraft.bench.acceptance import cell_of
 from crossdraft.bench.harness import SEED
 from crossdraft.bench.workload import Setting, pairs_of, settings_of
-from crossdraft.console.processes import Wanted
+from crossdraft.console.processes import Running, Wanted
 from tests.bench.conftest import Measure, figures
 from tests.cli.conftest import Cli
 
@@ -51,11 +51,11 @@ def test_an_affinity_is_given_to_its_drafter_only(monkeypatch: pytest.MonkeyPatc
     started: list[Wanted] = []
 
     @asynccontextmanager
-    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
         started.extend(wanted)
-        yield ["nowhere:1" for _ in wanted]
+        yield [Running("nowhere:1", 0) for _ in wanted]
 
-    monkeypatch.setattr(workload, "services", services)
+    monkeypatch.setattr(workload, "running", running)
     settings = settings_of("big", ["a", "b"], ["rdk"], [1.0], [5], {"b": "m"})
 
     async def run() -> None:

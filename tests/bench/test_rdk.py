@@ -98,7 +98,7 @@ def test_files_and_tables(cli: Cli, tmp_path: Path, levels: list[Level]) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("none/rdk.png", "there is no folder"), ("rdk.nothing", "--plot writes .png")]
+    ("name", "complaint"), [("none/rdk.png", "no such folder"), ("rdk.nothing", "its name must end with .png")]
 )
 def test_pictures_that_cannot_be_written(cli: Cli, tmp_path: Path, name: str, complaint: str) -> None:
     ended = cli("bench", "rdk", "--plot", tmp_path / name)

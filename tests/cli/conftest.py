@@ -15,6 +15,7 @@ import pytest
 
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
+from crossdraft.console import processes
 from crossdraft.rpc.clients import Patience
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
@@ -24,8 +25,9 @@ COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 
 @pytest.fixture(autouse=True)
 def others_awaited(unhurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No service is done without because the machine stands still for seconds."""
+    """No service is done without because the machine is slow, or stands still for seconds."""
     monkeypatch.setattr(discovery, "OTHERS_SECONDS", Patience().describe_seconds)
+    monkeypatch.setattr(processes, "START_SECONDS", 600.0)
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,27 @@ def serving(role: str, folder: Path, *options: str) -> Iterator[tuple["subproces
 
 
 @pytest.fixture(scope="session")
-def target(target_folder: Path) -> Iterator[str]:
-    """The address of a running target."""
-    with serving("target", target_folder) as (_, ready):
-        yield ready["address"]
+def served(target_folder: Path, drafter_folder: Path) -> Iterator[list[str]]:
+    """Addresses of a running target, a slow one, and a drafter."""
+    command = [sys.executable, "-m", "tests.cli.services", str(target_folder), str(drafter_folder)]
+    pipe, repository = subprocess.PIPE, Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=repository) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
 
 
 @pytest.fixture(scope="session")
-def pair(target: str, drafter_folder: Path) -> Iterator[tuple[str, ...]]:
+def target(served: list[str]) -> str:
+    return served[0]
+
+
+@pytest.fixture(scope="session")
+def slow(served: list[str]) -> str:
+    """A target whose outputs take some seconds, so that there is a middle to disturb."""
+    return served[1]
+
+
+@pytest.fixture(scope="session")
+def pair(served: list[str]) -> tuple[str, ...]:
     """The options that name a running pair, whose vocabularies differ."""
-    with serving("drafter", drafter_folder) as (_, ready):
-        yield "--target", target, "--drafter", ready["address"]
+    return "--target", served[0], "--drafter", served[2]

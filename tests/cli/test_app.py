@@ -7,25 +7,24 @@ import pytest
 
 from crossdraft.console import running
 from crossdraft.verification.methods import METHODS
-from tests.cli.conftest import COMMAND, Cli
+from tests.cli.conftest import Cli
 
 HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client")
 PROGRAM = f"""
 import sys
 from crossdraft.cli.app import main
-try:
-    main(sys.argv[1:])
-finally:
-    print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+for arguments in (["--help"], ["--version"], ["loadtest", "--help"], ["serve", "drafter", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert ended.code in (None, 0)
+print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["loadtest", "--help"], ["serve", "drafter", "--help"]]
-)
-def test_what_runs_no_model_imports_none(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == ""
+def test_what_runs_no_model_imports_none() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stderr == "\n"
 
 
 def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
@@ -54,8 +53,3 @@ def test_version(cli: Cli) -> None:
 )
 def test_wrong_usage(cli: Cli, arguments: list[str], complaint: str) -> None:
     cli(*arguments).failed(complaint)
-
-
-def test_the_module_is_the_command() -> None:
-    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("crossdraft ")

@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.cli import generate
 from crossdraft.cli.demo import Compared, Outcome, comparison, demo, explanation
-from crossdraft.console.processes import Wanted
+from crossdraft.console.processes import Running, Wanted
 from tests.cli.conftest import Cli
 from tests.serving.fakes import figures
 
@@ -18,12 +18,12 @@ def test_both_texts_and_their_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, ...]
 ) -> None:
     @asynccontextmanager
-    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
         assert [one.role for one in wanted] == ["target", "drafter"]
-        yield [pair[1], pair[3]]
+        yield [Running(address, 0) for address in (pair[1], pair[3])]
 
-    monkeypatch.setattr(generate, "services", services)  # which test_generate.py starts
-    demo("The quick", k=5, max_tokens=10, temperatures=[0.0, 0.8], seed=3)
+    monkeypatch.setattr(generate, "running", running)  # which test_generate.py starts
+    demo("The quick", k=5, max_tokens=10, temperature=[0.0, 0.8], seed=3)
     shown = capsys.readouterr().out
     for part in ("temperature 0 (greedy)", "temperature 0.8, seed 3", "with the drafter", "without", "tokens/s"):
         assert part in shown

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli.display import RATIOS
 from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
 from crossdraft.cli.options import WhereToGenerate
 from crossdraft.client import GenerationRequest
@@ -31,21 +32,10 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
     assert all(set(token) == {"id", "text", "kind", "log_probability"} for token in tokens)
     assert all(token["log_probability"] < 0 for token in tokens)
     figures = whole["statistics"]
-    assert (whole["reason"], figures["tokens"], figures["method"], figures["num_speculative_tokens"]) == (
-        "length",
-        12,
-        "seeded",
-        3,
-    )
+    assert (whole["reason"], figures["method"], figures["num_speculative_tokens"]) == ("length", "seeded", 3)
     for kind in ("accepted", "corrected", "bonus"):
         assert figures[kind] == [token["kind"] for token in tokens].count(kind)
-    assert figures["tokens_per_pass"] == figures["tokens"] / figures["passes"]
-    ratios = {"tokens_per_pass", "acceptance", "acceptance_at", "accepted_length", "tokens_per_second"}
-    ratios |= {"idle_share", "branch_hits", "round_milliseconds", "bytes_per_token"}
-    assert set(figures) == {*Statistics.__dataclass_fields__} | ratios
-    assert sum(figures["drafted_at"]) == figures["draft_tokens"]
-    assert figures["judged_at"] == sorted(figures["judged_at"], reverse=True)
-    assert all(figures["accepted_at"][place] >= figures["judged_at"][place + 1] for place in (0, 1))
+    assert set(figures) == {*Statistics.__dataclass_fields__, *RATIOS}
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None:
@@ -61,13 +51,13 @@ def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
     options = ("generate", "--target", target, "--drafter", "none", "--json", "--temperature", "0", "--max-tokens", "4")
     typed, piped = cli(*options, PROMPT), cli(*options, "-", stdin=PROMPT.encode())
     assert typed.records[-1]["ids"] == piped.records[-1]["ids"]
+    assert {token["kind"] for token in typed.records[:-1]} == {"bonus"}
     assert cli(*options).records[-1]["ids"] == cli(*options, DEFAULT_PROMPT).records[-1]["ids"]
 
 
 def test_a_target_alone_decodes_alone_and_says_so(cli: Cli, target: str) -> None:
     ended = cli("generate", "--target", target, "--json", "--method", "standard", *SHORT)
     assert ended.err == "crossdraft: no --drafter, so the target decodes alone\n"
-    assert {token["kind"] for token in ended.records[:-1]} == {"bonus"}
 
 
 def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
@@ -78,9 +68,9 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     letter = biased["text"][0]
     stopped = cli(*options, "--logit-bias", "70:100", "--stop", "never", "--stop", 3 * letter, *SHORT).records[-1]
     assert (stopped["text"], stopped["reason"], len(stopped["ids"])) == ("", "stop", 3)
-    for option in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1"), ("--drafter-temperature", "0")):
-        again = cli(*options, *option, *SHORT).records[-1]
-        assert again["ids"] == cli(*options, *SHORT).records[-1]["ids"]
+    greedy, sampled = cli(*options, *SHORT).records[-1], ("generate", *pair, "--json", "--seed", "5")
+    for option in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1")):
+        assert cli(*sampled, *option, *SHORT).records[-1]["ids"] == greedy["ids"]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +78,11 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     [
         (("--method", "guess"), "unknown method 'guess'; choose one of standard"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
-        (("--method", "rdk"), "needs a drafter with an affinity matrix for this target, and the drafter has none"),
         (("-k", "0"), "num_speculative_tokens must be between 1 and"),
-        (("--seed", "-1"), "seed must be between 0"),
-        (("--stop", ""), "a stop string must not be empty"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
-        (("--logit-bias", "9999:1"), "logit_bias names id 9999"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
         (("--target", "localhost:1,"), "--target has an empty address"),
-        (("--overlap", "off", "--branches", "2"), "branches has no effect with overlap off"),
         (("--record", "/nowhere/at/all"), "name a file that can be written (--record)"),
     ],
 )
@@ -105,18 +90,9 @@ def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...]
     refused(cli, complaint, "generate", *pair, *options, PROMPT)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (("--method", "tli", "--seed", "1"), "the output of method 'tli' depends on timing"),
-        (("--method", "tokentiming"), "does not have the target's distribution; choose an exact method"),
-    ],
-)
-def test_what_no_models_can_do_is_refused_before_anything_is_started(
-    cli: Cli, options: tuple[str, ...], complaint: str
-) -> None:
+def test_what_no_models_can_do_is_refused_before_anything_is_started(cli: Cli) -> None:
     nobody = ("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1")
-    refused(cli, complaint, "generate", *nobody, *options, PROMPT)
+    refused(cli, "the output of method 'tli' depends on timing", "generate", *nobody, "--method", "tli", "--seed", "1")
     refused(cli, "give both, or neither", "generate", *nobody[2:], PROMPT)
 
 
@@ -124,12 +100,9 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
     audit = ("--audit", "--method", "tli", *ROUNDS)
     figures = cli("generate", *pair, "--json", *audit, *SHORT).records[-1]["statistics"]
     assert figures["audited"] == figures["draft_tokens"] > 0
-    alone = ("generate", *pair[:2], "--drafter", "none", "--audit", PROMPT)
-    refused(cli, "audit needs a drafter", *alone)
     shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *ROUNDS, *SHORT)
     assert shown.code == 0
     assert "were drawn from their rows" in shown.err
-    assert "acceptance by position" in shown.err
 
 
 def test_options_that_change_nothing_are_noted() -> None:
@@ -178,7 +151,6 @@ def test_services_that_cannot_be_reached(cli: Cli, target: str) -> None:
 
 def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> None:
     whole = cli("generate", *pair, "--explain", "--json", "--seed", "5", *SHORT).records[-1]
-    assert all(decision["choice"]["reason"] for decision in whole["decisions"])
     assert sum(decision["epochs"] for decision in whole["decisions"]) >= 1
     assert any("round trip" in line for line in whole["estimates"])
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
@@ -207,13 +179,15 @@ def test_text_that_the_encoding_of_stdout_lacks(target: str) -> None:
     assert b"?" in done.stdout
 
 
-def test_without_addresses_the_pair_is_started_and_ended(
-    capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path, cli: Cli, pair: Pair
+def test_without_addresses_a_model_is_started_and_ended(
+    capsys: pytest.CaptureFixture[str], target_folder: Path, cli: Cli, target: str
 ) -> None:
-    models = ModelNames(str(target_folder), str(drafter_folder))
-    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), WhereToGenerate(), False, models)
+    """The demonstration starts a drafter beside it; tests/console has the processes."""
+    models, alone = ModelNames(str(target_folder)), WhereToGenerate(drafter="none")
+    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), alone, False, models)
     shown = capsys.readouterr()
-    assert shown.out == cli("generate", *pair, "--json", "--seed", "5", *SHORT).records[-1]["text"] + "\n"
-    assert "accepted" in shown.err
+    wanted = cli("generate", "--target", target, "--drafter", "none", "--json", "--seed", "5", *SHORT)
+    assert shown.out == wanted.records[-1]["text"] + "\n"
+    assert "bonus" in shown.err
     with pytest.raises(CommandFailed, match="there is no bundled model 'bundled:nothing'"):
-        generate(GenerationRequest(PROMPT), WhereToGenerate(drafter="none"), False, ModelNames("bundled:nothing"))
+        generate(GenerationRequest(PROMPT), alone, False, ModelNames("bundled:nothing"))

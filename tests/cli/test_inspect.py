@@ -4,8 +4,6 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
 from crossdraft.text.letters import Side
 from crossdraft.text.report import compare
 from tests.cli.conftest import Cli
@@ -34,29 +32,11 @@ def test_tables_for_people(cli: Cli, target_folder: Path, drafter_folder: Path) 
         assert part in other
 
 
-@pytest.mark.parametrize(
-    ("drafter", "options", "code", "complaint"),
-    [
-        ("./nowhere", (), 1, "there is no folder ./nowhere"),
-        ("bundled:nothing", (), 1, "there is no bundled model 'bundled:nothing'"),
-        (".", (), 1, ". has no tokenizer.json"),
-        ("damaged", (), 1, "is damaged, it is not JSON"),
-        (None, ("--sample", "none.txt"), 2, "none.txt cannot be read as UTF-8 text"),
-        (None, ("--sample", "empty.txt"), 2, "empty.txt is empty"),
-    ],
-)
-def test_what_cannot_be_compared(
-    cli: Cli,
-    target_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: str | None,
-    options: tuple[str, ...],
-    code: int,
-    complaint: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("damaged").mkdir()
-    Path("damaged/tokenizer.json").write_text("{")
-    Path("empty.txt").write_text("\n")
-    cli("inspect", target_folder, drafter or target_folder, *options).failed(complaint, code)
+def test_what_cannot_be_compared(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "empty.txt").write_text("\n")
+    cli("inspect", target_folder, "bundled:nothing").failed("there is no bundled model 'bundled:nothing'", 1)
+    cli("inspect", target_folder, tmp_path).failed("is damaged, it is not JSON", 1)
+    same = ("inspect", target_folder, target_folder, "--sample")
+    cli(*same, tmp_path / "none.txt").failed("none.txt cannot be read as UTF-8 text")
+    cli(*same, tmp_path / "empty.txt").failed("empty.txt is empty")

@@ -13,7 +13,7 @@ import pytest
 from crossdraft.cli.trace import title_of, window_of
 from crossdraft.speculation.choice import Choice, Fixed
 from crossdraft.trace.page import svg
-from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, Box, Scene, Stamp, scene_of
+from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, Box, Stamp, scene_of
 from crossdraft.trace.page.svg import ticks_of
 from crossdraft.trace.recording import Recording
 from crossdraft.trace.timeline import Timeline, spans_of
@@ -34,11 +34,6 @@ def recording() -> Recording:
 @pytest.fixture(scope="module")
 def timeline(recording: Recording) -> Timeline:
     return spans_of(recording)
-
-
-@pytest.fixture(scope="module")
-def scene(timeline: Timeline) -> Scene:
-    return scene_of(timeline)
 
 
 class Page(HTMLParser):
@@ -97,27 +92,10 @@ def test_the_script_can_be_parsed(tmp_path: Path) -> None:
     subprocess.run(["node", "--check", script], check=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "complaint"),
-    [
-        (("-o", "page.txt"), 2, "--output writes"),
-        (("-o", "nowhere/page.html"), 2, "no such folder"),
-        (("-o", "page.html", "--first", 999), 2, "has no round 999"),
-    ],
-)
-def test_what_cannot_be_drawn_is_said(
-    cli: Cli,
-    recording: Recording,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[object, ...],
-    code: int,
-    complaint: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("timeline", save(recording, tmp_path / "record"), *options)
-    assert outcome.code == code
-    assert complaint in outcome.err
+def test_what_cannot_be_drawn_is_said(cli: Cli, recording: Recording, tmp_path: Path) -> None:
+    command = ("timeline", save(recording, tmp_path / "record"), "-o")
+    cli(*command, tmp_path / "page.txt").failed("its name must end with .html")
+    cli(*command, tmp_path / "page.html", "--first", 999).failed("has no round 999")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +119,8 @@ def test_what_is_seen_first_is_so_many_rounds(timeline: Timeline) -> None:
     assert (begin, end) == (0.0, timeline.end)
 
 
-def test_every_shape_lies_in_the_scene_and_has_a_colour(scene: Scene) -> None:
+def test_shapes_have_a_colour_and_a_place_and_tokens_their_lane(timeline: Timeline, recording: Recording) -> None:
+    scene = scene_of(timeline)
     known = {*FILLS, *MARK_COLOURS, "message", "small", "miss"}
     for shape in scene.shapes:
         assert set(shape.style.split()) <= known
@@ -149,27 +128,12 @@ def test_every_shape_lies_in_the_scene_and_has_a_colour(scene: Scene) -> None:
             assert 0 <= shape.begin <= shape.end <= scene.end
             assert 0 <= shape.top < shape.top + shape.height <= scene.height
     assert {style.split()[-1] for style, _ in LEGEND} <= known
-
-
-def test_there_is_a_token_on_the_picture_for_each_emitted(scene: Scene, recording: Recording) -> None:
+    assert all(above.bottom <= below.top for above, below in pairwise(scene.lanes))
     tokens = [shape for shape in scene.shapes if isinstance(shape, Stamp) and not shape.sign]
     assert recording.finished is not None
     assert len(tokens) == recording.finished.counts.tokens
     lane = scene.lanes[-1]
     assert all(lane.top <= token.top < token.top + token.height <= lane.bottom for token in tokens)
-
-
-def test_lanes_do_not_overlap(scene: Scene) -> None:
-    assert [lane.name for lane in scene.lanes] == [
-        "epoch",
-        "drafter",
-        "wire",
-        "verification",
-        "wire",
-        "target",
-        "tokens out",
-    ]
-    assert all(above.bottom <= below.top for above, below in pairwise(scene.lanes))
 
 
 @pytest.mark.parametrize(("end", "scale"), [(1.0, 1000.0), (0.01, 50_000.0), (100.0, 20.0)])

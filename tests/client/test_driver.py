@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 
 from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
-from crossdraft.types.messages import Drafted, PassDone
+from crossdraft.types.messages import PassDone
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
 from tests.ports import MemoryDrafter, MemoryTarget
 
@@ -131,16 +130,3 @@ async def test_cancelling_closes_everything_at_once(state: str) -> None:
         await task
     assert target.closed == len(target.opened)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_draft_tokens_of_a_drafter_arrive_as_they_come() -> None:
-    session = Scripted(
-        [drafter_open(1)],
-        (Ready(1), [Send(1, replace(DRAFT, chunk=1))]),
-        ((Replied, 1), []),
-        ((Replied, 1), []),
-        ((Replied, 1), [DONE]),
-    )
-    await run(session, Services.of(MemoryTarget(), MemoryDrafter()))
-    replies = [event.reply for event in session.events if isinstance(event, Replied)]
-    assert [reply.first for reply in replies if isinstance(reply, Drafted)] == [0, 1, 2]

@@ -98,38 +98,12 @@ async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(
     assert running.statistics.targets_lost == 1
 
 
-async def test_another_target_takes_over() -> None:
-    undisturbed, _, _ = generation()
-    await texts(undisturbed)
-    _, target, drafter = generation()
-    services = Services.of(target, drafter)
-    target.error, target.fails_at = Unreachable("gone"), 2
-    second = MemoryTarget(toy=target.toy)
-    services.targets.add("second", second)
-    running = Generation(assignment(), services)
-    await texts(running)
-    assert running.ids == undisturbed.ids
-    assert (len(target.opened), len(second.opened)) == (1, 1)
-
-
 async def test_leaving_early_closes_both_sessions() -> None:
     running, target, drafter = generation(max_tokens=50)
     async with running:
         async for _ in running:
             break
         drafter.silent = True
-    assert (target.closed, drafter.closed) == (1, 1)
-
-
-async def test_cancelling_while_it_waits_closes_both_sessions() -> None:
-    running, target, drafter = generation()
-    drafter.silent = True
-    task = asyncio.create_task(texts(running))
-    await drafter.asked.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await running.aclose()
     assert (target.closed, drafter.closed) == (1, 1)
 
 

@@ -119,14 +119,6 @@ def test_trips_are_counted_by_their_bounds() -> None:
     assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
 
 
-def test_a_round_trip_says_how_long_it_waited_for_the_model() -> None:
-    watch = TripWatch()
-    watch.asked(PASS, 1.0)
-    watch.answered(PassDone(PASS.number, (), 0.5, queued=0.125), 3.0)
-    watch.answered(PassDone(PASS.number, (), 0.5, queued=9.0), 4.0)  # nobody asked
-    assert (watch.trips.seconds, watch.trips.queued_seconds) == (1.5, 0.125)
-
-
 def owed(*happened: object) -> list[bool]:
     """After each question or answer, whether the service has anything to do."""
     owing, found = Owing(), []
@@ -172,9 +164,10 @@ def test_a_lane_says_where_its_time_went() -> None:
     assert watch.figures(5.0).open_seconds == 0
     watch.opened(Traffic(codec_seconds=0.25), 10.0)
     watch.asked(PASS, 11.0)
-    watch.answered(PassDone(PASS.number, (), 0.5), 13.0)
+    watch.answered(PassDone(PASS.number, (), 0.5, queued=0.125), 13.0)
     watch.asked(replace(PASS, number=2), 15.0)
     figures = watch.figures(16.0)
+    assert (figures.trips.seconds, figures.trips.queued_seconds) == (1.5, 0.125)
     assert (figures.open_seconds, figures.idle_seconds) == (6.0, 3.0)
     assert (figures.model_seconds, figures.codec_seconds) == (0.5, 0.25)
     watch.closed(17.0)

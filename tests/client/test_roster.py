@@ -29,17 +29,11 @@ def test_the_one_that_failed_least_recently() -> None:
     assert services.take((), ("b",), 4.0) == "c"
 
 
-def test_a_failure_at_the_beginning_of_the_clock_counts() -> None:
+def test_failures_count_from_the_beginning_of_the_clock_and_are_forgiven() -> None:
     services = roster()
     services.failed("a", 0.0)
-    assert services.take((), (), 1.0) == "b"
-
-
-def test_failures_are_forgiven() -> None:
-    services = roster()
-    services.failed("a", 5.0)
-    assert services.take((), (), 5.0 + FORGIVEN_SECONDS - 1) == "b"
-    assert services.take((), (), 5.0 + FORGIVEN_SECONDS) == "a"
+    assert services.take((), (), FORGIVEN_SECONDS - 1) == "b"
+    assert services.take((), (), FORGIVEN_SECONDS) == "a"
 
 
 def test_one_in_use_is_taken_only_if_no_other_is_left() -> None:

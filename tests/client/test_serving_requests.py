@@ -83,9 +83,9 @@ EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"options": GREEDY}, {"seed": 4}, {"head": 1, "options": MASKED}]
-    + [{"method": name, "overlap": "off", "options": MASKED} for name in EVERY[::2]]
-    + [{"method": name, "head": 3, **AHEAD} for name in EVERY[1::2] if not METHODS[name].whole_draft],
+    [{}, {"seed": 4, "options": GREEDY}, {"head": 1, "options": MASKED}, {"method": "coupled", "head": 3, **AHEAD}]
+    + [{"method": "slrs", "overlap": "off", "options": MASKED}]
+    + [pytest.param({"method": name, "overlap": "off", "options": MASKED}, marks=pytest.mark.full) for name in EVERY],
     ids=str,
 )
 async def test_logprobs_are_the_models(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.console import processes
-from crossdraft.console.processes import Wanted, services
+from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import CommandFailed, Interrupted, run_to_end
 
 READY = """
@@ -46,9 +46,9 @@ def alive(process: str) -> bool:
 
 
 async def test_they_run_for_the_time_of_the_block() -> None:
-    async with services([wanted(), wanted(role="drafter")]) as addresses:
-        assert [alive(address) for address in addresses] == [True, True]
-    assert [alive(address) for address in addresses] == [False, False]
+    async with running([wanted(), wanted(role="drafter")]) as found:
+        assert [alive(one.address) for one in found] == [True, True]
+    assert [alive(one.address) for one in found] == [False, False]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -56,8 +56,8 @@ def test_a_signal_ends_them(number: signal.Signals) -> None:
     started: list[str] = []
 
     async def work() -> None:
-        async with services([wanted(), wanted()]) as addresses:
-            started.extend(addresses)
+        async with running([wanted(), wanted()]) as found:
+            started.extend(one.address for one in found)
             os.kill(os.getpid(), number)
             await asyncio.Event().wait()
 
@@ -69,16 +69,16 @@ def test_a_signal_ends_them(number: signal.Signals) -> None:
 
 async def test_one_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_SECONDS", 0.05)
-    async with services([wanted(STUBBORN)]) as addresses:
+    async with running([wanted(STUBBORN)]) as (found,):
         pass
-    assert not alive(addresses[0])
+    assert not alive(found.address)
 
 
 async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: Path) -> None:
     note = tmp_path / "note"
     program = f"import os; open({str(note)!r}, 'w').write(str(os.getpid()))\n{READY}"
     with pytest.raises(CommandFailed, match="the drafter did not start: the reason"):
-        async with services([wanted(program), wanted(FAILED, "drafter")]):
+        async with running([wanted(program), wanted(FAILED, "drafter")]):
             raise AssertionError("it cannot have started")
     assert not alive(note.read_text())
 
@@ -86,5 +86,5 @@ async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: P
 async def test_one_that_is_never_ready_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "START_SECONDS", 0.05)
     with pytest.raises(CommandFailed, match="the target is not ready after"):
-        async with services([wanted(SILENT)]):
+        async with running([wanted(SILENT)]):
             raise AssertionError("it cannot have started")

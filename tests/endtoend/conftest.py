@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from crossdraft.console import processes
 from tests.endtoend.reference import Reference
 from tests.endtoend.stack import TARGET, Stack, serving
 from tests.rpc.unhurried import unhurry
@@ -15,6 +16,7 @@ def unhurried() -> Iterator[None]:
     """No service is taken for lost because the machine stands still for seconds."""
     with pytest.MonkeyPatch.context() as patch:
         unhurry(patch)
+        patch.setattr(processes, "START_SECONDS", 600.0)
         yield
 
 

@@ -35,29 +35,17 @@ class Case:
     noise: "Noise | None" = None  # what is added to log-probabilities; None: greedy
 
 
-class Presence(LogitsProcessor):
-    """vLLM's presence penalty, which transformers lacks."""
+class Penalties(LogitsProcessor):
+    """vLLM's presence and frequency penalties, which transformers lacks."""
 
-    def __init__(self, prompt_tokens: int, penalty: float) -> None:
+    def __init__(self, prompt_tokens: int, options: SamplingOptions) -> None:
         self._prompt_tokens = prompt_tokens
-        self._penalty = penalty
+        self._options = options
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """scores (1, V) less the penalty for each id of the output."""
-        penalised = scores.clone()
-        penalised[:, input_ids[0, self._prompt_tokens :].unique()] -= self._penalty
-        return penalised
-
-
-class Frequency(Presence):
-    """vLLM's frequency penalty, likewise."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """scores (1, V) less the penalty for each time that an id is in the output."""
-        penalised = scores.clone()
-        for token in input_ids[0, self._prompt_tokens :].tolist():
-            penalised[0, token] -= self._penalty
-        return penalised
+        """scores (1, V) less what each id of the output costs."""
+        counts = input_ids[0, self._prompt_tokens :].bincount(minlength=scores.shape[1])
+        return scores - self._options.presence_penalty * (counts > 0) - self._options.frequency_penalty * counts
 
 
 class Noise:
@@ -142,11 +130,7 @@ class Reference:
         return scores
 
     def _generate(self, ids: list[int], prompt_tokens: int, case: Case, max_new_tokens: int) -> Any:
-        processors: list[LogitsProcessor] = []
-        if case.options.presence_penalty:
-            processors.append(Presence(prompt_tokens, case.options.presence_penalty))
-        if case.options.frequency_penalty:
-            processors.append(Frequency(prompt_tokens, case.options.frequency_penalty))
+        processors: list[LogitsProcessor] = [Penalties(prompt_tokens, case.options)]
         ends = self._model.generation_config.eos_token_id
         ends = [*(ends if isinstance(ends, list) else [ends] * (ends is not None)), *case.stops]
         if case.options.min_tokens:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +11,7 @@ from crossdraft.client import Generation, GenerationRequest, Pipeline, Statistic
 from crossdraft.console.corpora import Named
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
@@ -31,28 +32,32 @@ BUDGET = 256  # MiB for keys and values of one model: at least CONCURRENT sessio
 
 @dataclass(frozen=True)
 class Stack:
-    """Addresses of the running services."""
+    """The running services, and a pipeline for each drafter that has been asked for."""
 
-    target: str
-    drafters: Mapping[str, str]  # by name; the target's model and one without a model may be there, too
+    target: str  # address
+    drafters: Mapping[str, str]  # addresses by name; the target's model and one without a model may be there, too
+    started: AsyncExitStack
+    pipelines: dict[str | None, Pipeline] = field(default_factory=dict)
 
-    def connect(self, drafter: str | None) -> Pipeline:
-        """A pipeline with the drafter of this name, or without one."""
-        address = None if drafter is None else self.drafters[drafter]
-        return connect(self.target, address, needs_drafter=drafter is not None)
+    async def pipeline(self, drafter: str | None) -> Pipeline:
+        """With the drafter of this name, or without one."""
+        if drafter not in self.pipelines:
+            address = None if drafter is None else self.drafters[drafter]
+            made = connect(self.target, address, needs_drafter=drafter is not None)
+            self.pipelines[drafter] = await self.started.enter_async_context(made)
+        return self.pipelines[drafter]
 
     async def run(self, drafter: str | None, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """The requests' generations, finished, in their order."""
-        places = asyncio.Semaphore(CONCURRENT)
+        places, pipeline = asyncio.Semaphore(CONCURRENT), await self.pipeline(drafter)
 
-        async def run(pipeline: Pipeline, request: GenerationRequest) -> Generation:
+        async def run(request: GenerationRequest) -> Generation:
             async with places, pipeline.run(request) as generation:
                 async for _ in generation:
                     pass
             return generation
 
-        async with self.connect(drafter) as pipeline:
-            return await asyncio.gather(*(run(pipeline, request) for request in requests))
+        return await asyncio.gather(*map(run, requests))
 
 
 @asynccontextmanager
@@ -66,7 +71,7 @@ async def serving(names: Sequence[str], affine: Sequence[str]) -> AsyncIterator[
             affinity = affinities(name, folder) if name in affine else None
             servers[name] = await drafter_server(ServeDrafter(model(name), AT_ONCE, affinity))
         drafters = {name: (await started.enter_async_context(server)).address for name, server in servers.items()}
-        yield Stack(target.address, drafters)
+        yield Stack(target.address, drafters, started)
 
 
 def affinities(drafter: str, folder: Path) -> Path:
@@ -83,8 +88,8 @@ def affinities(drafter: str, folder: Path) -> Path:
     return path
 
 
-def model(name: str) -> ModelOptions:
-    return ModelOptions(f"bundled:{name}", budget=BUDGET, threads=1)
+def model(name: str, emulation: Emulation = NOTHING_EMULATED) -> ModelOptions:
+    return ModelOptions(f"bundled:{name}", budget=BUDGET, threads=1, emulation=emulation)
 
 
 def statistics(generation: Generation) -> Statistics:

@@ -18,7 +18,7 @@ CASES = [
     pytest.param("coupled", "drafter-b", ROUNDS, marks=pytest.mark.full),
     pytest.param("slrs", "drafter-c", ROUNDS, marks=pytest.mark.full),
 ]  # `crossdraft.bench.acceptance` has all methods
-COUNT, LEAST_TESTS = (20_000, 4) if FULL else (500, 2)
+COUNT, LEAST_TESTS = (20_000, 4) if FULL else (300, 2)
 SERVED = ("drafter-b", "drafter-c") if FULL else ("drafter-b",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

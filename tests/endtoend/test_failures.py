@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
@@ -15,8 +15,9 @@ from crossdraft.bench.services import Killable
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.speculation.choice import Fixed
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.endtoend.stack import AT_ONCE, TARGET, model
 from tests.prompts import prompts
 
@@ -30,10 +31,6 @@ PACE = "15,0"  # of a target: what is killed is in the middle of it
 def request(overlap: Overlap) -> GenerationRequest:
     text = prompts()[3].text
     return GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
-
-
-def target() -> Wanted:
-    return Wanted("target", f"bundled:{TARGET}", 1, ("--pace", PACE))
 
 
 @pytest.fixture
@@ -55,10 +52,17 @@ class Copying:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def targets() -> AsyncIterator[list[Killable]]:
-    """Two in processes of their own, for all tests: one of them is killed by the second test, the other by the last."""
+async def target() -> AsyncIterator[TargetServer]:
+    """In this process, where nothing kills it."""
+    async with await target_server(ServeTarget(model(TARGET, Emulation(Pace.parsed(PACE))), AT_ONCE)) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def victim() -> AsyncIterator[Killable]:
+    """A target in a process of its own."""
     async with AsyncExitStack() as stack:
-        yield [await Killable.started(target(), stack) for _ in range(2)]
+        yield await Killable.started(Wanted("target", f"bundled:{TARGET}", 1, ("--pace", PACE)), stack)
 
 
 async def undisturbed(pipeline: Pipeline) -> str:
@@ -90,11 +94,10 @@ async def disturbed(
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize("overlap", [Overlap.ON, pytest.param(Overlap.OFF, marks=pytest.mark.full)])
-async def test_drafters_that_are_killed_one_after_the_other(targets: Sequence[Killable], overlap: Overlap) -> None:
-    addresses = [one.address for one in targets]
+async def test_drafters_that_are_killed_one_after_the_other(target: TargetServer, overlap: Overlap) -> None:
     async with (
         running([Copying()] * 2) as drafters,
-        connect(addresses, [one.address for one in drafters], needs_drafter=True) as pipeline,
+        connect(target.address, [one.address for one in drafters], needs_drafter=True) as pipeline,
     ):
         wanted = await undisturbed(pipeline)
         for drafter in drafters:
@@ -105,22 +108,21 @@ async def test_drafters_that_are_killed_one_after_the_other(targets: Sequence[Ki
             assert figures.targets_lost == 0
 
 
-async def test_a_target_that_is_killed_is_replaced_by_another(targets: Sequence[Killable]) -> None:
+async def test_a_target_that_is_killed_is_replaced_by_another(target: TargetServer, victim: Killable) -> None:
     async with (
         await drafter_server(ServeDrafter(model("drafter-a"), AT_ONCE)) as drafter,
-        connect([one.address for one in targets], drafter.address, needs_drafter=True) as pipeline,
+        connect([victim.address, target.address], drafter.address, needs_drafter=True) as pipeline,
     ):
         wanted = await undisturbed(pipeline)
         generations = [pipeline.run(request(Overlap.ON)) for _ in range(2)]  # one on each target
-        victim = targets[0].running
-        figures = await asyncio.gather(*(disturbed(generation, victim) for generation in generations))
+        figures = await asyncio.gather(*(disturbed(generation, victim.running) for generation in generations))
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sorted(figure.targets_lost for figure in figures) == [0, 1]
         assert [figure.drafters_lost for figure in figures] == [0, 0]
 
 
-async def test_a_target_that_is_killed_and_started_again_goes_on(targets: Sequence[Killable]) -> None:
-    victim = targets[1]
+@pytest.mark.full
+async def test_a_target_that_is_killed_and_started_again_goes_on(victim: Killable) -> None:
     async with connect(victim.address) as pipeline:
         wanted = await undisturbed(pipeline)
         # In this process, and loaded before: a slow machine may take longer for that than a session waits for a target.

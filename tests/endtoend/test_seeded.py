@@ -1,5 +1,6 @@
 """Seeded output at temperature 1 through gRPC: whatever drafts, or nothing does, the text is a function of the seed."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ from tests.endtoend.reference import Case, Noise, Reference
 from tests.endtoend.stack import DRAFTERS, NGRAM, Stack, statistics
 from tests.prompts import prompts
 
-PROMPTS = 10  # 50 for the whole comparison
-NEW_TOKENS = 24  # 128 for the whole comparison
+PROMPTS, NEW_TOKENS = 5, 16
 SEED = 7
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
-SERVED = (*DRAFTERS, NGRAM)
+SERVED = (*(DRAFTERS if FULL else DRAFTERS[:2]), NGRAM)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -28,8 +29,7 @@ async def plain(stack: Stack) -> list[Generation]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def noise(stack: Stack) -> Noise:
-    async with stack.connect(None) as pipeline:
-        return Noise(pipeline.models.tokenization.vocabulary, NoiseKey(SEED))
+    return Noise((await stack.pipeline(None)).models.tokenization.vocabulary, NoiseKey(SEED))
 
 
 def requests(seed: int, **settings: Any) -> list[GenerationRequest]:
@@ -76,10 +76,10 @@ AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branche
 
 @pytest.mark.parametrize(
     ("drafter", "settings"),
-    [("drafter-a", OFF), ("drafter-b", AHEAD), ("drafter-c", AHEAD), (NGRAM, OFF), ("drafter-b", ROUNDS[0])]
+    [("drafter-a", OFF), ("drafter-b", AHEAD), (NGRAM, OFF)]
     + [pytest.param(one, OFF, marks=pytest.mark.full) for one in ("drafter-b", "drafter-c")]
-    + [pytest.param(one, AHEAD, marks=pytest.mark.full) for one in ("drafter-a", NGRAM)]
-    + [pytest.param("drafter-b", one, marks=pytest.mark.full) for one in (*ROUNDS[1:], ONE)],
+    + [pytest.param(one, AHEAD, marks=pytest.mark.full) for one in ("drafter-a", "drafter-c", NGRAM)]
+    + [pytest.param("drafter-b", one, marks=pytest.mark.full) for one in (*ROUNDS, ONE)],
 )
 async def test_no_drafter_changes_the_text(
     stack: Stack, plain: list[Generation], reference: Reference, noise: Noise, drafter: str, settings: dict[str, Any]

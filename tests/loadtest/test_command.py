@@ -32,8 +32,8 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     load = "--clients", 2, "--requests", 3, "--warm-up", 1, "--max-tokens", 8, "--ignore-eos", "--ttft-ms", 60_000
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "def f("}\n{"turns": ["Say"]}\n')
-    report, lines, picture = (tmp_path / f"report.{kind}" for kind in ("json", "csv", "png"))
-    files = "--prompts", prompts, "--json", report, "--csv", lines, "--plot", picture
+    report, picture = tmp_path / "report.json", tmp_path / "report.png"
+    files = "--prompts", prompts, "--json", report, "--plot", picture
     done = cli("loadtest", *models, *ways, *load, *files)
     assert done.code == 0, done.err
     found = validated(json.loads(report.read_text()))
@@ -42,7 +42,6 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
         assert_measured(one)
     assert [one["way"] for one in found["comparisons"]] == ["HTTP", "gRPC"]
     assert all(one["end_to_end_ms"]["count"] == 3 for one in found["comparisons"])
-    assert len(lines.read_text().splitlines()) == 1 + 9
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "orchestrator and target" in done.out
     assert "added to in process" in done.out
@@ -77,14 +76,13 @@ def run(tested: InMemory, files: LoadFiles) -> None:
 
 
 def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report, lines, picture = (tmp_path / f"report.{kind}" for kind in ("json", "csv", "png"))
-    run(InMemory(), LoadFiles(json_file=report, csv_file=lines, picture=picture))
+    report, picture = tmp_path / "report.json", tmp_path / "report.png"
+    run(InMemory(), LoadFiles(json_file=report, picture=picture))
     found = validated(json.loads(report.read_text()))
     names = [(one["way"], one["delay_ms"]) for one in found["runs"]]
     assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
     assert [(one["summary"]["requests"], one["summary"]["goodput"]["share"]) for one in found["runs"]] == [(6, 1)] * 4
     assert [(one["way"], one["delay_ms"]) for one in found["comparisons"]] == [("HTTP", 0), ("HTTP", 5)]
-    assert len(lines.read_text().splitlines()) == 1 + 24
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 150_000
     assert "orchestrator and target" in capsys.readouterr().out
@@ -143,20 +141,20 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         (["--rate", "1", "--clients", "2"], "--rate and --clients are two kinds of load"),
         (["--clients", "2", "--max-concurrency", "3"], "--max-concurrency is for --rate"),
         (["--rate", "0"], "--rate must be above 0"),
-        (["--clients", "0"], "--clients must be at least 1"),
-        (["--requests", "0"], "--requests must be at least 1"),
-        (["--warm-up", "-1"], "--warm-up must be 0 or more"),
-        (["--repeat", "0"], "--repeat must be at least 1"),
-        (["--seed", "-1"], "--seed must be between"),
+        (["--clients", "0"], "Invalid value for '--clients'"),
+        (["--requests", "0"], "Invalid value for '--requests'"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--timeout", "0"], "--timeout must be above 0"),
         (["--max-tokens", "0"], "max_tokens must be at least 1"),
         (["--method", "nonsense"], "nonsense"),
+        (["--temperature", "-1"], "temperature"),
         (["--ttft-ms", "0"], "--ttft-ms must be above 0"),
+        (["--tpot-ms", "-1"], "--tpot-ms must be above 0"),
         (["--delay-ms", "a"], "--delay-ms takes numbers"),
         (["--pace-target", "fast"], "a pace is A,B"),
         (["--prompts", "/nowhere"], "cannot read the prompts"),
         (["--json", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
-        (["--plot", "report.txt"], "--plot writes .png"),
+        (["--plot", "report.txt"], "its name must end with .png"),
         (["--url", "nowhere"], "--url must be such as"),
         (["--server", "nowhere"], "--server must be HOST:PORT"),
         (["--server", "127.0.0.1:9", "--compare"], "--compare and --delay-ms are for services that are started"),
@@ -165,6 +163,4 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
     ],
 )
 def test_wrong_options(cli: Cli, options: list[str], complaint: str) -> None:
-    done = cli("loadtest", *options)
-    done.failed(complaint)
-    assert done.err.count("\n") == 1
+    cli("loadtest", *options).failed(complaint)

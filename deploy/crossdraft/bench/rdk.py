@@ -15,7 +15,7 @@ import numpy as np
 
 from crossdraft.bench.commands import RdkPlan
 from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
-from crossdraft.console.pictures import check_picture, save_picture
+from crossdraft.console.running import PICTURES, check_output, save_picture
 from crossdraft.text.affinity import Probabilities, first_order
 from crossdraft.text.letters import Ids
 
@@ -144,7 +144,8 @@ class Study(Benchmark[RdkPlan, Level]):
         return 4 * len(KEPT)
 
     def check(self) -> None:
-        check_picture(self.plan.plot)
+        if self.plan.plot is not None:
+            check_output(self.plan.plot, *PICTURES)
 
     def measure(self, advance: Advance) -> Iterator[Level]:
         for tokens, taus in ((self.plan.tokens, ()), (self.plan.exact_tokens, TAUS)):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from crossdraft.bench.commands import PromptsPlan, SettingsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.rpc.clients import Patience
@@ -131,10 +131,10 @@ async def pairs_of(
         CommandFailed: a service does not start.
     """
     threads = threads_each(2)
-    async with services([Wanted("target", target, threads, engine=engine)]) as (verifying,):
+    async with running([Wanted("target", target, threads, engine=engine)]) as (verifying,):
         for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
-            async with services([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,):
-                yield verifying, drafting, tuple(alike)
+            async with running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,):
+                yield verifying.address, drafting.address, tuple(alike)
 
 
 async def pipelines_of(

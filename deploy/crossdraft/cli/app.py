@@ -1,7 +1,7 @@
 """The command line: which commands there are, and what typer knows of them.
 
-What a command needs is imported when it runs: torch, transformers, grpc and numpy take seconds, which `--help` and a
-mistyped option should not.
+What a command does is in the module that it names, which is imported when it runs: torch, transformers, grpc and numpy
+take seconds, which `--help` and a mistyped option should not.
 """
 
 import os
@@ -110,7 +110,7 @@ def _options(
     """What all commands have in common."""
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.demo:demo")
 def demo(
     prompt: Prompt = None,
     k: int = option(6, "Draft tokens in a lock-step round.", "-k"),
@@ -123,9 +123,6 @@ def demo(
 
     The target is made as large as it needs to be to show a gain: its layers are more and wider, and its texts the same.
     """
-    from crossdraft.cli import demo as module
-
-    module.demo(prompt, k, max_tokens, temperature, seed, engine)
 
 
 @command(app)
@@ -142,7 +139,7 @@ def generate(
     module.generate(module.request_of(prompt, options), where, as_json)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.inspect:inspect")
 def inspect(
     target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
     drafter: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
@@ -152,9 +149,6 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Compare two vocabularies. It counts the tokens that both have, and those that the other can spell."""
-    from crossdraft.cli import inspect as module
-
-    module.inspect(target, drafter, sample, as_json)
 
 
 @command(app)
@@ -189,34 +183,25 @@ def select(
     module.select(selection, as_json)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.corpus:make_affinity")
 def affinity(corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Output, options: AffinityOptions) -> None:
     """Make an affinity matrix, for `serve drafter --affinity`.
 
     It says which target tokens each draft token may stand for; the method rdk uses it.
     """
-    from crossdraft.cli import corpus as module
-
-    module.make_affinity(target, drafter, corpus, output, options)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.corpus:count_tokens")
 def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
     """Count tokens in a corpus, for `serve drafter --vocab-keep`."""
-    from crossdraft.cli import corpus as module
-
-    module.count_tokens(model, corpus, output)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.trace:replay")
 def replay(file: Recorded) -> None:
     """Check a recorded output. It runs the verification again, and compares every decision."""
-    from crossdraft.cli import trace as module
-
-    module.replay(file)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.trace:timeline")
 def timeline(
     file: Recorded,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write (.html).")],
@@ -224,33 +209,24 @@ def timeline(
     rounds: int = option(15, "Rounds that are seen then.", min=1),
 ) -> None:
     """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
-    from crossdraft.cli import trace as module
-
-    module.timeline(file, output, first, rounds)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.loadtest:loadtest")
 def loadtest(
-    servers: ExistingServers, services: StartedServices, load: LoadOptions, requests: LoadRequests, files: LoadFiles
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
 ) -> None:
     """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
 
     Without --url, --server and --target it starts services and a server, and ends them afterwards.
     """
-    from crossdraft.cli import loadtest as module
-
-    module.loadtest(servers, services, load, requests, files)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.certs:certs")
 def certs(options: CertsOptions) -> None:
     """Make certificates for mutual TLS. The first call makes a private CA, each call a certificate for each --host."""
-    from crossdraft.cli import certs as module
-
-    module.certs(options)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.cluster:deploy")
 def deploy(
     configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
     address: Cluster = "auto",
@@ -263,44 +239,29 @@ def deploy(
     What is served is what the configuration file says. Services whose configuration is unchanged keep running; others
     are replaced, without ending open streams.
     """
-    from crossdraft.cli import cluster as module
-
-    module.deploy(configuration, address, check, wait_seconds, timeout)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.cluster:status")
 def status(address: Cluster = "auto", as_json: AsJson = False) -> None:
     """Show what runs on a Ray cluster. Lists processes with their addresses, and the state of Ray Serve's replicas."""
-    from crossdraft.cli import cluster as module
-
-    module.status(address, as_json)
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.cluster:undeploy")
 def undeploy(address: Cluster = "auto") -> None:
     """Stop all that `crossdraft deploy` started. The Ray cluster keeps running."""
-    from crossdraft.cli import cluster as module
-
-    module.undeploy(address)
 
 
-@command(serve, "target")
+@command(serve, "target", runs="crossdraft.cli.serve:serve_target")
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
     """Serve the target. It is the large model, which verifies the draft tokens."""
-    from crossdraft.cli import serve as module
-
-    module.serve_target(model, service)
 
 
-@command(serve, "drafter")
+@command(serve, "drafter", runs="crossdraft.cli.serve:serve_drafter")
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     """Serve a drafter. It is a small model, which proposes draft tokens."""
-    from crossdraft.cli import serve as module
-
-    module.serve_drafter(model, drafting, service)
 
 
-@command(serve, "ngram")
+@command(serve, "ngram", runs="crossdraft.cli.serve:serve_ngram")
 def serve_ngram(
     *,
     max_ngram: int = option(24, "Max length of a match, in bytes."),
@@ -311,12 +272,9 @@ def serve_ngram(
 
     A draft token is one byte, so a round should have many of them: use -k 16 or more.
     """
-    from crossdraft.cli import serve as module
-
-    module.serve_ngram(max_ngram, min_ngram, service)
 
 
-@command(serve, "http")
+@command(serve, "http", runs="crossdraft.cli.serve:serve_http")
 def serve_http(
     *,
     api: ApiOptions,
@@ -329,12 +287,9 @@ def serve_http(
     allowed: CorsOptions,
 ) -> None:
     """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""
-    from crossdraft.cli import serve as module
-
-    module.serve_http(api, port, grpc_port, max_choices, max_body_mib, allowed)
 
 
-@command(serve, "grpc")
+@command(serve, "grpc", runs="crossdraft.cli.serve:serve_grpc")
 def serve_grpc(
     *,
     api: ApiOptions,
@@ -343,9 +298,6 @@ def serve_grpc(
     metrics_port: MetricsPort = None,
 ) -> None:
     """Serve the gRPC API (crossdraft.v1.Generation). --ssl-... and --tls-... are as for `serve http`."""
-    from crossdraft.cli import serve as module
-
-    module.serve_grpc(api, port, max_message_mib, metrics_port)
 
 
 app.add_typer(serve)

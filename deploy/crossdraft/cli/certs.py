@@ -19,8 +19,6 @@ def certs(options: CertsOptions) -> None:
         UsageError: there is nothing to make, or a name, a number or a file of the CA cannot be used.
         CommandFailed: files exist already, are missing or cannot be written.
     """
-    if options.days < 1:
-        raise UsageError(f"--days must be at least 1, got {options.days}")
     try:
         wanted = _to_renew(options) if options.renew else _to_make(options)
         options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,7 +44,7 @@ def _to_make(options: CertsOptions) -> dict[str, Subject]:
         )
     wanted: dict[str, Subject] = {}
     for host in options.host:
-        subject = Subject(_separate(host), _use(options) or Purpose.BOTH)
+        subject = Subject(_separate(host), Purpose(options.use or "both"))
         name = file_name(subject.hosts[0])
         if name == CA or name in wanted:
             raise UsageError(f"--host {host}: the name {name!r} is taken; put another name of the host first")
@@ -73,12 +71,8 @@ def _to_renew(options: CertsOptions) -> dict[str, Subject]:
         except AuthorityError as error:
             raise CommandFailed(f"{path}: {error}; it is not renewed") from error
         hosts = tuple(dict.fromkeys((*before.hosts, *given.get(name, ()))))
-        wanted[name] = replace(before, hosts=hosts, purpose=_use(options) or before.purpose)
+        wanted[name] = replace(before, hosts=hosts, purpose=Purpose(options.use or before.purpose))
     return wanted
-
-
-def _use(options: CertsOptions) -> Purpose | None:
-    return None if options.use is None else Purpose(options.use)
 
 
 def _authority(folder: Path) -> tuple[Issued, bool]:
@@ -119,7 +113,7 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
         )
     example = next(iter(wanted))
     lines += [
-        f"on {example}, add to {COMMANDS[wanted[example].purpose]}:",
+        f"on {example}, add to its commands:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
         "running processes use renewed files as soon as these are replaced; there is no need to restart them",
     ]
@@ -130,11 +124,6 @@ USES = {
     Purpose.SERVICE: "to serve",
     Purpose.ORCHESTRATOR: "to connect to services",
     Purpose.BOTH: "to serve and to connect",
-}
-COMMANDS = {
-    Purpose.SERVICE: "`crossdraft serve target` or `serve drafter`",
-    Purpose.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
-    Purpose.BOTH: "`crossdraft serve` and `crossdraft generate`",
 }
 
 

@@ -30,21 +30,21 @@ NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`"
 TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on its nodes"
 
 
-def deploy(path: Path, address: str, check: bool, wait_seconds: float, seconds: float) -> None:
+def deploy(configuration: Path, address: str, check: bool, wait_seconds: float, timeout: float) -> None:
     """Deploys what a file says. Raises UsageError if the file is wrong, CommandFailed if the cluster cannot do it."""
-    configuration = _read(path)
+    wanted = _read(configuration)
     if check:
-        print(f"{path} is valid")
+        print(f"{configuration} is valid")
         return
     with _cluster(address):
         from crossdraft.cluster import deploy as cluster
         from crossdraft.cluster.capacity import Waiting
 
         try:
-            cluster.deploy(configuration, Waiting(wait_seconds, seconds, partial(print, flush=True)))
+            cluster.deploy(wanted, Waiting(wait_seconds, timeout, partial(print, flush=True)))
         except ValueError as error:
             raise CommandFailed(str(error)) from error
-    http, grpc = configuration.http, configuration.grpc
+    http, grpc = wanted.http, wanted.grpc
     print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
         print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")

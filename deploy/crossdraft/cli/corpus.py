@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
-from crossdraft.cli.options import AffinityOptions, Kinds
+from crossdraft.cli.options import AffinityOptions
 from crossdraft.console.corpora import Named, corpus_texts
 from crossdraft.console.running import CommandFailed, PlainConsole, UsageError, check_output
 from crossdraft.text.affinity import Affinity, Matrix, Probabilities, save_affinity
@@ -37,7 +37,7 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
     if not len(pair.shared_drafter_ids):
         raise CommandFailed(f"{target} and {drafter} share no token, so rdk cannot be used; use coupled")
-    make = _aligned if options.kind is Kinds.ALIGNED else _co_occurrence
+    make = _aligned if options.kind == "aligned" else _co_occurrence
     try:
         matrix, note = make(pair, ours.tokenization, theirs.tokenization, corpus_texts(corpus, "reading"), options)
         affinity = Affinity.of(pair, matrix, ours.tokenizer_json, theirs.tokenizer_json, f"{options.kind}, {note}")
@@ -52,7 +52,7 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
 def _check(options: AffinityOptions) -> None:
     """Raises UsageError if an option was given that this kind does not have, or is out of its range."""
     for name in ("window", "temperature"):
-        if getattr(options, name) is not None and options.kind is not Kinds.CO_OCCURRENCE:
+        if getattr(options, name) is not None and options.kind == "aligned":
             raise UsageError(f"--{name} is not an option of --kind {options.kind}: leave it out")
     if not (options.temperature is None or 0 < options.temperature < float("inf")):
         raise UsageError(f"--temperature must be above 0, got {options.temperature}")

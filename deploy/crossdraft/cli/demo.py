@@ -51,7 +51,7 @@ def demo(
     prompt: str | None,
     k: int,
     max_tokens: int,
-    temperatures: Sequence[float],
+    temperature: Sequence[float],
     seed: int,
     engine: EngineOptions = DEMO,
 ) -> None:
@@ -70,7 +70,7 @@ def demo(
             overlap=Overlap.OFF,  # the controller would need longer than a demonstration to find such a number
             paths=1,
         )
-        requests = [replace(request, options=SamplingOptions(temperature)) for temperature in temperatures]
+        requests = [replace(request, options=SamplingOptions(one)) for one in temperature]
     run_to_end(_demo(requests, engine))
 
 

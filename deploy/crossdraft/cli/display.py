@@ -1,9 +1,7 @@
 """How a generation is shown: coloured text and a table of figures, or a line of JSON for each token."""
 
 import json
-import sys
 from dataclasses import asdict
-from typing import TextIO
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -25,11 +23,7 @@ STYLES = {
     Kind.CORRECTED: Style(color="red"),
     Kind.BONUS: Style(color="cyan"),
 }
-MEANINGS = {
-    Kind.ACCEPTED: "as drafted",
-    Kind.CORRECTED: "in place of a rejected draft token",
-    Kind.BONUS: "after the last draft token",
-}
+LEGEND = "accepted (as drafted)  corrected (in place of a rejected draft token)  bonus (after the last draft token)"
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
@@ -68,9 +62,6 @@ class TextScreen:
 class JsonScreen:
     """One object for each token, then one with text, ids, reason and statistics."""
 
-    def __init__(self, output: TextIO | None = None) -> None:
-        self._output = output or sys.stdout
-
     def begin(self, prompt: str) -> None:
         """Prints nothing."""
 
@@ -81,11 +72,12 @@ class JsonScreen:
 
     def end(self, generation: Generated) -> None:
         statistics, reason = generation.statistics, generation.reason
+        ratios = {name: getattr(statistics, name, None) for name in RATIOS}
         record: dict[str, object] = {
             "text": generation.text,
             "ids": generation.ids,
             "reason": None if reason is None else reason.value,
-            "statistics": None if statistics is None else ratios(statistics) | asdict(statistics),
+            "statistics": None if statistics is None else asdict(statistics) | ratios,
         }
         if generation.decisions:
             record["decisions"] = [asdict(decision) for decision in generation.decisions]
@@ -93,31 +85,24 @@ class JsonScreen:
         self._write(record)
 
     def _write(self, record: dict[str, object]) -> None:
-        print(json.dumps(record), file=self._output, flush=True)
+        print(json.dumps(record), flush=True)
 
 
 Screen = TextScreen | JsonScreen
 
 
-def ratios(statistics: Statistics) -> dict[str, object]:
-    return {name: getattr(statistics, name) for name in RATIOS}
-
-
 def legend() -> Text:
     """What the colours mean, in one line."""
-    line = Text()
+    line = Text(LEGEND)
     for kind, style in STYLES.items():
-        line.append(kind.value, style).append(f" ({MEANINGS[kind]})  ")
+        line.highlight_words([kind.value], style)
     return line
 
 
 def figures(statistics: Statistics, audit: bool = False) -> Table:
     """The table of one generation; `audit`: with the audit, also if it checked nothing."""
-    title = (
-        f"{statistics.method}, K = {statistics.num_speculative_tokens}"
-        if statistics.num_speculative_tokens
-        else statistics.method
-    )
+    k = statistics.num_speculative_tokens
+    title = statistics.method + (f", K = {k}" if k else "")
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)

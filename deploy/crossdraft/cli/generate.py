@@ -1,15 +1,13 @@
 """`crossdraft generate`: one continuation, shown as it comes; made by services, by a server, or by bundled models."""
 
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields
-from typing import Any
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
-from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses
+from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, running, threads_each
 from crossdraft.console.running import CommandFailed, UsageError, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.clients import Patience
@@ -31,17 +29,12 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
             "stop_token_ids": tuple(options.stop_token_ids or ()),
             "bad_words": tuple(map(_checked_text, options.bad_words or ())),
             "options": SamplingOptions(
-                **_of(SamplingOptions, given | {"logit_bias": _biases(options.logit_bias or ())})
+                **named(SamplingOptions, given | {"logit_bias": _biases(options.logit_bias or ())})
             ),
         }
-        request = GenerationRequest(read_prompt(prompt), **_of(GenerationRequest, given | changed))
+        request = GenerationRequest(read_prompt(prompt), **named(GenerationRequest, given | changed))
         requested_method(request)  # refuses, before anything is started, what no pair of models could do
     return request
-
-
-def _of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values whose names are fields of a dataclass."""
-    return {one.name: given[one.name] for one in fields(record) if one.name in given}
 
 
 def generate(
@@ -158,19 +151,14 @@ async def addresses(
     names = [("target", models.target)]
     if drafter is None:
         names.append(("drafter", models.drafter))
-    for _, model in names:
-        _check_model(model)
-    wanted = [Wanted(role, model, threads_each(len(names)), engine=engine) for role, model in names]
-    async with services(wanted) as started:
-        yield started[0], started[1] if len(started) > 1 else None
-
-
-def _check_model(name: str) -> None:
-    """Said now, and not after the seconds that a service takes to say it."""
-    try:
-        source_of(name)
+    try:  # said now, and not after the seconds that a service takes to say it
+        for _, model in names:
+            source_of(model)
     except ModelLoadError as error:
         raise CommandFailed(f"{error}; or give --target and --drafter") from error
+    wanted = [Wanted(role, model, threads_each(len(names)), engine=engine) for role, model in names]
+    async with running(wanted) as started:
+        yield started[0].address, started[1].address if len(started) > 1 else None
 
 
 def read_prompt(given: str | None) -> str:

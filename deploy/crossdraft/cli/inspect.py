@@ -13,7 +13,7 @@ from rich.table import Table
 from crossdraft.console.corpora import Named
 from crossdraft.console.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
-from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare
+from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, compare
 
 LARGE = 10**6  # larger numbers are shown as powers of ten
 
@@ -59,7 +59,10 @@ def _summary(report: CompatibilityReport) -> Table:
         ("their share of the drafter's", f"{report.shared_of_drafter:.1%}"),
         ("their share of the target's tokens in the sample", f"{report.sample.target_tokens:.1%}"),
         ("their share of the drafter's tokens in the sample", f"{report.sample.drafter_tokens:.1%}"),
-        ("different tokens in the sample, target and drafter", _kinds(report.sample)),
+        (
+            "different tokens in the sample, target and drafter",
+            f"{report.sample.target_kinds:,}, {report.sample.drafter_kinds:,}",
+        ),
         ("those of them that both use, share of the target's", f"{report.sample.shared_of_target:.1%}"),
         ("longest look-ahead (draft tokens for one target token)", str(report.look_ahead)),
         ("draft-token combinations for a target token, quartiles", _numbers(combinations.quartiles)),
@@ -98,10 +101,6 @@ def _lengths(report: CompatibilityReport) -> Table:
     ):
         table.add_row(name, target, drafter)
     return table
-
-
-def _kinds(share: SampleShare) -> str:
-    return f"{share.target_kinds:,}, {share.drafter_kinds:,}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -7,15 +7,14 @@ configurations are measured under one emulated delay after another; within a del
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossdraft.bench.harness import rotated, write_text
 from crossdraft.bench.services import Distant, Served, delays_of, service
@@ -28,25 +27,29 @@ from crossdraft.cli.options import (
     Over,
     StartedServices,
     check_addresses,
+    named,
 )
 from crossdraft.client import connect
-from crossdraft.console.pictures import check_picture, save_picture
-from crossdraft.console.processes import running
+from crossdraft.client.api import software
+from crossdraft.console.processes import Running, running
 from crossdraft.console.running import (
     EXTRA,
+    PICTURES,
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
     check_output,
     checked_options,
+    counted,
     print_whole,
     run_to_end,
+    save_picture,
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, as_csv, notes_of, plain, tables_of
-from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
+from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, notes_of, plain, tables_of, titled
+from crossdraft.loadtest.requests import Prompt, RequestOptions, requests_over
 from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
 from crossdraft.loadtest.timeline import Client, Timeline
@@ -90,20 +93,7 @@ class Addressed:
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
         """One stage. Raises ServiceError and CommandFailed."""
-        given = self.servers
-        async with AsyncExitStack() as stack:
-            clients: dict[str, Client] = {}
-            if given.url:
-                clients[HTTP] = await _http(stack, given.url, given.api_key)
-            if given.server:
-                ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
-                with checked_options():
-                    tls = None if ca is None else trusting_credentials(ca)
-                clients[GRPC] = GrpcClient(
-                    await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
-                )
-            if given.target:
-                clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
+        async with clients_of(self.servers) as clients:
             yield Stage(None, clients)
 
 
@@ -114,15 +104,13 @@ class Started:
     target: Served
     drafter: Served
     delays: tuple[float, ...]  # ms, one way, to the drafter's host; each in turn
-    over: frozenset[str]  # HTTP, gRPC
+    over: Sequence[Over]
     compare: bool  # with a pipeline in this process
     max_outputs: int  # that the server makes at once
 
     @property
     def services(self) -> str:
-        models = ", ".join(
-            f"{role} {_described(one)}" for role, one in (("target", self.target), ("drafter", self.drafter))
-        )
+        models = f"target {_described(self.target)}, drafter {_described(self.drafter)}"
         if not any(self.delays):
             return models
         return f"{models}; drafter at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
@@ -134,23 +122,37 @@ class Started:
             service("target", self.target, 0, False) as target,
             service("drafter", self.drafter, 1, distant) as drafter,
         ):
+            server = HttpServer(target.address, drafter.address, self.max_outputs)
             for delay in self.delays:
                 await drafter.delay(delay)
-                async with AsyncExitStack() as stack:
-                    clients = await self._clients(stack, target, drafter)
+                async with running([server]) as (front,), clients_of(self._servers(front, target, drafter)) as clients:
                     yield Stage(delay if distant else None, clients)
 
-    async def _clients(self, stack: AsyncExitStack, target: Distant, drafter: Distant) -> dict[str, Client]:
+    def _servers(self, front: Running, target: Distant, drafter: Distant) -> ExistingServers:
+        return ExistingServers(
+            url=f"http://{front.address}" if Over.HTTP in self.over else "",
+            server=front.ready["grpc"] if Over.GRPC in self.over else "",
+            target=target.address if self.compare else "",
+            drafter=drafter.address if self.compare else "",
+        )
+
+
+@asynccontextmanager
+async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, Client]]:
+    """A client of each server, and a pipeline of targets, by their names. Raises ServiceError and CommandFailed."""
+    async with AsyncExitStack() as stack:
         clients: dict[str, Client] = {}
-        server = HttpServer(target.address, drafter.address, self.max_outputs)
-        (ready,) = await stack.enter_async_context(running([server]))
-        if HTTP in self.over:
-            clients[HTTP] = await _http(stack, f"http://{ready.address}", "")
-        if GRPC in self.over:
-            clients[GRPC] = GrpcClient(await stack.enter_async_context(GenerationClient(ready.ready["grpc"])))
-        if self.compare:
-            clients[IN_PROCESS] = await _in_process(stack, target.address, drafter.address, None)
-        return clients
+        if given.url:
+            clients[HTTP] = await _http(stack, given.url, given.api_key)
+        if given.server:
+            ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
+            with checked_options():
+                tls = None if ca is None else trusting_credentials(ca)
+            server = await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
+            clients[GRPC] = GrpcClient(server)
+        if given.target:
+            clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
+        yield clients
 
 
 @dataclass(frozen=True)
@@ -211,24 +213,6 @@ def _described(served: Served) -> str:
     return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"
 
 
-def check_files(files: LoadFiles) -> None:
-    """Raises UsageError if one of them cannot be written where it should be."""
-    check_picture(files.picture)
-    for path in (files.json_file, files.csv_file, files.picture):
-        if path is not None:
-            check_output(path)
-
-
-def write_files(files: LoadFiles, report: Report) -> None:
-    """Writes the report; raises CommandFailed."""
-    if files.json_file is not None:
-        write_text(files.json_file, json.dumps(plain(report), indent=1) + "\n")
-    if files.csv_file is not None:
-        write_text(files.csv_file, as_csv(report))
-    if files.picture is not None:
-        save_picture(figure_of(report), files.picture, DOTS_PER_INCH)
-
-
 def loadtest(
     servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
 ) -> None:
@@ -238,7 +222,9 @@ def loadtest(
         UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    check_files(files)
+    for path, endings in ((files.json_file, ()), (files.picture, PICTURES)):
+        if path is not None:
+            check_output(path, *endings)
     if not 0 < load.timeout < float("inf"):
         raise UsageError(f"--timeout must be above 0, got {load.timeout:g}")
     tested = _tested(servers, services, load.requests)
@@ -251,32 +237,16 @@ def loadtest(
 def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Conditions:
     """What the options say, as the report has it. Raises UsageError and ValueError."""
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
-    try:
-        software = version("crossdraft")
-    except PackageNotFoundError:
-        software = "not installed"
     return Conditions(
         begun=datetime.now(UTC).isoformat(timespec="seconds"),
-        software=software,
+        software=software(),
         cores=len(os.sched_getaffinity(0)),
         load=_load_of(load),
         goal=Goal(asked.ttft_ms, asked.tpot_ms),
-        wishes=RequestOptions(
-            asked.max_tokens,
-            asked.temperature,
-            asked.method,
-            drafter,
-            asked.model,
-            asked.ignore_eos,
-            load.seed,
-            asked.trace,
-        ),
-        requests=load.requests,
-        warm_up=load.warm_up,
-        repeat=load.repeat,
-        seed=load.seed,
+        wishes=RequestOptions(**named(RequestOptions, vars(asked) | {"drafter": drafter, "seed": load.seed})),
         prompts="bundled" if asked.prompts is None else asked.prompts.name,
         services=services,
+        **{name: getattr(load, name) for name in ("requests", "warm_up", "repeat", "seed")},
     )
 
 
@@ -301,9 +271,8 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
         Served(services.target_model, services.pace_target, engine=services.engine),
         Served(services.drafter_model, services.pace_drafter, engine=services.engine),
     )
-    protocols = frozenset(HTTP if one is Over.HTTP else GRPC for one in services.over)
     delays = delays_of(services.delay_ms or "0")
-    return Started(*models, delays, protocols, services.compare, max(MIN_OUTPUTS, requests))
+    return Started(*models, delays, services.over, services.compare, max(MIN_OUTPUTS, requests))
 
 
 @dataclass(eq=False)
@@ -320,51 +289,45 @@ class LoadTest:
     faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
     async def run(self) -> None:
-        columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as self._progress:
-            self._task = self._progress.add_task("starting", total=None)
-            async with aclosing(self.tested.stages()) as stages:
-                async for stage in stages:
-                    await self._stage(stage)
-                    write_files(self.files, self._report())  # after each stage: an interruption loses only the next
-        show(self._report(), self.faults)
+        async with aclosing(self.tested.stages()) as stages:
+            async for stage in stages:
+                await self._stage(stage)
+                self._write()  # after each stage: an interruption loses only the next
+        show(self._report, self.faults)
         if all(not one.ok for run in self.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
     async def _stage(self, stage: Stage) -> None:
-        for client in stage.clients.values():
-            await self._warm_up(client)
+        for name, client in stage.clients.items():
+            await self._warm_up(name, client)
         found: dict[str, list[list[Timeline]]] = {name: [] for name in stage.clients}
-        names = list(stage.clients)
-        requests = self._first(self.conditions.requests)
-        for number in range(self.conditions.repeat):
-            for place in rotated(len(names), number):
-                name = names[place]
-                delay = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
-                self._progress.reset(self._task, description=f"{name}{delay}", total=self.conditions.requests)
-                runner = self._runner(stage.clients[name])
-                found[name].append(await runner.run(self.conditions.load, requests, self.conditions.seed + number))
+        names, conditions = list(stage.clients), self.conditions
+        for number in range(conditions.repeat):
+            for name in (names[place] for place in rotated(len(names), number)):
+                title, client = titled(name, stage.delay_ms), stage.clients[name]
+                seed, count = conditions.seed + number, conditions.requests
+                found[name].append(await self._made(title, client, conditions.load, count, seed))
         self._keep(stage.delay_ms, found)
 
-    async def _warm_up(self, client: Client) -> None:
+    async def _warm_up(self, name: str, client: Client) -> None:
         """Raises CommandFailed if all of its requests fail."""
         if not self.conditions.warm_up:
             return
         load = self.conditions.load if isinstance(self.conditions.load, ClosedLoop) else ClosedLoop(1)
-        timelines = await self._runner(client).run(load, self._first(self.conditions.warm_up), 0)
+        timelines = await self._made(f"{name}, warm-up", client, load, self.conditions.warm_up, 0)
         if not any(one.ok for one in timelines):
             error = timelines[0].error
             raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
         self.faults.clear()
 
-    def _first(self, count: int) -> tuple[Request, ...]:
-        return requests_over(self.prompts, count, self.conditions.wishes)
+    async def _made(self, title: str, client: Client, load: Load, count: int, seed: int) -> list[Timeline]:
+        """The first `count` requests under a load."""
+        with counted(count, title) as advance:
+            runner = Runner(client, self.timeout_seconds, partial(self._ended, advance))
+            return await runner.run(load, requests_over(self.prompts, count, self.conditions.wishes), seed)
 
-    def _runner(self, client: Client) -> Runner:
-        return Runner(client, self.timeout_seconds, self._ended)
-
-    def _ended(self, timeline: Timeline, text: str) -> None:
-        self._progress.advance(self._task)
+    def _ended(self, advance: Callable[[], None], timeline: Timeline, text: str) -> None:
+        advance()
         if timeline.error:
             self.faults.setdefault(timeline.error, text)
 
@@ -377,8 +340,16 @@ class LoadTest:
                 added = added_by(name, found[name], IN_PROCESS, found[IN_PROCESS])
                 self.comparisons.append(Comparison(delay_ms, added))
 
+    @property
     def _report(self) -> Report:
         return Report(self.conditions, tuple(self.runs), tuple(self.comparisons))
+
+    def _write(self) -> None:
+        """Raises CommandFailed."""
+        if self.files.json_file is not None:
+            write_text(self.files.json_file, json.dumps(plain(self._report), indent=1) + "\n")
+        if self.files.picture is not None:
+            save_picture(figure_of(self._report), self.files.picture, DOTS_PER_INCH)
 
 
 def show(report: Report, faults: dict[str, str]) -> None:
@@ -386,7 +357,7 @@ def show(report: Report, faults: dict[str, str]) -> None:
     for table in tables_of(report):
         print_whole(table)
     notes = Console(stderr=True)
-    for note in notes_of(report):
+    for note in (note for run in report.runs for note in notes_of(run)):
         notes.print(note, highlight=False, soft_wrap=True)
     for kind, text in faults.items():
         notes.print(f"{kind}: {text}", highlight=False, markup=False, soft_wrap=True)

@@ -1,10 +1,11 @@
 """The options of commands, in groups: dataclasses whose fields `console.options.command` shows as options."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +37,11 @@ Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is gre
 ApiKey = Annotated[
     str, typer.Option(metavar="KEY", help="API key of the server.", envvar="CROSSDRAFT_API_KEY", show_envvar=True)
 ]
+
+
+def named(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values whose names are fields of a dataclass."""
+    return {one.name: given[one.name] for one in fields(record) if one.name in given}
 
 
 def check_addresses(option: str, given: str) -> None:
@@ -136,7 +142,7 @@ class ModelChoice:
 class DrafterOptions:
     """What only drafters with a model have."""
 
-    vocab_keep: int | None = option(None, "Keep only the N most frequent tokens in the LM head.", metavar="N")
+    vocab_keep: int | None = option(None, "Keep only the N most frequent tokens in the LM head.", metavar="N", min=1)
     frequencies: Path | None = option(None, "For --vocab-keep: written by `crossdraft frequencies`.", metavar="FILE")
     affinity: Path | None = option(None, "For the method rdk: written by `crossdraft affinity`.", metavar="FILE")
     logit_noise: float = option(0.0, "For benchmarks: standard deviation of noise on the logits.", metavar="SIGMA")
@@ -205,6 +211,7 @@ class ApiOptions:
         1,
         "Processes that serve the port; one that dies is replaced. --max-outputs, --rate and --burst are of all "
         "together: each allows its share, so a client with one connection gets the share of one worker.",
+        min=1,
     )
     worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)
     ssl: ServerCertificate
@@ -332,28 +339,23 @@ class CertsOptions:
         None,
         "What a host may do: serve, connect to services, or (by default) both. Untrusted drafters need only service.",
     )
-    days: int = option(365, "How many days the certificates are valid.")
+    days: int = option(365, "How many days the certificates are valid.", min=1)
     renew: bool = option(False, "Replace certificates and keys: of all hosts, or of each --host.", "--renew")
-
-
-class Kinds(StrEnum):
-    """How `affinity` makes its matrix."""
-
-    ALIGNED = "aligned"
-    CO_OCCURRENCE = "co-occurrence"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AffinityOptions:
     """How an affinity matrix is made; None is what was not given, as not every kind takes every option."""
 
-    kind: Kinds = option(Kinds.ALIGNED, "How the matrix is made; docs/rdk.md compares the kinds.")
+    kind: Literal["aligned", "co-occurrence"] = option(
+        "aligned", "How the matrix is made; docs/rdk.md compares the kinds."
+    )
     neighbours: int | None = option(None, "Max target tokens of each draft token; by default 64.", min=1)
     window: int | None = option(None, "For co-occurrence: target tokens in a window; by default 8.", min=2)
     temperature: float | None = option(None, "For co-occurrence: temperature of the softmax; by default 0.0001.")
 
 
-class Over(StrEnum):
+class Over(StrEnum):  # typer takes no list of literals
     """Which API of a started server a load test uses."""
 
     HTTP = "http"
@@ -398,16 +400,16 @@ class LoadOptions:
 
     rate: float | None = option(None, "Requests per second, at random (Poisson) times: an open-loop load.")
     clients: int | None = option(
-        None, "Clients that each wait for a reply before the next request: a closed loop, by default of 2."
+        None, "Clients that each wait for a reply before the next request: a closed loop, by default of 2.", min=1
     )
     max_concurrency: int | None = option(
-        None, "With --rate: max requests at once; further ones wait, which counts in their latency."
+        None, "With --rate: max requests at once; further ones wait, which counts in their latency.", min=1
     )
-    requests: int = option(24, "Requests for each API and delay.")
-    warm_up: int = option(2, "Requests before the measured ones, as warm-up.")
-    repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.")
+    requests: int = option(24, "Requests for each API and delay.", min=1)
+    warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
+    repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
     timeout: float = option(120.0, "Seconds after which a request counts as failed.")
-    seed: int = option(0, "Random seed of arrival times, and of outputs if --method takes one.")
+    seed: int = option(0, "Random seed of arrival times, and of outputs if --method takes one.", min=0, max=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,9 +425,6 @@ class LoadRequests:
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default its first one.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
-    trace: bool = option(
-        True, "Request the statistics of each output, which crossdraft's servers send.", "--trace/--no-trace"
-    )
     ttft_ms: float | None = option(None, "For goodput: max time to the first token, in milliseconds.")
     tpot_ms: float | None = option(None, "For goodput: max time per token after the first, in milliseconds.")
 
@@ -435,5 +434,4 @@ class LoadFiles:
     """What a load test writes besides its tables."""
 
     json_file: Path | None = option(None, "Write the report as JSON.", "--json", metavar="FILE")
-    csv_file: Path | None = option(None, "Write a line per request.", "--csv", metavar="FILE")
     picture: Path | None = option(None, "Write a plot.", "--plot", metavar="FILE")

@@ -6,7 +6,6 @@ says from that which K should be best; that one is then measured beside plain de
 
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,11 +18,10 @@ from statistics import stdev
 from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, services, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
-from crossdraft.types.messages import Description
 from crossdraft.verification.methods import method_named
 
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # what a hub id or bundled:NAME does not match
@@ -34,6 +32,7 @@ COPYING_KS = (4, 8, 16, 32)  # likewise with an n-gram drafter, whose draft toke
 RUNS = 4  # generations per prompt and method: with the largest and the best K, each beside one without a drafter
 
 COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
+Skipped = dict[str, str]  # a method that cannot be used with a drafter: both names, and the reason
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 
 
@@ -57,10 +56,6 @@ class Selection:
     def ks_for(self, copies: bool) -> tuple[int, ...]:
         """Numbers of draft tokens to choose from; `copies`: with an n-gram drafter."""
         return self.ks or (COPYING_KS if copies else KS)
-
-    def setting(self, method: str, drafter: str, copies: bool) -> Setting:
-        """The first measurement of a method and a drafter: with the largest K."""
-        return Setting(method, drafter, self.temperature, max(self.ks_for(copies)))
 
     def plain(self) -> list[GenerationRequest]:
         """One request a prompt, to be run without a drafter."""
@@ -99,21 +94,13 @@ async def _select(selection: Selection, as_json: bool) -> None:
     total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
     with counted(total, "measuring") as advance:
         async with _running("target", selection.target, selection.engine) as target, connect(target) as plain:
-            served = _named(selection.target, plain.models.target)
             for name in selection.drafters:
                 async with (
                     _running("drafter", name, selection.engine) as drafter,
                     connect(target, drafter, needs_drafter=True) as pipeline,
                 ):
                     await _Pair(selection, name, plain, pipeline, advance).measure(candidates, skipped)
-    candidates = with_distinct_names(candidates)
-    title = f"Drafters for {short(served)}, temperature {selection.temperature:g}"
-    _report(selection, title, candidates, skipped if selection.methods else [], as_json)
-
-
-def _named(given: str, about: Description) -> str:
-    """The name of a model: for an address, the name that the service gives."""
-    return about.model if ADDRESS.fullmatch(given) else given
+    _report(selection, candidates, skipped if selection.methods else [], as_json)
 
 
 @asynccontextmanager
@@ -122,8 +109,8 @@ async def _running(role: str, name: str, engine: EngineOptions) -> AsyncIterator
     if ADDRESS.fullmatch(name):
         yield name
         return
-    async with services([Wanted(role, name, threads_each(2), engine=engine)]) as (address,):
-        yield address
+    async with running([Wanted(role, name, threads_each(2), engine=engine)]) as (service,):
+        yield service.address
 
 
 @dataclass(frozen=True)
@@ -139,22 +126,8 @@ class Candidate:
     expected: dict[int, float] = field(hash=False)  # speedup by K, by the cost model
     measured: float  # speedup at the best K, over the same prompts without a drafter, run in turns
     error: float  # standard error of `measured`, over prompts
-    tokens_per_second: float  # at the best K
+    tokens_per_second: float  # at the best K, prompts and the opening of sessions included
     plain_tokens_per_second: float  # without a drafter
-    model: str = ""  # the name that the service gives its model; empty: `drafter` is the name
-
-    @property
-    def name(self) -> str:
-        return short(self.model or self.drafter)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A method that cannot be used with a drafter."""
-
-    drafter: str
-    method: str
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,39 +145,37 @@ class _Pair:
         about = self.pipeline.models.drafter
         assert about is not None  # the pipeline was connected with one
         for method in self.selection.tried:
-            setting = self.selection.setting(method, self.name, about.copies)
-            fault = fault_of_pair(method_named(setting.method), self.pipeline.models)
+            setting = Setting(method, self.name, self.selection.temperature, max(self.selection.ks_for(about.copies)))
+            fault = fault_of_pair(method_named(method), self.pipeline.models)
             if fault:
-                skipped.append(Skipped(self.name, setting.method, fault))
+                skipped.append({"drafter": self.name, "method": method, "reason": fault})
                 for _ in range(RUNS * len(self.selection.prompts)):
                     self.advance()
             else:
-                candidates.append(await self._candidate(setting, about))
+                candidates.append(await self._candidate(setting, self.selection.ks_for(about.copies)))
 
-    async def _candidate(self, setting: Setting, about: Description) -> Candidate:
+    async def _candidate(self, setting: Setting, ks: Sequence[int]) -> Candidate:
         probed, beside = await self._in_turns(setting)
         rounds, plain = Rounds.of(setting.k, probed), Plain.of(beside)
-        ks = self.selection.ks_for(about.copies)
         best = rounds.best(ks, plain)
         drafted, beside = await self._in_turns(replace(setting, k=best))
-        judged = sum(figure.accepted + figure.corrected for figure in probed)
-        speed, plain_speed = _speed(drafted), _speed(beside)
+        total = total_of(drafted)
+        speed, plain_speed = total.tokens_per_second, total_of(beside).tokens_per_second
         gains = [
             log(one.tokens_per_second / other.tokens_per_second) for one, other in zip(drafted, beside, strict=True)
         ]
         return Candidate(
             drafter=self.name,
             method=setting.method,
-            acceptance=sum(figure.accepted for figure in probed) / max(1, judged),
+            acceptance=total_of(probed).acceptance,
             draft_cost=rounds.draft_token_seconds / plain.pass_seconds,
-            tokens_per_pass=sum(figure.tokens for figure in drafted) / sum(figure.passes for figure in drafted),
+            tokens_per_pass=total.tokens_per_pass,
             best_k=best,
             expected={k: rounds.speed_with(k, plain) for k in ks},
             measured=speed / plain_speed,
             error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
-            model=_named(self.name, about),
         )
 
     async def _in_turns(self, setting: Setting) -> tuple[list[Statistics], list[Statistics]]:
@@ -222,29 +193,20 @@ class _Pair:
         return figures
 
 
-def _speed(figures: Sequence[Statistics]) -> float:
-    """Tokens per second, including prompts and the opening of sessions."""
-    return sum(figure.tokens for figure in figures) / sum(figure.seconds for figure in figures)
-
-
-def _report(
-    selection: Selection, title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool
-) -> None:
+def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
     if not as_json:
-        print_table(
-            f"{title}; speed without one is 1",
-            COLUMNS,
-            [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)],
-        )
+        rows = [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)]
+        title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
+        print_table(f"{title}; speed without one is 1", COLUMNS, rows)
         for one in skipped:
-            print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
+            print(f"Skipped {one['method']} with {one['drafter']}: it {one['reason']}")
         print(advice(candidates))
         return
     best = best_of(candidates)
     record = {
         **asdict(selection),
         "candidates": [asdict(one) for one in candidates],
-        "skipped": [asdict(one) for one in skipped],
+        "skipped": skipped,
         "choice": None if best is None else {"drafter": best.drafter, "method": best.method, "k": best.best_k},
         "advice": advice(candidates),
     }
@@ -277,19 +239,12 @@ def advice(candidates: Sequence[Candidate]) -> str:
 
 
 def _used(one: Candidate) -> str:
-    model = f" ({one.name})" if one.name not in (one.drafter, short(one.drafter)) else ""
-    return f"{one.drafter}{model} with method {one.method} and K = {one.best_k}"
-
-
-def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The same, but drafters whose models have the same name go by their addresses."""
-    names = Counter(name for _, name in {(one.drafter, one.name) for one in candidates})
-    return [replace(one, model="") if names[one.name] > 1 else one for one in candidates]
+    return f"{one.drafter} with method {one.method} and K = {one.best_k}"
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
     return (
-        one.name,
+        short(one.drafter),
         one.method,
         f"{one.acceptance:.1%}",
         f"{one.draft_cost:.2f}",
@@ -306,7 +261,7 @@ def _speedup(one: Candidate) -> str:
 
 
 def short(name: str) -> str:
-    """A model's name in tables; of a folder's whole path its last part."""
+    """A model's name, or an address, in tables; of a folder's whole path its last part."""
     return PurePath(name).name if PurePath(name).is_absolute() else name.removeprefix(BUNDLED_PREFIX)
 
 
@@ -320,9 +275,9 @@ class Plain:
     @staticmethod
     def of(figures: Sequence[Statistics]) -> "Plain":
         """Over some generations, none of them empty."""
-        tokens = sum(figure.tokens for figure in figures)
-        in_model = sum(figure.target_seconds for figure in figures)
-        return Plain((in_model + _beside(figures)) / tokens, in_model / sum(figure.passes for figure in figures))
+        total = total_of(figures)
+        in_model = total.target_seconds
+        return Plain((in_model + _beside(total)) / total.tokens, in_model / total.passes)
 
 
 @dataclass(frozen=True)
@@ -349,17 +304,15 @@ class Rounds:
     @staticmethod
     def of(k: int, figures: Sequence[Statistics]) -> "Rounds":
         """Over some generations, none of them empty."""
-        rounds = sum(figure.epochs for figure in figures)
-        passes = sum(figure.passes for figure in figures)
-        draft_tokens = sum(figure.draft_tokens for figure in figures)
+        total = total_of(figures)
         return Rounds(
             k,
-            tokens=sum(figure.tokens for figure in figures) / rounds,
-            passes=passes / rounds,
-            accepted_at=total_of(figures).acceptance_at,
-            draft_token_seconds=sum(figure.drafter_seconds for figure in figures) / max(1, draft_tokens),
-            pass_seconds=sum(figure.target_seconds for figure in figures) / passes,
-            beside_seconds=_beside(figures) / rounds,
+            tokens=total.tokens / total.epochs,
+            passes=total.passes / total.epochs,
+            accepted_at=total.acceptance_at,
+            draft_token_seconds=total.drafter_seconds / max(1, total.draft_tokens),
+            pass_seconds=total.target_seconds / total.passes,
+            beside_seconds=_beside(total) / total.epochs,
         )
 
     def tokens_with(self, k: int) -> float:
@@ -387,5 +340,5 @@ class Rounds:
         return float(sum(accumulate(self.accepted_at[:k], mul)))
 
 
-def _beside(figures: Sequence[Statistics]) -> float:
-    return sum(figure.wire_seconds + figure.verification_seconds for figure in figures)
+def _beside(total: Statistics) -> float:
+    return total.wire_seconds + total.verification_seconds

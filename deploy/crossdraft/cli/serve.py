@@ -71,12 +71,12 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
     _run(_serve(made), service.log, service.until_stdin_ends)
 
 
-def serve_ngram(longest: int, shortest: int, service: ServiceOptions) -> None:
+def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
     from crossdraft.drafter.ngram import Lengths, ServeNgram, ngram_server
 
     with checked_options():
-        options = ServeNgram(Lengths(longest, shortest), _listening(service), _pace(service.pace))
+        options = ServeNgram(Lengths(max_ngram, min_ngram), _listening(service), _pace(service.pace))
 
     async def made() -> Serving:
         return ngram_server(options)
@@ -163,8 +163,7 @@ def _serve_api(
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
     _local_model(api)  # what is wrong with the options is said once, and not by each worker
-    with checked_options():
-        shares = Shares(api.workers, api.host, ports, api.grace_seconds)
+    shares = Shares(api.workers, api.host, ports, api.grace_seconds)
 
     async def serve(folder: str) -> None:
         exporter = Exporter(registry_of_all(folder))
@@ -249,8 +248,6 @@ def _pruning(drafting: DrafterOptions) -> "Pruning | None":
         return None
     if keep is None or frequencies is None:
         raise UsageError("--vocab-keep and --frequencies go together: give both, or neither")
-    if keep < 1:
-        raise UsageError(f"--vocab-keep must be at least 1, got {keep}")
     from crossdraft.engine.loader import Pruning
 
     return Pruning(keep, frequencies)

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from crossdraft.bench.harness import write_text
 from crossdraft.console.running import CommandFailed, UsageError, check_output
 from crossdraft.trace.page.scene import scene_of
 from crossdraft.trace.page.svg import page_of
@@ -48,18 +49,12 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
             has fewer rounds.
         CommandFailed: writing fails.
     """
-    if output.suffix.lower() not in PAGES:
-        raise UsageError(f"--output writes {' and '.join(PAGES)} files, got {output}")
-    check_output(output)
+    check_output(output, *PAGES)
     recording = recording_of(file)
     found = spans_of(recording)
     begin, end = window_of(found, first, rounds)
     scene, title, figures = scene_of(found), title_of(recording), figures_of(found.figures)
-    page = page_of(scene, title, figures, SCREEN / (end - begin), begin)
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise CommandFailed(f"cannot write the page: {error}") from error
+    write_text(output, page_of(scene, title, figures, SCREEN / (end - begin), begin))
 
 
 def recording_of(file: Path) -> Recording:

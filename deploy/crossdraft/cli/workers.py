@@ -28,20 +28,12 @@ SPARE_SECONDS = 30.0  # after the grace period, before a worker that does not en
 
 @dataclass(frozen=True)
 class Shares:
-    """What workers have in common.
+    """What workers have in common."""
 
-    Raises:
-        ValueError: there is no worker.
-    """
-
-    count: int
+    count: int  # at least 1
     host: str
     ports: Mapping[str, int] = field(default_factory=dict)  # by option; 0: any that is free
     grace_seconds: float = 10.0  # of each worker, after SIGTERM
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.count}")
 
 
 @dataclass(eq=False)

@@ -40,21 +40,14 @@ def find_corpus(path: Path) -> Corpus:
         UsageError: there is nothing at `path`, no file in it, or it may not be looked into.
     """
     try:
-        return _found(path)
-    except OSError as error:
-        raise UsageError(f"the corpus {path} cannot be read: {error.strerror}") from error
-
-
-def _found(path: Path) -> Corpus:
-    if path.is_file():
-        files = [path]
-    elif path.is_dir():
-        files = sorted(_files(path))
+        files = (path,) if path.is_file() else tuple(sorted(_files(path)))
+        if not files and not path.is_dir():
+            raise UsageError(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
         if not files:
             raise UsageError(f"the corpus {path} has no files: give a file, or a folder with text in it")
-    else:
-        raise UsageError(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
-    return Corpus(path, tuple(files), tuple(file.stat().st_size for file in files))
+        return Corpus(path, files, tuple(file.stat().st_size for file in files))
+    except OSError as error:
+        raise UsageError(f"the corpus {path} cannot be read: {error.strerror}") from error
 
 
 def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -16,11 +17,17 @@ def option(default: Any, help: str | None, *flags: str, **more: Any) -> Any:
 
 
 def command(
-    group: typer.Typer, name: str | None = None, section: str | None = None
+    group: typer.Typer, name: str | None = None, section: str | None = None, runs: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function a command of `group`: its options are its parameters, and the fields of those of a dataclass.
 
     Such dataclasses may hold others. The function itself gets them made. A tuple of any length is a repeatable option.
+
+    Args:
+        group: where it is added.
+        name: of the command, unless it is the function's.
+        section: of the group's help.
+        runs: MODULE:FUNCTION of the same parameters, which is imported and called in place of the decorated one.
     """
 
     def added(function: Callable[..., None]) -> Callable[..., None]:
@@ -28,7 +35,9 @@ def command(
 
         @wraps(function)
         def run(**given: Any) -> None:
-            function(**{name: _value(name, one.annotation, given) for name, one in own.items()})
+            module, _, called = runs.partition(":")
+            work = getattr(import_module(module), called) if runs else function
+            work(**{name: _value(name, one.annotation, given) for name, one in own.items()})
 
         flat = [option for one in own.values() for option in _options(one.name, one.annotation, one.default)]
         vars(run)["__signature__"] = inspect.Signature(flat)

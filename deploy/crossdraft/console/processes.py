@@ -155,19 +155,12 @@ class Running:
 
 
 @asynccontextmanager
-async def services(wanted: Sequence[Startable]) -> AsyncIterator[list[str]]:
-    """Starts services side by side and gives their addresses; ends them at the end of the block.
+async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
+    """Starts services side by side; ends them at the end of the block.
 
     Raises:
         CommandFailed: one of them does not start.
     """
-    async with running(wanted) as found:
-        yield [one.address for one in found]
-
-
-@asynccontextmanager
-async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
-    """The same, and their processes."""
     started: list[Started] = []
     try:
         for one in wanted:

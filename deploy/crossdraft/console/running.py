@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from errno import EACCES
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import uvloop
 from rich.console import Console
@@ -17,12 +17,16 @@ from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Names only, for help texts and defaults: `verification.methods` imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
 EXTRA = "needs the extra `serve`: in the checkout, run pip install -c constraints.txt -e '.[serve]'"
+PICTURES = (".png", ".svg", ".pdf")  # endings of the files that matplotlib is asked for
 COLUMNS = 120  # min width of tables in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
 PROMPTS = (
@@ -139,9 +143,12 @@ def print_whole(table: Table) -> None:
     console.print(table, highlight=False)
 
 
-def check_output(path: Path) -> None:
-    """Raises UsageError if a file cannot be written there; called before the work for it is done."""
+def check_output(path: Path, *endings: str) -> None:
+    """Raises UsageError if a file cannot be written there, or its name has none of some endings; called before the
+    work for it is done."""
     fault = _fault_of(path)
+    if endings and path.suffix.lower() not in endings:
+        fault = f"its name must end with {', '.join(endings)}"
     if fault:
         raise UsageError(f"cannot write {path}: {fault}")
 
@@ -155,6 +162,14 @@ def _fault_of(path: Path) -> str:
         return "" if os.access(path if path.exists() else path.parent, os.W_OK) else os.strerror(EACCES)
     except OSError as error:  # a folder on the way may not be looked into
         return error.strerror or str(error)
+
+
+def save_picture(figure: "Figure", path: Path, dots_per_inch: int = 150) -> None:
+    """Writes a picture of what was measured; raises CommandFailed."""
+    try:
+        figure.savefig(path, dpi=dots_per_inch)
+    except OSError as error:
+        raise CommandFailed(f"cannot write the picture: {error}") from error
 
 
 class PlainConsole(Console):

@@ -40,12 +40,11 @@ class GrpcClient:
             async with aclosing(self.server.generate(request.for_grpc)) as replies:
                 async for reply in replies:
                     at = time.monotonic()
-                    match reply:
-                        case Generated():
-                            for _ in reply.tokens:
-                                yield Chunk(at, reply.milliseconds / SECOND)
-                        case GenerationEnded():
-                            yield _end(at, reply.statistics)
+                    if isinstance(reply, Generated):
+                        for _ in reply.tokens:
+                            yield Chunk(at, reply.milliseconds / SECOND)
+                    elif isinstance(reply, GenerationEnded):
+                        yield _end(at, reply.statistics)
 
 
 @dataclass(frozen=True, eq=False)

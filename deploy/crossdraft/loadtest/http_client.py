@@ -125,33 +125,21 @@ class Reply:
         if event == DONE:
             self.done = True
             return None
-        said = _object(event)
+        try:
+            return self._heard(json.loads(event), at)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RequestFailedError(BAD_EVENT, f"an event means nothing ({error}): {event[:200]}") from error
+
+    def _heard(self, said: dict[str, Any], at: float) -> Chunk | None:
         if "error" in said:
             raise RequestFailedError("error in the stream", str(said["error"]))
         if usage := said.get("usage"):
             self.tokens, self.prompt_tokens = int(usage["completion_tokens"]), int(usage.get("prompt_tokens", 0))
         trace = said.get("crossdraft") or {}
         if statistics := trace.get("statistics"):
-            self.figures = _figures(statistics)
+            self.figures = figures_of(statistics)
         made = trace.get("milliseconds")
         return Chunk(at, None if made is None else made / SECOND) if _has_token(said, trace) else None
-
-
-def _object(event: str) -> dict[str, Any]:
-    try:
-        found = json.loads(event)
-    except ValueError as error:
-        raise RequestFailedError(BAD_EVENT, f"an event is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RequestFailedError(BAD_EVENT, f"an event is no object: {event[:200]}")
-    return found
-
-
-def _figures(statistics: dict[str, Any]) -> Figures:
-    try:
-        return figures_of(statistics)
-    except ValueError as error:
-        raise RequestFailedError(BAD_EVENT, str(error)) from error
 
 
 def _has_token(said: dict[str, Any], trace: dict[str, Any]) -> bool:

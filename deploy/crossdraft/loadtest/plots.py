@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import Report, Run
-from crossdraft.loadtest.summary import ROLES, Hop
+from crossdraft.loadtest.summary import ROLES
 from crossdraft.loadtest.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -53,13 +53,11 @@ def _panels(runs: Sequence[Run]) -> Iterator[Callable[["Axes", Sequence[Run]], N
         if any(values_of(one) for run in runs for one in run.timelines if one.ok):
             yield partial(_shares, title=title, values_of=values_of)
     yield _speeds
-    yield _outcomes
     summaries = [run.summary for run in runs]
     if any(place.judged >= JUDGED for one in summaries if one.acceptance for place in one.acceptance.places):
         yield _acceptance
     if any(one.hops for one in summaries):
         yield _round_trips
-        yield _occupation
 
 
 def title_of(report: Report) -> str:
@@ -91,34 +89,16 @@ def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) ->
     axes.set_title(title, fontsize=10, loc="left")
 
 
-def _bars(axes: "Axes", runs: Sequence[Run]) -> list[int]:
+def _bars(axes: "Axes", runs: Sequence[Run]) -> range:
     """Places for a bar of each run."""
     axes.set_xticks(range(len(runs)), [run.name.replace(", ", "\n") for run in runs], fontsize=8)
-    return list(range(len(runs)))
+    return range(len(runs))
 
 
 def _speeds(axes: "Axes", runs: Sequence[Run]) -> None:
-    speeds = [run.summary.tokens_per_second for run in runs]
-    drawn = axes.bar(_bars(axes, runs), speeds, color=[f"C{place}" for place in range(len(runs))])
-    axes.bar_label(drawn, fmt="%.1f", fontsize=8)
+    speeds, places = [run.summary.tokens_per_second for run in runs], _bars(axes, runs)
+    axes.bar_label(axes.bar(places, speeds, color=[f"C{place}" for place in places]), fmt="%.1f", fontsize=8)
     axes.set_title("throughput, tokens/s", fontsize=10, loc="left")
-
-
-def _outcomes(axes: "Axes", runs: Sequence[Run]) -> None:
-    """Shares of the requests: within the goal, answered but too slow, failed."""
-    summaries = [run.summary for run in runs]
-    failed = [sum(one.errors.values()) / one.requests for one in summaries]
-    answered = [1 - share for share in failed]
-    goal = any(one.goodput is not None for one in summaries)
-    good = [answered[place] if one.goodput is None else one.goodput.share for place, one in enumerate(summaries)]
-    slow = [share - of_it for share, of_it in zip(answered, good, strict=True)]
-    places = _bars(axes, runs)
-    axes.bar(places, good, color="#4c9f70", label="within the goal" if goal else "answered")
-    if goal:
-        axes.bar(places, slow, bottom=good, color="#e0b040", label="too slow")
-    axes.bar(places, failed, bottom=answered, color="#b04040", label="failed")
-    axes.set_title("goodput, share of requests" if goal else "share of requests", fontsize=10, loc="left")
-    _legend_above(axes)
 
 
 def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -138,40 +118,16 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set_title("acceptance, given that all before held", fontsize=10, loc="left")
 
 
-def _pairs(axes: "Axes", runs: Sequence[Run]) -> list[tuple[float, Hop]]:
-    """Places for a bar of each run's target and one of its drafter."""
-    _bars(axes, runs)
-    found = []
-    for place, run in enumerate(runs):
-        for hop in run.summary.hops:
-            found.append((place + 0.4 * (ROLES.index(hop.role) - 0.5), hop))
-    for at, hop in found:
-        axes.annotate(hop.role[0].upper(), (at, 0), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7)
-    return found
-
-
 def _round_trips(axes: "Axes", runs: Sequence[Run]) -> None:
-    pairs = _pairs(axes, runs)
-    places, wire = [at for at, _ in pairs], [hop.wire_ms for _, hop in pairs]
+    """A bar of each run's target and one of its drafter."""
+    _bars(axes, runs)
+    hops = [(place, hop) for place, run in enumerate(runs) for hop in run.summary.hops]
+    places = [place + 0.4 * (ROLES.index(hop.role) - 0.5) for place, hop in hops]
+    wire, queueing = [hop.wire_ms for _, hop in hops], [hop.queueing_ms for _, hop in hops]
     axes.bar(places, wire, 0.36, color="#7a9cc6", label="wire, codecs, event loops")
-    axes.bar(places, [hop.queueing_ms for _, hop in pairs], 0.36, bottom=wire, color="#c67a7a", label="queueing")
+    drawn = axes.bar(places, queueing, 0.36, bottom=wire, color="#c67a7a", label="queueing")
+    axes.bar_label(drawn, [hop.role[0].upper() for _, hop in hops], fontsize=7)
     axes.set_ylabel("ms")
     axes.set_title("a round trip to target (T) and drafter (D), less the model", fontsize=10, loc="left")
-    axes.set_ylim(top=1.25 * max((hop.wire_ms + hop.queueing_ms for _, hop in pairs), default=1.0))
+    axes.margins(y=0.25)  # room for the legend
     axes.legend(fontsize=8, loc="upper left", ncols=2, frameon=False)
-
-
-def _occupation(axes: "Axes", runs: Sequence[Run]) -> None:
-    pairs = _pairs(axes, runs)
-    places, model = [at for at, _ in pairs], [hop.model_share for _, hop in pairs]
-    axes.bar(places, model, 0.36, color="#4c9f70", label="in the model")
-    idle = [hop.idle_share for _, hop in pairs]
-    axes.bar(places, idle, 0.36, bottom=[1 - share for share in idle], color="#bbbbbb", label="idle: nothing asked")
-    axes.set_title("a session's time at target (T) and drafter (D)", fontsize=10, loc="left")
-    _legend_above(axes)
-
-
-def _legend_above(axes: "Axes") -> None:
-    axes.set_ylim(0, 1.2)
-    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    axes.legend(fontsize=8, loc="upper left", ncols=3, frameon=False)

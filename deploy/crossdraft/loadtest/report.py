@@ -1,7 +1,5 @@
-"""A load test's report: as JSON, which deploy/loadtest/report.schema.json describes, as CSV, and as tables."""
+"""A load test's report: as JSON, which deploy/loadtest/report.schema.json describes, and as tables."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,11 +21,7 @@ ROUNDED = 4  # digits of milliseconds after the point
 
 @dataclass(frozen=True)
 class Conditions:
-    """The settings of the test, which repeat it.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
+    """The settings of the test, which repeat it."""
 
     begun: str  # ISO 8601, UTC
     software: str  # version of this package
@@ -35,21 +29,17 @@ class Conditions:
     load: Load
     goal: Goal
     wishes: RequestOptions  # under its name in the JSON
-    requests: int  # of each run, without those that warm up
+    requests: int  # of each run, without those that warm up; at least 1
     warm_up: int  # requests before each run, which do not count
-    repeat: int
+    repeat: int  # at least 1
     seed: int
     prompts: str  # where they are from
     services: str  # what was started, and where; empty: they ran before
 
-    def __post_init__(self) -> None:
-        for name, value in (("requests", self.requests), ("repeat", self.repeat)):
-            if value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}")
-        if self.warm_up < 0:
-            raise ValueError(f"--warm-up must be 0 or more, got {self.warm_up}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"--seed must be between 0 and 2**32 - 1, got {self.seed}")
+
+def titled(way: str, delay_ms: float | None) -> str:
+    """A configuration under a delay."""
+    return way if delay_ms is None else f"{way}, {delay_ms:g} ms"
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.way if self.delay_ms is None else f"{self.way}, {self.delay_ms:g} ms"
+        return titled(self.way, self.delay_ms)
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
@@ -90,60 +80,39 @@ class Report:
 def plain(report: Report) -> dict[str, Any]:
     """The report as JSON has it: of dictionaries, lists, texts and numbers only."""
     load = {"kind": type(report.conditions.load).__name__} | asdict(report.conditions.load)
+    runs = [
+        {"way": run.way, "delay_ms": run.delay_ms, "summary": asdict(run.summary), "requests": _requests_of(run)}
+        for run in report.runs
+    ]
     found = {
         "format": FORMAT,
         "conditions": asdict(report.conditions) | {"load": load},
-        "runs": [
-            {
-                "way": run.way,
-                "delay_ms": run.delay_ms,
-                "summary": asdict(run.summary),
-                "requests": requests_of(run),
-            }
-            for run in report.runs
-        ],
+        "runs": runs,
         "comparisons": [{"delay_ms": one.delay_ms, **asdict(one.added)} for one in report.comparisons],
     }
     plain_values: dict[str, Any] = json.loads(json.dumps(found))  # tuples become lists
     return plain_values
 
 
-def requests_of(run: Run) -> list[dict[str, Any]]:
+def _requests_of(run: Run) -> list[dict[str, Any]]:
     """A row for each request; moments are milliseconds since it was due, `due_ms` since the first one was."""
     return [
-        {"repetition": number, **_row(one, min(other.due for other in repetition))}
+        {
+            "repetition": number,
+            "number": one.number,
+            "category": one.category,
+            "error": one.error,
+            "tokens": one.tokens,
+            "due_ms": _milliseconds(one.due - min(other.due for other in repetition)),
+            "sent_ms": _milliseconds(one.late),
+            "first_token_ms": _milliseconds(one.first_token) if one.chunks else None,
+            "per_token_ms": None if one.per_token is None else _milliseconds(one.per_token),
+            "end_to_end_ms": _milliseconds(one.end_to_end),
+            "chunks_ms": [_milliseconds(chunk - one.due) for chunk in one.chunks],
+        }
         for number, repetition in enumerate(run.repetitions)
         for one in repetition
     ]
-
-
-def _row(one: Timeline, begin: float) -> dict[str, Any]:
-    return {
-        "number": one.number,
-        "category": one.category,
-        "error": one.error,
-        "tokens": one.tokens,
-        "due_ms": _milliseconds(one.due - begin),
-        "sent_ms": _milliseconds(one.late),
-        "first_token_ms": _milliseconds(one.first_token) if one.chunks else None,
-        "per_token_ms": None if one.per_token is None else _milliseconds(one.per_token),
-        "end_to_end_ms": _milliseconds(one.end_to_end),
-        "chunks_ms": [_milliseconds(chunk - one.due) for chunk in one.chunks],
-    }
-
-
-def as_csv(report: Report) -> str:
-    """A line for each request; without the moments of chunks."""
-    text = io.StringIO()
-    rows = [
-        {"way": run.way, "delay_ms": run.delay_ms, **{name: row[name] for name in row if name != "chunks_ms"}}
-        for run in report.runs
-        for row in requests_of(run)
-    ]
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["way"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _milliseconds(seconds: float) -> float:
@@ -153,7 +122,6 @@ def _milliseconds(seconds: float) -> float:
 QUANTILES = "mean / p50 / p90 / p99"
 NOTHING = "–"
 Row = tuple[str, Callable[[Summary], str]]
-HopRow = tuple[str, Callable[[Hop], str]]
 STATISTICS = (("Mean", "mean"), ("Median", "p50"), ("P99", "p99"))
 LATENCIES = (
     ("TTFT", "first_token_ms"),
@@ -179,7 +147,7 @@ ROWS: tuple[Row, ...] = (  # in the words of `vllm bench serve`, then those that
     ("Total input tokens", lambda one: str(one.input_tokens or NOTHING)),
     ("Total generated tokens", lambda one: str(one.tokens)),
     ("Request throughput (req/s)", lambda one: f"{one.requests_per_second:.2f}"),
-    ("Request goodput (req/s)", lambda one: goodput(one)),
+    ("Request goodput (req/s)", lambda one: _goodput(one)),
     ("Output token throughput (tok/s)", lambda one: f"{one.tokens_per_second:.2f}"),
     (
         "Total Token throughput (tok/s)",
@@ -189,9 +157,9 @@ ROWS: tuple[Row, ...] = (  # in the words of `vllm bench serve`, then those that
     (f"client to server and back, ms ({QUANTILES})", lambda one: spread(one.front_ms)),
     ("tokens per pass", lambda one: f"{one.acceptance.tokens_per_pass:.2f}" if one.acceptance else NOTHING),
     ("acceptance", lambda one: f"{one.acceptance.share:.1%}" if one.acceptance else NOTHING),
-    ("acceptance by position", lambda one: places(one)),
+    ("acceptance by position", lambda one: _places(one)),
 )
-HOP_ROWS: tuple[HopRow, ...] = (
+HOP_ROWS: tuple[tuple[str, Callable[[Hop], str]], ...] = (
     ("round trip, ms", lambda hop: spread(hop.round_trip_ms)),
     ("of it queueing, ms", lambda hop: f"{hop.queueing_ms:.2f}"),
     ("of it wire, ms", lambda hop: f"{hop.wire_ms:.2f}"),
@@ -222,12 +190,7 @@ def tables_of(report: Report) -> Iterator[Table]:
         yield _compared(report.comparisons)
 
 
-def notes_of(report: Report) -> Iterator[str]:
-    for run in report.runs:
-        yield from _notes(run)
-
-
-def _notes(run: Run) -> Iterator[str]:
+def notes_of(run: Run) -> Iterator[str]:
     summary, schedule = run.summary, run.summary.schedule
     if summary.errors:
         counted = ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())
@@ -245,12 +208,13 @@ def _notes(run: Run) -> Iterator[str]:
 
 
 def _compared(comparisons: Sequence[Comparison]) -> Table:
-    names = [one.added.way if one.delay_ms is None else f"{one.added.way}, {one.delay_ms:g} ms" for one in comparisons]
-    table = _table(f"added to {comparisons[0].added.than} ({QUANTILES})", names)
-    table.add_row("first token, ms", *(spread(one.added.first_token_ms) for one in comparisons))
-    table.add_row("per token, ms", *(spread(one.added.per_token_ms) for one in comparisons))
-    table.add_row("end to end, ms", *(spread(one.added.end_to_end_ms) for one in comparisons))
-    ratios = [one.added.per_token_ratio for one in comparisons]
+    added = [one.added for one in comparisons]
+    names = [titled(one.added.way, one.delay_ms) for one in comparisons]
+    table = _table(f"added to {added[0].than} ({QUANTILES})", names)
+    table.add_row("first token, ms", *(spread(one.first_token_ms) for one in added))
+    table.add_row("per token, ms", *(spread(one.per_token_ms) for one in added))
+    table.add_row("end to end, ms", *(spread(one.end_to_end_ms) for one in added))
+    ratios = [one.per_token_ratio for one in added]
     table.add_row("time a token, as a ratio", *(NOTHING if one is None else f"{one:.3f}" for one in ratios))
     return table
 
@@ -261,12 +225,12 @@ def spread(found: Spread | None) -> str:
     return " / ".join(_short(value) for value in (found.mean, found.p50, found.p90, found.p99))
 
 
-def goodput(summary: Summary) -> str:
+def _goodput(summary: Summary) -> str:
     good = summary.goodput
     return NOTHING if good is None else f"{good.requests_per_second:.2f} ({good.share:.0%})"
 
 
-def places(summary: Summary) -> str:
+def _places(summary: Summary) -> str:
     if summary.acceptance is None:
         return NOTHING
     return " ".join(f"{place.acceptance:.0%}" for place in summary.acceptance.places[:6]) or NOTHING

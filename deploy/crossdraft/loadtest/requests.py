@@ -105,7 +105,6 @@ class RequestOptions:
     model: str = ""  # of the server; empty: its only one
     ignore_eos: bool = False
     seed: int = 0
-    trace: bool = True  # ask for the costs of each output; servers other than crossdraft do not know this
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -164,19 +163,14 @@ class Request:
         body["stream_options"] = {"include_usage": True}
         optional = {"model": options.model, "seed": self.seed, "ignore_eos": options.ignore_eos or None}
         body |= {name: value for name, value in optional.items() if value not in (None, "")}
-        if speculative := self._speculative:
-            body["speculative"] = speculative
+        drafter = "none" if options.drafter == "" else options.drafter
+        speculative = {"method": options.method, "drafter": drafter, "trace": True}  # with the costs of the output
+        body["speculative"] = {name: value for name, value in speculative.items() if value is not None}
         return body
 
     @property
     def names_speculation(self) -> bool:
         return self.options.method is not None or self.options.drafter is not None
-
-    @property
-    def _speculative(self) -> dict[str, Any]:
-        drafter = "none" if self.options.drafter == "" else self.options.drafter
-        given = {"method": self.options.method, "drafter": drafter, "trace": self.options.trace or None}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 def requests_over(prompts: tuple[Prompt, ...], count: int, options: RequestOptions) -> tuple[Request, ...]:

@@ -19,7 +19,7 @@ class OpenLoop:
     """Requests at random moments (a Poisson process), however long the earlier ones take.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: the rate is not above 0.
     """
 
     rate: float  # requests a second, on average
@@ -28,23 +28,13 @@ class OpenLoop:
     def __post_init__(self) -> None:
         if not 0 < self.rate < float("inf"):
             raise ValueError(f"--rate must be above 0, got {self.rate:g}")
-        if self.most is not None and self.most < 1:
-            raise ValueError(f"--max-concurrency must be at least 1, got {self.most}")
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A number of clients, each of which sends its next request when it has its answer.
+    """A number of clients, each of which sends its next request when it has its answer."""
 
-    Raises:
-        ValueError: there is no client.
-    """
-
-    clients: int
-
-    def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ValueError(f"--clients must be at least 1, got {self.clients}")
+    clients: int  # at least 1
 
 
 Load = OpenLoop | ClosedLoop
@@ -67,11 +57,9 @@ class Runner:
 
     async def run(self, load: Load, requests: Sequence[Request], seed: int) -> list[Timeline]:
         """All requests, each to its end; their timelines in the order of their numbers."""
-        match load:
-            case OpenLoop():
-                return await self._open_loop(load, requests, poisson(load.rate, len(requests), seed))
-            case ClosedLoop():
-                return await self._closed_loop(load.clients, requests)
+        if isinstance(load, OpenLoop):
+            return await self._open_loop(load, requests, poisson(load.rate, len(requests), seed))
+        return await self._closed_loop(load.clients, requests)
 
     async def _open_loop(self, load: OpenLoop, requests: Sequence[Request], dues: Sequence[float]) -> list[Timeline]:
         room = nullcontext() if load.most is None else asyncio.Semaphore(load.most)
@@ -108,11 +96,10 @@ class Runner:
         try:
             async with asyncio.timeout(self.timeout_seconds), aclosing(self.client.stream(request)) as stream:
                 async for one in stream:
-                    match one:
-                        case Chunk():
-                            chunks.append(one)
-                        case End():
-                            end = one
+                    if isinstance(one, Chunk):
+                        chunks.append(one)
+                    else:
+                        end = one
         except TimeoutError:
             error, text = TIMED_OUT, f"no end after {self.timeout_seconds:g} s"
         except RequestFailedError as failure:

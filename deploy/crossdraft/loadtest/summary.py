@@ -68,9 +68,8 @@ class Acceptance:
 
     share: float  # of the judged tokens
     tokens_per_pass: float
-    places: tuple[
-        Place, ...
-    ]  # by position in a round, as far as any was judged; each given that all before were accepted
+    # By position in a round, as far as any was judged; each given that all before were accepted.
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ def _acceptance(figures: Sequence[Costs]) -> Acceptance | None:
 def _schedule(repetitions: Repetitions, load: Load) -> Schedule:
     """The number of requests under way at a time; of the repetitions, the one that ended with most."""
     timelines = list(chain.from_iterable(repetitions))
-    end, middle = max((under_way(each, _last(each)), under_way(each, _middle(each))) for each in repetitions)
+    end, middle = max(map(_at_end_and_middle, repetitions))
     return Schedule(
         late=sum(one.late > LATE for one in timelines),
         latest_ms=MILLISECONDS * max(one.late for one in timelines),
@@ -251,12 +250,10 @@ def _schedule(repetitions: Repetitions, load: Load) -> Schedule:
     )
 
 
-def _middle(timelines: Sequence[Timeline]) -> float:
-    return sorted(one.due for one in timelines)[(len(timelines) - 1) // 2]
-
-
-def _last(timelines: Sequence[Timeline]) -> float:
-    return max(one.due for one in timelines)
+def _at_end_and_middle(timelines: Sequence[Timeline]) -> tuple[int, int]:
+    """Requests under way when the last one was due, and when the middle one was."""
+    dues = sorted(one.due for one in timelines)
+    return under_way(timelines, dues[-1]), under_way(timelines, dues[(len(dues) - 1) // 2])
 
 
 def _hops(figures: Sequence[Costs]) -> tuple[Hop, ...]:
@@ -288,9 +285,9 @@ class Added:
 
 
 def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Added:
-    """Compares two configurations; pairs the requests of each repetition by their numbers."""
-    ordered = (zip(_ordered(one), _ordered(other), strict=True) for one, other in zip(made, others, strict=True))
-    pairs = [(one, other) for one, other in chain.from_iterable(ordered) if one.ok and other.ok]
+    """Compares two configurations, whose repetitions have the same requests in the same order."""
+    both = (zip(one, other, strict=True) for one, other in zip(made, others, strict=True))
+    pairs = [(one, other) for one, other in chain.from_iterable(both) if one.ok and other.ok]
     paces = [(one.per_token, other.per_token) for one, other in pairs]
     known = [(one, other) for one, other in paces if one is not None and other is not None]
     ratios = [one / other for one, other in known if other > 0]
@@ -302,7 +299,3 @@ def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Add
         Spread.of((one.end_to_end - other.end_to_end for one, other in pairs), MILLISECONDS),
         median(ratios) if ratios else None,
     )
-
-
-def _ordered(timelines: Sequence[Timeline]) -> list[Timeline]:
-    return sorted(timelines, key=lambda one: one.number)

@@ -32,17 +32,14 @@ LANE_FIGURES = frozenset(one.name for one in fields(LaneFigures)) - {"address", 
 
 
 def figures_of(given: Mapping[str, Any]) -> Figures:
-    """From figures by name, as HTTP and gRPC servers send them; unknown ones are ignored.
+    """From figures by name, as HTTP servers send them; unknown ones are ignored.
 
     Raises:
-        ValueError: there is no count of tokens, or a figure is of a wrong kind.
+        TypeError, AttributeError: there is no count of tokens, or lanes are of a wrong kind.
     """
-    try:
-        known: dict[str, Any] = {name: given[name] for name in given.keys() & FIGURES}
-        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return Figures(**known | lists | {"lanes": tuple(map(_lane, given.get("lanes", ())))})
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"the figures of an output mean nothing: {error}") from error
+    known: dict[str, Any] = {name: given[name] for name in given.keys() & FIGURES}
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return Figures(**known | lists | {"lanes": tuple(map(_lane, given.get("lanes", ())))})
 
 
 def _lane(given: Mapping[str, Any]) -> LaneFigures:

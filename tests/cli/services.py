@@ -1,0 +1,29 @@
+"""Two targets, the second one slow, and a drafter in one process, which loads torch once and ends with its stdin."""
+
+import asyncio
+import json
+import sys
+from contextlib import AsyncExitStack
+
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.emulation import Emulation, Pace
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.server import Listening
+from crossdraft.target.service import ServeTarget, target_server
+
+AT_ONCE = Listening(grace_seconds=0)
+SLOW = Emulation(Pace.parsed("25,0"))
+
+
+async def serve(target: str, drafter: str) -> None:
+    """Prints their addresses as a line of JSON."""
+    models = [ModelOptions(target, budget=64, threads=1, emulation=some) for some in (Emulation(), SLOW)]
+    servers = [await target_server(ServeTarget(model, AT_ONCE)) for model in models]
+    helping = await drafter_server(ServeDrafter(ModelOptions(drafter, budget=64, threads=1), AT_ONCE))
+    async with AsyncExitStack() as stack:
+        print(json.dumps([(await stack.enter_async_context(one)).address for one in (*servers, helping)]), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(*sys.argv[1:]))
