@@ -14,7 +14,7 @@ import httpx2
 from openai import AsyncOpenAI
 
 from crossdraft.bench.emulation import Link
-from crossdraft.bench.emulation.machines import Machine
+from tests.cluster.machines.machines import Machine
 from tests.cluster.machines.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
 from tests.cluster.machines.streams import REPEATS, Stream, Streams, faults_of
 

@@ -4,7 +4,7 @@ A machine has a network, processes, mounts, a name, a home and a /tmp/ray of its
 Other files and the CPUs are shared with this machine. It can be switched off (its first process is killed, and all
 others with it), and its link can be delayed or cut like that of any host. Its first process is
 
-    python -m crossdraft.bench.emulation.machines NAME FOLDER
+    python machines.py NAME FOLDER
 
 in namespaces of its own, so that nothing that it mounts is seen from outside; it then becomes sshd.
 """
@@ -163,7 +163,7 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
 
 async def _booted(files: MachineFiles, link: Link, key: Path, stack: AsyncExitStack) -> Machine:
     files.furnish(key)
-    module = (sys.executable, "-m", "crossdraft.bench.emulation.machines", files.name, str(files.folder))
+    module = (sys.executable, __file__, files.name, str(files.folder))
     with files.log.open("wb") as log:
         outer = await asyncio.create_subprocess_exec(
             *(*TOGETHER, *link.place.prefix, "unshare", *OWN, *module),
