@@ -196,7 +196,7 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
         found = [one.content for one in read(path)]
     texts = tuple(one for one in found if isinstance(one, str))
     if len(texts) < len(found):
-        raise UsageError(f"{path} has chats; write lines such as {{\"text\": \"def main(\"}}")
+        raise UsageError(f'{path} has chats; write lines such as {{"text": "def main("}}')
     return texts[:limit]
 
 
