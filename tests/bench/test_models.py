@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from crossdraft.bench import models
 from crossdraft.bench.models import inflate, largest_difference, lengthened
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, load_model
@@ -103,7 +104,10 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
         inflate(str(folder), Size(4, 96))
 
 
-def test_a_larger_model_is_written_and_said_to_be_the_same(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
+def test_a_larger_model_is_written_and_said_to_be_the_same(
+    cli: Cli, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "TURNS", 1)
     ended = cli("bench", "inflate", target_folder, "--layers", 4, "--hidden", 96, "-o", tmp_path / "large")
     assert ended.code == 0
     assert ended.out.startswith("Largest difference between logits on random prompts: ")

@@ -20,8 +20,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,25 +63,13 @@ class Port:
     lanes: dict[int, Lane] = field(default_factory=dict)  # by the device that a packet leaves by
 
 
-def own_port(device: str, address: str) -> Port:
-    """A device in this process's own namespace; raises OSError where that is not allowed."""
-    return Port(HERE, _configured(device, address), address, None)
-
-
 def far_port(name: str, device: str, address: str) -> Port:
     """A device in a new namespace; raises OSError where that is not allowed."""
-    with _aside():
+    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:  # this thread goes there and comes back
         _check(_libc().unshare(_CLONE_NEWNET))
         _bring_up("lo")
         return Port(name, _configured(device, address), address, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """This thread may go into another namespace within the block, and is back after it."""
-    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield
     finally:
         _check(_libc().setns(home, _CLONE_NEWNET))
         os.close(home)
@@ -195,7 +183,8 @@ class Switch:
 
 def _ports(names: Sequence[str]) -> list[Port]:
     network = _free_network()
-    own = own_port(f"cd{os.getpid()}", f"{network}.1")
+    address = f"{network}.1"
+    own = Port(HERE, _configured(f"cd{os.getpid()}", address), address, None)
     return [own, *(far_port(name, "cd0", f"{network}.{number}") for number, name in enumerate(names, 2))]
 
 
