@@ -87,7 +87,7 @@ def test_streams_come_through_kills(measure: Measure, target_folder: Path, draft
     )
     assert [one["name"] for one in found] == ["drafter", "target"]
     assert [(one["verdict"]["broken"], one["verdict"]["differ"]) for one in found] == [(0, 0), (0, 0)]
-    assert all(one["killed"] for one in found)
+    assert all(one["struck"] for one in found)
 
 
 @pytest.mark.parametrize(

@@ -281,11 +281,6 @@ class Timed:
     seconds: float
     figures: Statistics | None = None  # None: it has not ended, or is not one of ours
 
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
 
 @dataclass(frozen=True)
 class Ratio:
