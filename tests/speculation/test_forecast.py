@@ -45,7 +45,7 @@ WORLDS = ((0.95, 0.0), (0.8, 0.005), (0.95, 0.02))
 def test_one_output_is_as_fast_as_forecast(place: int, acceptance: float, trip: float) -> None:
     choice = CHOICES[place]
     world = World(acceptance, drafter_trip=trip)
-    simulated = fixed_speed(world, choice, 1 << 30, 1, 4.0)
+    simulated = fixed_speed(world, choice, 1 << 30, 1, 8.0)
     assert simulated == pytest.approx(forecast(conditions(world, 1), choice).speed, rel=0.2)
 
 

@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from crossdraft.bench.emulation import NotAllowed, relays
+from crossdraft.bench.emulation import relays
 from crossdraft.bench.emulation.network import (
     Lane,
-    Part,
     Place,
     Shape,
     Through,
@@ -65,8 +64,6 @@ async def test_each_relayed_host_has_a_link_of_its_own_and_a_service_that_is_not
     async with relays(["near", "far"]) as links:
         await links["far"].delay(7)
         assert (links["near"].shape.delay_ms, links["far"].shape.delay_ms) == (0, 7)
-        with pytest.raises(NotAllowed, match="nothing passes between near and far"):
-            await links["near"].part(links["far"])
         host, _, port = (await links["far"].address_through("127.0.0.1:1")).rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
@@ -88,7 +85,7 @@ def test_impossible_delays_are_refused() -> None:
 
 
 def test_orders_and_places_are_read_as_they_were_written() -> None:
-    for order in (Shape("far", 1.5, True), Through("far", "127.0.0.1:7"), Part("far", "near", True)):
+    for order in (Shape("far", 1.5, True), Through("far", "127.0.0.1:7")):
         line = write_order(order)
         assert line.endswith(b"\n")
         assert read_order(line) == order

@@ -61,8 +61,8 @@ async def test_two_that_are_parted_do_not_reach_each_other_but_are_reached(pair:
     soon, ever = reach.format(1), reach.format(60)
     left, right = pair["left"], pair["right"]
     assert await said(left, ever) == "yes"
-    await left.link.part(right.link)
+    await left.part(right)
     assert await said(left, soon) == "no"
     assert await said(right, "hostname") == "right"
-    await right.link.join(left.link)
+    await right.join(left)
     assert await said(left, ever) == "yes"

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from crossdraft.bench.emulation.network import (
     Lane,
-    Part,
     Place,
     Shape,
     Through,
@@ -113,7 +112,6 @@ class Switch:
         self._by_fd = {port.fd: port for port in ports}
         self._by_address = {bytes(map(int, port.address.split("."))): port for port in ports}
         self._shapes = {port.name: Shape(port.name) for port in ports}
-        self._parted: set[frozenset[str]] = set()  # names of two hosts each
         self._waiting: list[Packet] = []
         self._entered = 0
 
@@ -138,9 +136,6 @@ class Switch:
         match read_order(line):
             case Shape() as shape:  # a cut also drops what is on its way to or from the host
                 self._shapes[shape.host] = shape
-            case Part(host, other, parted):
-                names = {frozenset((host, other))}
-                self._parted = self._parted | names if parted else self._parted - names
             case Through(_, answer):
                 pass
         say(answer.encode() + b"\n")
@@ -177,8 +172,7 @@ class Switch:
         heapq.heappush(self._waiting, (due, self._entered, peer.fd, packet))
 
     def _cut(self, one: Port, other: Port) -> bool:
-        shapes = self._shapes
-        return shapes[one.name].cut or shapes[other.name].cut or frozenset((one.name, other.name)) in self._parted
+        return self._shapes[one.name].cut or self._shapes[other.name].cut
 
 
 def _ports(names: Sequence[str]) -> list[Port]:
