@@ -86,10 +86,10 @@ def test_short_outputs_know_what_those_before_them_have_learned(world: World) ->
 
 
 def ends(world: World, make: Callable[[], Controller]) -> list[float]:
-    """When 40 outputs of 48 tokens, one after another, are over."""
+    """When 24 outputs of 48 tokens, one after another, are over."""
     simulation = Simulation(world, make, 48, 1, 1)
-    simulation.until_ended(40)
-    return simulation.ended[:40]
+    simulation.until_ended(24)
+    return simulation.ended[:24]
 
 
 @pytest.mark.parametrize(
