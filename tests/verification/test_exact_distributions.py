@@ -1,5 +1,6 @@
 """The output distribution of whole sessions, by enumeration of every random choice, against the target's own."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_resid
 from tests.verification.enumerating import distance, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
 
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
 
@@ -60,7 +62,8 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
 @pytest.mark.parametrize("draft_tokens", few_or_full([1, 2, 3], lambda k: k == 2))
 @pytest.mark.parametrize("method", TRUNCATING, ids=lambda method: method.name)
 def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens: int, head: int) -> None:
-    for toy in suitable(method):
+    """Over every third pair, unless all tests run."""
+    for toy in suitable(method) if FULL else suitable(method)[1::3]:
         assert error(Setup(toy, method, draft_tokens, 2, head=head)) < EXACT, toy.name
 
 
