@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from queue import SimpleQueue
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import overlap, workload
-from crossdraft.bench.services import Distant, Served
+from crossdraft.bench import controller, overlap, workload
+from crossdraft.bench.services import Distant, Killable, Served
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
@@ -126,6 +126,17 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
         asked.append(served)
         yield Distant(addresses[role], PROCESS, None)
 
+    async def killable(wanted: Wanted, stack: AsyncExitStack) -> Killable:
+        asked.append(wanted)
+        return Killable(wanted, addresses[wanted.role], stack, Running(addresses[wanted.role], PROCESS))
+
+    async def restarted(killed: Killable) -> Killable:
+        asked.append(killed.wanted)
+        return killed
+
     monkeypatch.setattr(workload, "running", running)
     monkeypatch.setattr(overlap, "service", service)
+    monkeypatch.setattr(controller, "service", service)
+    monkeypatch.setattr(Killable, "started", killable)
+    monkeypatch.setattr(Killable, "restarted", restarted)
     return asked

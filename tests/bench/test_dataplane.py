@@ -1,33 +1,50 @@
 """`crossdraft bench dataplane`."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
 import pytest
 
-from crossdraft.bench.dataplane import CONFIGURATIONS, Turn, _summed_up
-from tests.bench.conftest import Measure
+from crossdraft.bench import dataplane
+from crossdraft.bench.dataplane import CONFIGURATIONS, Turn, _body_of, _summed_up
+from crossdraft.bench.workload import NO_DRAFTER, request_of
+from crossdraft.console.processes import Running, Wanted
+from crossdraft.serving.http.requests import CompletionBody
+from tests.bench.conftest import PROCESS, Measure, Pair
 from tests.cli.conftest import Cli
 
+SMALL = ("--outputs", 2, "--max-tokens", 8, "--turns", 1, "--target-pace", "1,0", "--drafter-pace", "0,0")
 
-@pytest.mark.parametrize(
-    "over", [pytest.param("pipeline", marks=pytest.mark.full), "http", pytest.param("grpc", marks=pytest.mark.full)]
-)
-def test_every_configuration_has_its_figures(measure: Measure, over: str) -> None:
-    found = measure(
-        "dataplane",
-        "--over",
-        over,
-        "--outputs",
-        2,
-        "--max-tokens",
-        8,
-        "--turns",
-        1,
-        "--target-pace",
-        "1,0",
-        "--drafter-pace",
-        "0,0",
-    )
+
+def check(measure: Measure, over: str) -> None:
+    found = measure("dataplane", "--over", over, *SMALL)
     assert [one["configuration"] for one in found] == list(CONFIGURATIONS)
     assert all(one["speed"] > 0 and one["tokens_per_pass"] >= 1 for one in found)
+
+
+@pytest.mark.full  # services and a server of its own; their parts are tested below
+@pytest.mark.parametrize("over", ["pipeline", "http", "grpc"])
+def test_every_configuration_has_its_figures_on_services_of_its_own(measure: Measure, over: str) -> None:
+    check(measure, over)
+
+
+def test_every_configuration_has_its_figures(
+    measure: Measure, addresses: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
+        yield [Running(addresses[one.role], PROCESS) for one in wanted]
+
+    monkeypatch.setattr(dataplane, "running", running)
+    check(measure, "pipeline")
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_a_server_is_asked_for_the_same(configuration: str) -> None:
+    request, drafted = request_of(configuration, 3, "seeded", 0.5, 9), configuration != NO_DRAFTER
+    (asked,) = CompletionBody(**_body_of(request, drafted)).output_requests("free", "id")
+    assert asked.generation == request
+    assert asked.drafter == (None if drafted else "")
 
 
 def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:

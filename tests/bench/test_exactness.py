@@ -78,9 +78,7 @@ def test_a_distribution_that_is_not_the_targets_fails(
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(cli: Cli, options: tuple[str, ...], complaint: str) -> None:
-    outcome = cli("bench", "distribution", *options)
-    assert outcome.code == 2
-    assert complaint in outcome.err
+    cli("bench", "distribution", *options).failed(complaint)
 
 
 CODE = "for i in range("
@@ -100,11 +98,11 @@ def test_distributions_are_the_models_softmax() -> None:
 def test_continuations_are_target_ids_and_differ() -> None:
     torch.manual_seed(1)
     assisted = AssistedGeneration("bundled:target", "bundled:drafter-b")
-    found = [assisted.continuation(CODE, 3, 2, 1.0) for _ in range(20)]
+    found = [assisted.continuation(CODE, 3, 2, 1.0) for _ in range(8)]
     assert all(1 <= len(ids) <= 3 for ids in found)
     assert max(map(len, found)) == 3
     assert all(0 <= token < 4096 for ids in found for token in ids)
-    assert len(set(found)) > 5
+    assert len(set(found)) > 2
 
 
 def test_a_pair_that_transformers_cannot_do_is_an_error() -> None:

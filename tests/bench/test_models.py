@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from crossdraft.bench import models
 from crossdraft.bench.models import inflate, largest_difference, lengthened
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, load_model
@@ -22,6 +23,7 @@ from tests.services.conftest import save
 from tests.text.kinds import kind
 
 PROMPT = (5, 17, 3, 88, 41, 2)
+ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
 WORK = ForwardRequest("a", PROMPT, tree_of([(1, 2, 3), (7, 8)], 9))
 
 
@@ -30,17 +32,16 @@ def grown(model: PreTrainedModel) -> int:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("size", "changes"),
     [
-        {},
-        {"attention_bias": True, "mlp_bias": True},
-        {"tie_word_embeddings": True, "num_key_value_heads": 4},
-        {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
-        {"rms_norm_eps": 0.1},
+        (Size(3, 48), {}),
+        (Size(5, 96), {"attention_bias": True, "mlp_bias": True}),
+        (Size(3, 50, 90), {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+        (Size(4, 144, 64), {"head_dim": 16, "rope_parameters": ROPE}),
+        (Size(5, 96), {"rms_norm_eps": 0.1}),
     ],
 )
-@pytest.mark.parametrize("size", [Size(3, 48), Size(5, 96), Size(3, 50, 90), Size(4, 144, 64)])
-def test_the_same_function_in_a_larger_shape(changes: dict[str, object], size: Size) -> None:
+def test_the_same_function_in_a_larger_shape(size: Size, changes: dict[str, object]) -> None:
     original = tiny_llama(**changes)
     draw = torch.Generator().manual_seed(7)
     for name, parameter in original.named_parameters():
@@ -55,14 +56,9 @@ def test_the_same_function_in_a_larger_shape(changes: dict[str, object], size: S
 
 
 def test_added_layers_compute_and_only_their_outputs_are_zero() -> None:
-    model = inflated(tiny_llama(), Size(5, 96))
-    added = model.model.layers[4]
+    added = inflated(tiny_llama(), Size(5, 96)).model.layers[4]
     for name, parameter in added.named_parameters():
         assert bool(parameter.any()) == (name not in ("self_attn.o_proj.weight", "mlp.down_proj.weight")), name
-    assert added.self_attn.q_proj.weight.shape == (96, 96)
-    assert model.config.num_attention_heads == 8
-    assert model.config.num_key_value_heads == 4
-    assert model.config.intermediate_size == 128
 
 
 def test_what_differs_is_noticed() -> None:
@@ -83,12 +79,6 @@ def test_the_folder_is_a_model_like_any_other(tmp_path: Path) -> None:
     assert large.description.stops == small.description.stops
     assert large.description.context == small.description.context
     assert largest_difference(small.model, large.model) < 1e-4
-    ids = torch.tensor([PROMPT])
-    texts = [
-        one.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False).tolist()
-        for one in (small, large)
-    ]
-    assert texts[0] == texts[1]
 
 
 def test_half_as_many_bytes_where_nothing_is_lost(tmp_path: Path) -> None:
@@ -101,10 +91,10 @@ def test_half_as_many_bytes_where_nothing_is_lost(tmp_path: Path) -> None:
         assert largest_difference(load_model(str(folder)).model, large.model) < 1e-4
 
 
-@pytest.mark.parametrize("size", [Size(2, 48), Size(3, 47), Size(3, 48, 63)])
-def test_a_smaller_shape_is_refused(size: Size) -> None:
-    with pytest.raises(NumberOutOfRangeError, match="at least the model's own"):
-        inflated(tiny_llama(), size)
+def test_a_smaller_shape_is_refused() -> None:
+    for size in (Size(2, 48), Size(3, 47), Size(3, 48, 63)):
+        with pytest.raises(NumberOutOfRangeError, match="at least the model's own"):
+            inflated(tiny_llama(), size)
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
@@ -114,7 +104,10 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
         inflate(str(folder), Size(4, 96))
 
 
-def test_a_larger_model_is_written_and_said_to_be_the_same(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
+def test_a_larger_model_is_written_and_said_to_be_the_same(
+    cli: Cli, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "TURNS", 1)
     ended = cli("bench", "inflate", target_folder, "--layers", 4, "--hidden", 96, "-o", tmp_path / "large")
     assert ended.code == 0
     assert ended.out.startswith("Largest difference between logits on random prompts: ")
@@ -123,15 +116,12 @@ def test_a_larger_model_is_written_and_said_to_be_the_same(cli: Cli, target_fold
 
 
 def test_what_cannot_be(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
-    for code, complaint, arguments in (
-        (2, "layers must be at least the model's own 3, got 2", (target_folder, 2, 96, tmp_path / "new")),
-        (2, "holds something already", (target_folder, 4, 96, target_folder)),
-        (1, "there is no folder ./nowhere", ("./nowhere", 4, 96, tmp_path / "new")),
+    for code, complaint, model, layers, folder in (
+        (2, "layers must be at least the model's own 3, got 2", target_folder, 2, tmp_path / "new"),
+        (2, "holds something already", target_folder, 4, target_folder),
+        (1, "there is no folder ./nowhere", "./nowhere", 4, tmp_path / "new"),
     ):
-        model, layers, hidden, folder = arguments
-        ended = cli("bench", "inflate", model, "--layers", layers, "--hidden", hidden, "-o", folder)
-        assert (ended.code, ended.out) == (code, "")
-        assert complaint in ended.err.splitlines()[-1]
+        cli("bench", "inflate", model, "--layers", layers, "--hidden", 96, "-o", folder).failed(complaint, code)
 
 
 def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(tmp_path: Path) -> None:
@@ -142,12 +132,9 @@ def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(t
     assert json.loads((Path(source_of("bundled:target")) / "config.json").read_text())["max_position_embeddings"] < 2048
 
 
-def test_a_model_that_is_long_enough_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_model_that_is_long_enough_stays_as_it_is_and_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
     assert lengthened("bundled:target", 16, tmp_path) == "bundled:target"
     assert not list(tmp_path.iterdir())
-
-
-def test_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
     tiny_gpt2().save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="positions are not rotary"):
         lengthened(str(tmp_path), 2 * CONTEXT, tmp_path)

@@ -18,10 +18,11 @@ def test_texts_are_read_up_to_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "has no prompts"),
-        (b"text\n", "prompt 1: not JSON"),
-        (b'{"text": "a"}\n{"text": ""}\n', "prompt 2: it needs"),
-        (b"\xff", "is not UTF-8"),
+        (b"", "there are no prompts"),
+        (b"text\n", "line 1 is no prompt"),
+        (b'{"text": "a"}\n{"text": ""}\n', "line 2 is no prompt"),
+        (b"\xff", "cannot read the prompts"),
+        (b'{"turns": ["a"]}\n', "has chats"),
         (None, "cannot read the prompts: .*No such file"),
     ],
 )

@@ -18,12 +18,14 @@ from crossdraft.speculation.choice import (
     PassSeen,
     Started,
 )
-from crossdraft.speculation.controller import EXPLORED, Limits, Mode, OutputController, TargetController
+from crossdraft.speculation.controller import EXPLORED, Estimates, Limits, Mode, OutputController, TargetController
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
+from tests.verification.enumerating import full
 
+FEW = [(1, 0.5, 8.0, 0.0), (1, 0.95, 60.0, 20.0), (1, 0.8, 8.0, 5.0), (4, 0.95, 8.0, 5.0)]
 GRID = [
-    (1, 0.5, 8.0, 0.0), (1, 0.8, 25.0, 5.0), (1, 0.95, 60.0, 20.0), (1, 0.95, 8.0, 20.0), (1, 0.8, 8.0, 5.0),
-    (4, 0.8, 60.0, 0.0), (4, 0.95, 8.0, 5.0), (4, 0.5, 60.0, 20.0),
+    (1, 0.8, 25.0, 5.0), (1, 0.95, 8.0, 20.0),
+    (4, 0.8, 60.0, 0.0), (4, 0.5, 60.0, 20.0),
     (16, 0.8, 8.0, 20.0), (16, 0.95, 25.0, 0.0),
 ]  # fmt: skip
 MANY = [(16, 0.5, 60.0, 5.0), (64, 0.5, 8.0, 0.0), (64, 0.95, 8.0, 20.0), (64, 0.8, 25.0, 0.0)]
@@ -34,7 +36,7 @@ def best(world: World, tokens: int, slots: int, seconds: float) -> float:
     return max(fixed_speed(world, choice, tokens, slots, seconds) for choice in fixed_choices())
 
 
-@pytest.mark.parametrize("cells", [GRID, pytest.param(MANY, marks=pytest.mark.full)], ids=["few", "many"])
+@pytest.mark.parametrize("cells", [FEW, full(FEW + GRID), full(MANY)], ids=["few", "grid", "many"])
 def test_it_is_near_the_best_fixed_choice_and_never_below_plain_decoding(
     cells: list[tuple[int, float, float, float]],
 ) -> None:
@@ -53,14 +55,15 @@ USELESS = {
     "silent": World(step_base=math.inf),
     "costly": World(0.3, pass_each=0.002),
 }
+USUAL = {"random": 1, "random, drawing": 4, "slow": 1, "silent": 1, "costly": 4}  # outputs
 
 
 @pytest.mark.parametrize(
     ("name", "outputs"),
     [
-        pytest.param(name, outputs, marks=() if place % 3 == at else pytest.mark.full)
-        for place, name in enumerate(USELESS)
-        for at, outputs in enumerate((1, 4, 16))
+        (name, outputs) if USUAL.get(name) == outputs else full(name, outputs)
+        for name in USELESS
+        for outputs in (1, 4, 16)
     ],
 )
 def test_a_drafter_that_does_not_pay_costs_next_to_nothing(name: str, outputs: int) -> None:
@@ -73,7 +76,9 @@ def test_a_drafter_that_does_not_pay_costs_next_to_nothing(name: str, outputs: i
 
 
 @pytest.mark.parametrize(
-    "world", [World(0.95), World(0.8, drafter_trip=0.005), World(0.95, pass_base=0.025, drafter_trip=0.02)], ids=str
+    "world",
+    [full(World(0.95)), World(0.8, drafter_trip=0.005), full(World(0.95, pass_base=0.025, drafter_trip=0.02))],
+    ids=str,
 )
 def test_short_outputs_know_what_those_before_them_have_learned(world: World) -> None:
     makes: list[Callable[[], Controller]] = [controllers(), *(partial(Fixed, choice) for choice in fixed_choices())]
@@ -82,14 +87,15 @@ def test_short_outputs_know_what_those_before_them_have_learned(world: World) ->
 
 
 def ends(world: World, make: Callable[[], Controller]) -> list[float]:
-    """When 40 outputs of 48 tokens, one after another, are over."""
+    """When 24 outputs of 48 tokens, one after another, are over."""
     simulation = Simulation(world, make, 48, 1, 1)
-    simulation.until_ended(40)
-    return simulation.ended[:40]
+    simulation.until_ended(24)
+    return simulation.ended[:24]
 
 
-@pytest.mark.parametrize("outputs", [1, 16])
-@pytest.mark.parametrize(("before", "after"), [(0.95, 0.02), (0.02, 0.95)])
+@pytest.mark.parametrize(
+    ("outputs", "before", "after"), [(4, 0.95, 0.02), (1, 0.02, 0.95), full(16, 0.95, 0.02), full(16, 0.02, 0.95)]
+)
 def test_it_follows_a_drafter_that_changes(outputs: int, before: float, after: float) -> None:
     simulation = Simulation(World(before), controllers(), 256, outputs, 1)
     simulation.speed(1.5)
@@ -98,25 +104,26 @@ def test_it_follows_a_drafter_that_changes(outputs: int, before: float, after: f
     assert simulation.speed(2.0) >= 0.8 * best(World(after), 256, outputs, 1.0)
 
 
-def test_it_follows_the_load() -> None:
+@pytest.mark.parametrize("many", [8, full(24)])
+def test_it_follows_the_load(many: int) -> None:
     world = World(0.8)
     simulation = Simulation(world, controllers(), 64, 1, 1)
-    for outputs in (1, 24, 1):
+    for outputs in (1, many, 1):
         simulation.resize(outputs)
         simulation.speed(0.8)
         assert simulation.speed(1.0) >= 0.75 * best(world, 64, outputs, 1.0)
 
 
-def learned() -> TargetController:
+@cache
+def learned() -> Estimates:
     shared = TargetController()
     Simulation(World(0.9), lambda: shared.output(KIND, Limits()), 256, 4, 1).speed(0.5)
-    return shared
+    return shared.estimates
 
 
 def test_the_next_controller_begins_with_what_one_has_learned() -> None:
-    estimates = learned().estimates
-    begun = TargetController(estimates)
-    assert begun.estimates == estimates
+    begun = TargetController(learned())
+    assert begun.estimates == learned()
     choice = begun.output(KIND, Limits()).choose(0.0)
     assert choice.drafts
     assert "measuring" not in choice.reason
@@ -143,7 +150,7 @@ def test_an_output_whose_drafter_is_of_no_use_keeps_no_others_from_theirs(seen: 
 
 
 def test_an_output_with_whose_text_its_drafter_cannot_go_on_decodes_plainly() -> None:
-    output = TargetController(learned().estimates).output(KIND, Limits())
+    output = TargetController(learned()).output(KIND, Limits())
     assert output.choose(0.0).drafts
     output.observe(DraftSeen(0, 0.001, 0.001, aside=True), 0.1)
     assert not output.choose(0.1).drafts
@@ -159,14 +166,14 @@ def test_an_output_with_whose_text_its_drafter_cannot_go_on_decodes_plainly() ->
     ],
 )
 def test_limits_hold(limits: Limits, holds) -> None:  # type: ignore[no-untyped-def]
-    shared = TargetController(learned().estimates)
+    shared = TargetController(learned())
     choice = shared.output(KIND, limits).choose(0.0)
     assert choice.drafts
     assert holds(choice)
 
 
 def taught(accepted: int) -> tuple[TargetController, OutputController]:
-    shared = TargetController(learned().estimates)
+    shared = TargetController(learned())
     output = shared.output(KIND, Limits())
     for number in range(60):
         output.choose(0.02 * number)
@@ -204,7 +211,7 @@ def test_an_explanation_has_the_marginal_table() -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(7, 7), (40, 40), (33, 47), (0, 8), (4, 16)])
 def test_a_number_of_draft_tokens_to_wait_for_that_is_asked_for_is_kept(least: int, most: int) -> None:
-    shared = TargetController(learned().estimates)
+    shared = TargetController(learned())
     output = shared.output(KIND, Limits(max_draft_tokens=most, min_draft_tokens=least))
     for number in range(30):
         choice = output.choose(0.1 * number)
@@ -223,7 +230,7 @@ def test_kinds_of_requests_try_a_new_drafter_each_for_themselves() -> None:
 
 
 def test_a_drafter_is_not_silent_because_an_output_ended_before_its_answer() -> None:
-    shared = TargetController(learned().estimates)
+    shared = TargetController(learned())
     first = shared.output(KIND, Limits())
     assert first.choose(0.0).drafts
     first.observe(Ended(), 0.1)

@@ -6,6 +6,7 @@ from crossdraft.speculation.choice import PLAIN, Choice
 from crossdraft.speculation.estimates import StepCost
 from crossdraft.speculation.forecast import Conditions, forecast
 from tests.speculation.simulator import TURN, World, fixed_speed
+from tests.verification.enumerating import full
 
 CHOICES = (
     PLAIN,
@@ -36,7 +37,7 @@ WORLDS = ((0.95, 0.0), (0.8, 0.005), (0.95, 0.02))
 @pytest.mark.parametrize(
     ("place", "acceptance", "trip"),
     [
-        pytest.param(place, *one, marks=() if place % len(WORLDS) == at else pytest.mark.full)
+        (place, *one) if place % len(WORLDS) == at else full(place, *one)
         for place in range(len(CHOICES))
         for at, one in enumerate(WORLDS)
     ],

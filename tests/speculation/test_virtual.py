@@ -5,7 +5,7 @@ import pytest
 from crossdraft.speculation.choice import PLAIN, Choice, Fixed, lock_step
 from tests.clock import Outcome, Run, World
 
-TOKENS = 400
+TOKENS = 200
 
 
 def outcome(world: World, choice: Choice) -> Outcome:

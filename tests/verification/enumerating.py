@@ -12,7 +12,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 def few_or_full(values: Iterable[Any], few: Callable[[Any], bool]) -> list[Any]:
     """Parameters of a test: those for which `few` holds, and the others for `make test-full` only."""
-    return [value if few(value) else full(value) for value in values]
+    return [value if few(value) else full(*(value if isinstance(value, tuple) else (value,))) for value in values]
 
 
 def full(*values: Any) -> Any:
@@ -50,6 +50,13 @@ class EnumeratingChooser:
     def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
         thinned = np.asarray(weights, dtype=np.float64)[list(candidates)] * np.asarray(keep, dtype=np.float64)
         return candidates[self.categorical(thinned)] if np.any(thinned > 0) else None
+
+
+class Refusing(EnumeratingChooser):
+    """Refuses everything."""
+
+    def bernoulli(self, probability: float) -> bool:
+        return False
 
 
 def distribution_of(run: Callable[[EnumeratingChooser], Outcome]) -> dict[Outcome, float]:

@@ -100,59 +100,47 @@ def shown(steps: Iterable[Step]) -> list[object]:
     return plain
 
 
-def test_inside_a_draft_token_the_head_is_enough() -> None:
-    """The target says `a`, then `b`; the draft's token is `ab`."""
-    steps = conversation(
-        pair_of(("a", "b"), ("ab", "a")), [DraftToken(0, Row.certain(0)), Row.certain(0), Row.certain(1)], []
-    )
-    assert shown(steps) == [
-        "draft_token",
-        ("row", [], True, False),
-        Emit(0, Kind.ACCEPTED),
-        ("row", [], True, False),
-        Emit(1, Kind.ACCEPTED),
-        "draft_token",
-    ]
+FIRST, SECOND = Row.certain(0), Row.certain(1)
+ROW = ("row", [], True, False)
+CONVERSATIONS: dict[str, tuple[Pair, list[Answer], list[int], list[object]]] = {
+    "inside a draft token the head is enough": (  # the target says `a`, then `b`; the draft's token is `ab`
+        pair_of(("a", "b"), ("ab", "a")),
+        [DraftToken(0, FIRST), FIRST, SECOND],
+        [],
+        ["draft_token", ROW, Emit(0, Kind.ACCEPTED), ROW, Emit(1, Kind.ACCEPTED), "draft_token"],
+    ),
+    "at a token's start it lists what the draft token could have been": (
+        pair_of(("b", "c", "a"), ("a", "b", "ab")),
+        [DraftToken(1, Row(as_ids(0, 1, 2), np.array([0.25, 0.5, 0.25])))],
+        [],
+        ["draft_token", ("row", [2, 0], True, False)],
+    ),
+    "the tail emits a token that no row lists, and refuses": (
+        pair_of(("a", "b", "c"), ("a", "b")),
+        [DraftToken(0, FIRST), Row(as_ids(0), np.array([0.5]), 0.5), Row(as_ids(0, 1, 2), np.array([0.5, 0.2, 0.3]))],
+        [0, 0, 1],
+        ["draft_token", ("row", [0], True, False), ("row", [], True, True), Emit(2, Kind.CORRECTED), Refused(0)],
+    ),
+    # The target says `aba` while the draft has only shown `a`; a later `ba` is then at the frontier.
+    "without a draft token it finishes its token and waits for the draft": (
+        pair_of(("aba", "c"), ("a", "ba")),
+        [DraftToken(0, FIRST), FIRST, None, DraftToken(1, SECOND), None],
+        [],
+        ["draft_token", ROW, "draft_token", Emit(0, Kind.BONUS), *["draft_token"] * 2, ("row", [], False, False)],
+    ),
+    "a draft that disagrees with committed letters is refused there": (
+        pair_of(("aba", "c"), ("a", "bb")),
+        [DraftToken(0, FIRST), FIRST, None, DraftToken(1, SECOND)],
+        [],
+        ["draft_token", ROW, "draft_token", Emit(0, Kind.BONUS), "draft_token", Refused(2)],
+    ),
+}
 
 
-def test_at_a_token_start_it_lists_what_the_draft_token_could_have_been() -> None:
-    draft_token = DraftToken(1, Row(as_ids(0, 1, 2), np.array([0.25, 0.5, 0.25])))
-    steps = conversation(pair_of(("b", "c", "a"), ("a", "b", "ab")), [draft_token], [])
-    assert shown(steps) == ["draft_token", ("row", [2, 0], True, False)]
-
-
-def test_the_tail_emits_a_token_that_no_row_lists_and_refuses() -> None:
-    pair = pair_of(("a", "b", "c"), ("a", "b"))
-    head, whole = Row(as_ids(0), np.array([0.5]), 0.5), Row(as_ids(0, 1, 2), np.array([0.5, 0.2, 0.3]))
-    steps = conversation(pair, [DraftToken(0, Row.certain(0)), head, whole], [0, 0, 1])
-    assert shown(steps) == [
-        "draft_token",
-        ("row", [0], True, False),
-        ("row", [], True, True),
-        Emit(2, Kind.CORRECTED),
-        Refused(0),
-    ]
-
-
-def test_without_a_draft_token_it_finishes_its_token_and_waits_for_the_draft() -> None:
-    """The target says `aba` while the draft has only shown `a`; a later `ba` is then at the frontier."""
-    pair = pair_of(("aba", "c"), ("a", "ba"))
-    answers = [DraftToken(0, Row.certain(0)), Row.certain(0), None, DraftToken(1, Row.certain(1)), None]
-    assert shown(conversation(pair, answers, [])) == [
-        "draft_token",
-        ("row", [], True, False),
-        "draft_token",
-        Emit(0, Kind.BONUS),
-        "draft_token",
-        "draft_token",
-        ("row", [], False, False),
-    ]
-
-
-def test_a_draft_that_disagrees_with_committed_letters_is_refused_there() -> None:
-    pair = pair_of(("aba", "c"), ("a", "bb"))
-    answers = [DraftToken(0, Row.certain(0)), Row.certain(0), None, DraftToken(1, Row.certain(1))]
-    assert conversation(pair, answers, [])[-1] == Refused(2)
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_what_it_asks_for_and_decides(name: str) -> None:
+    pair, answers, script, wanted = CONVERSATIONS[name]
+    assert shown(conversation(pair, answers, script)) == wanted
 
 
 def test_distributions_that_a_refusal_leaves_unchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The output distribution of whole sessions, by enumeration of every random choice, against the target's own."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_resid
 from tests.verification.enumerating import distance, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
 
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
 
@@ -28,7 +30,7 @@ def shapes(method: Method, toy: Toy) -> list[tuple[int, int]]:
     more.
     """
     longer = len(toy.target) == len(toy.drafter) == 2 and method in (STANDARD, TLI, SLEM, COUPLED)
-    return [(1, 3), (2, 3), (3, 2)] + ([(3, 4)] if longer else [])
+    return [(1, 3), (2, 2), (2, 3), (3, 2)] + ([(3, 4)] if longer else [])
 
 
 def cells() -> list[Setup]:
@@ -44,7 +46,7 @@ def usual(setup: Setup) -> bool:
     place = METHODS.index(setup.method) + [toy.name for toy in (*TOYS, *TEXTS)].index(setup.toy.name)
     if setup.temperature < 1:
         return setup.toy.name == NESTED.name and setup.draft_tokens == 2
-    return setup.length < 4 and setup.draft_tokens == 1 + place % 3
+    return (setup.draft_tokens, setup.length) == ((1, 3), (2, 2), (3, 2))[place % 3]
 
 
 def named(setup: Setup) -> str:
@@ -60,12 +62,17 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
 @pytest.mark.parametrize("draft_tokens", few_or_full([1, 2, 3], lambda k: k == 2))
 @pytest.mark.parametrize("method", TRUNCATING, ids=lambda method: method.name)
 def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens: int, head: int) -> None:
-    for toy in suitable(method):
+    """Over every third pair, unless all tests run."""
+    for toy in suitable(method) if FULL else suitable(method)[1::3]:
         assert error(Setup(toy, method, draft_tokens, 2, head=head)) < EXACT, toy.name
 
 
 @pytest.mark.parametrize("head", [1, full(99)])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method",
+    few_or_full(METHODS, lambda method: method in (TLI, COUPLED_SHARED, SLEM)),  # one of each walk
+    ids=lambda method: method.name,
+)
 def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Method, head: int) -> None:
     """What may be drawn depends on the tokens before: on draft tokens, for later rows of a pass."""
     options = SamplingOptions(frequency_penalty=1.5, bad_word_ids=((1, 1), (0, 1, 0)), min_tokens=2, end_ids=(1,))

@@ -20,7 +20,7 @@ from crossdraft.verification.methods import SLRS
 from crossdraft.verification.prefixes import PieceDistribution
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Step, Walk, undrafted
 from tests.tables import ToyDrafter, ToyTarget
-from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
+from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, wanted
 from tests.vocabularies import greedy_tokens, pair_of
 
@@ -30,12 +30,17 @@ PAIRS = (*TOYS, LATE, TWICE)
 
 
 def cells() -> list[Setup]:
-    """K = 1 to 3, with as many tokens as time allows: three in a round of three where a side has two letters."""
+    """K = 1 to 3, with as many tokens as time allows: three in a round of three where a side has two letters.
+
+    Each pair with one K by default; what is excluded by an earlier piece takes three tokens.
+    """
     out = []
     for toy in PAIRS:
         longest = 3 if min(len(toy.target), len(toy.drafter)) == 2 else 2
         out += [Setup(toy, SLRS, draft_tokens, length) for draft_tokens, length in ((1, 3), (2, 3), (3, longest))]
-    return few_or_full(out, lambda setup: setup.draft_tokens == 2 or setup.toy in (NESTED, LATE, TWICE))
+    return few_or_full(
+        out, lambda setup: setup.draft_tokens == 1 + (PAIRS.index(setup.toy) + 1) % 3 or setup.toy is LATE
+    )
 
 
 @pytest.mark.parametrize("setup", cells(), ids=lambda setup: f"{setup.toy.name}-K{setup.draft_tokens}")
@@ -44,20 +49,19 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("head", [1, full(2)])
-def test_truncated_rows_have_the_same_distribution(head: int) -> None:
-    for toy in PAIRS:
-        assert error(Setup(toy, SLRS, 2, 2, head=head)) < EXACT, toy.name
+@pytest.mark.parametrize("toy", few_or_full(PAIRS, lambda toy: toy in (NESTED, ENDING, LATE)), ids=lambda toy: toy.name)
+def test_truncated_rows_have_the_same_distribution(toy: Toy, head: int) -> None:
+    assert error(Setup(toy, SLRS, 2, 2, head=head)) < EXACT
 
 
-@pytest.mark.parametrize(("draft_tokens", "length"), [full(1, 3), (2, 3), full(3, 2)])
+@pytest.mark.parametrize(("draft_tokens", "length"), [full(1, 3), (2, 2), full(2, 3), full(3, 2)])
 def test_ignoring_the_end_symbol(draft_tokens: int, length: int) -> None:
-    setup = Setup(ENDING, SLRS, draft_tokens, length, ignore_end=True)
-    assert error(setup) < EXACT
+    assert error(Setup(ENDING, SLRS, draft_tokens, length, ignore_end=True)) < EXACT
 
 
 def test_temperature_zero_is_the_greedy_text() -> None:
     for toy in PAIRS:
-        setup = Setup(toy, SLRS, 3, 6, temperature=0)
+        setup = Setup(toy, SLRS, 3, 4, temperature=0)
         distribution = distribution_of(setup.run)
         assert distribution == wanted(setup), toy.name
         assert len(distribution) == 1
@@ -92,7 +96,7 @@ def plain_at_the_end(ground: Ground) -> Walk:
 
 
 @pytest.mark.parametrize("toy", PAIRS, ids=lambda toy: toy.name)
-@pytest.mark.parametrize("draft_tokens", [1, 3])
+@pytest.mark.parametrize("draft_tokens", [full(1), 2, full(3)])
 def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, draft_tokens: int) -> None:
     """arXiv 2502.05202, Table 2, with ψ from every draft there is, each cut by a tokenizer."""
     pair = pair_of(toy.target, toy.drafter)
@@ -116,13 +120,8 @@ def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, draft_tokens:
 
 def test_equal_distributions_but_for_rounding_draw_from_p() -> None:
     """A refusal that rounding alone can cause still emits a token."""
-    setup = Setup(Toy("one letter", ("a",), ("a",)), SLRS, 1, 2)
-
-    class Refusing(EnumeratingChooser):
-        def bernoulli(self, probability: float) -> bool:
-            return False
-
-    assert [(one.token, one.kind) for one in setup.emitted(Refusing([]))] == [(0, Kind.CORRECTED), (0, Kind.BONUS)]
+    emitted = Setup(Toy("one letter", ("a",), ("a",)), SLRS, 1, 2).emitted(Refusing([]))
+    assert [(one.token, one.kind) for one in emitted] == [(0, Kind.CORRECTED), (0, Kind.BONUS)]
 
 
 @pytest.mark.parametrize(("text", "revealed"), [("ba", 1), ("aa", 2), ("ab", 2)])
@@ -205,7 +204,7 @@ class Choosy(RandomChooser):
 def test_blocks_of_candidates_have_the_distribution_of_the_residual() -> None:
     """The chooser of production against p, and against the enumerated share of accepted tokens."""
     table, chooser = Table(3), RandomChooser(np.random.default_rng(11))
-    runs = [table.first(chooser) for _ in range(2500)]
+    runs = [table.first(chooser) for _ in range(1000)]
     counts = np.bincount([run.token for run in runs], minlength=len(table.p))
     rare = table.p * len(runs) < 5
     observed = [*counts[~rare], counts[rare].sum()]
@@ -228,8 +227,8 @@ def test_blocks_grow_until_every_token_is_asked_for() -> None:
 
 
 def test_nothing_is_asked_for_twice_nor_beyond_what_a_draft_can_reach() -> None:
-    table, chooser = Table(1), Choosy(10)
-    table.first(chooser)
+    table = Table(1)
+    table.first(Choosy(10))
     asked = [string for need in table.asked for string in need.strings]
     assert len(asked) == len(set(asked))
     assert all(len(string) <= 2 for string in asked)  # one draft token, "ab" is the longest

@@ -324,27 +324,6 @@ class PrefillPlan:
     cache_mib: CacheMib = 1024
 
 
-@command("device", SPEED, "device.DeviceBenchmark")
-@dataclass(frozen=True)
-class DevicePlan:
-    """Throughput of models of real size on one accelerator, within a time limit."""
-
-    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")]
-    prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = PromptsPlan.prompts
-    size: Annotated[
-        tuple[str, ...],
-        Option(help="1b, 7b, 14b, or a model's name, such as inflated:8x512:bundled:target; repeatable."),
-    ] = ("1b", "7b", "14b")
-    drafter: OneDrafter = DRAFTER
-    device: Device = "cuda:0"
-    dtype: Dtype = "bfloat16"
-    concurrency: Concurrencies = "1,16,64"
-    tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
-    cache_mib: CacheMib = 16384
-    seconds: Annotated[float, Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0
-    enforce_eager: EnforceEager = False
-
-
 # Robustness.
 
 

@@ -134,7 +134,7 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
     Greedy: the next one is the one in which most meet that have not yet.
     """
-    met = {one: [_groups(one, size) for size in (2, 3)] for one in product(*dimensions)}
+    met = {one: [set(combinations(enumerate(one), size)) for size in (2, 3)] for one in product(*dimensions)}
     left = [set[Any]().union(*(groups[place] for groups in met.values())) for place in range(2)]
     found = []
     while any(left):
@@ -143,10 +143,6 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
             wanted -= new
         found.append(best)
     return found
-
-
-def _groups(values: tuple[Any, ...], size: int) -> set[Any]:
-    return set(combinations(enumerate(values), size))
 
 
 # Noise for a wanted acceptance.

@@ -9,13 +9,12 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,20 +57,8 @@ class Server:
         return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *limits, *ends]
 
 
-class Maker(Protocol):
-    """Makes outputs."""
-
-    async def make(self, request: GenerationRequest, drafted: bool) -> int:
-        """Makes one output, streamed; returns its number of tokens."""
-        ...
-
-    async def passes(self) -> int:
-        """Of all outputs so far."""
-        ...
-
-
 class Pipelines:
-    """Makes them in this process.
+    """Makes outputs in this process.
 
     Args:
         plain, drafted: pipelines without and with a drafter.
@@ -82,17 +69,19 @@ class Pipelines:
         self._passes = 0
 
     async def make(self, request: GenerationRequest, drafted: bool) -> int:
+        """One output; returns its number of tokens."""
         lost = drafted and request.overlap is Overlap.AUTO
         figures = await finished(self._pipelines[drafted].run(request), lost=lost)
         self._passes += figures.passes
         return figures.tokens
 
     async def passes(self) -> int:
+        """Of all outputs so far."""
         return self._passes
 
 
 class OfServer:
-    """Streams them from a server, over HTTP or gRPC.
+    """The same, streamed from a server over HTTP or gRPC.
 
     Args:
         http: a session whose base is the server.
@@ -119,6 +108,9 @@ class OfServer:
         async with self._http.get("/metrics", raise_for_status=True) as reply:
             families = text_string_to_metric_families(await reply.text())
         return int(sum(one.value for family in families if family.name == PASSES for one in family.samples))
+
+
+Maker = Pipelines | OfServer
 
 
 def _body_of(request: GenerationRequest, drafted: bool) -> dict[str, Any]:
@@ -210,18 +202,19 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             folder = Path(stack.enter_context(TemporaryDirectory()))
             await asyncio.to_thread(write_free, folder)
             plan = self.plan
-            wanted = [
-                Wanted("target", str(folder), 1, ("--pace", plan.target_pace, "--log-level", "error")),
-                Wanted(
-                    "drafter",
-                    str(folder),
-                    1,
-                    ("--pace", plan.drafter_pace, "--logit-noise", str(plan.noise), "--log-level", "error"),
-                ),
-            ]
+            served = {
+                "target": ("--pace", plan.target_pace),
+                "drafter": ("--pace", plan.drafter_pace, "--logit-noise", str(plan.noise)),
+            }
+            wanted = [Wanted(role, str(folder), 1, (*more, "--log-level", "error")) for role, more in served.items()]
             services = await stack.enter_async_context(running(wanted))
             maker, server = await self._maker(stack, *(one.address for one in services))
-            processor = partial(_processor_seconds, server, services)
+
+            def processor() -> tuple[float, ...]:
+                """Seconds of orchestrator, target and drafter so far."""
+                own = time.process_time() if server is None else processor_seconds(server.process_id)
+                return own, *(processor_seconds(one.process_id) for one in services)
+
             freeze_heap()
             for count in plan.outputs:
 
@@ -265,12 +258,6 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         given = (self.plan.method, self.plan.temperature, self.plan.max_tokens)
         requests = [request_of(configuration, first + number, *given) for number in range(count)]
         return sum(await asyncio.gather(*(maker.make(one, configuration != NO_DRAFTER) for one in requests)))
-
-
-def _processor_seconds(server: Running | None, services: Sequence[Running]) -> tuple[float, ...]:
-    """Of the process that makes outputs, None being this one, and of target and drafter, so far."""
-    own = time.process_time() if server is None else processor_seconds(server.process_id)
-    return own, *(processor_seconds(one.process_id) for one in services)
 
 
 def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:

@@ -173,6 +173,15 @@ def _difference(text: str, wanted: str) -> str:
 
 
 @dataclass(frozen=True)
+class Struck:
+    """What a fault did to one stream that had a session there."""
+
+    number: int  # of the stream's prompt
+    next_token: float | None  # seconds from the fault to the next token; None: it had ended
+    pause: float | None  # seconds of the longest pause that counts; None: no token came since
+
+
+@dataclass(frozen=True)
 class Outcomes:
     """All faults of one kind."""
 
@@ -180,12 +189,21 @@ class Outcomes:
     times: int
     verdict: Verdict
     gap: float  # seconds between the tokens of undisturbed streams, the median
+    struck: tuple[Struck, ...]
+    healed: bool = False  # pauses count from the healing of a link: a stream could not go on before
+
+    @property
+    def next_tokens(self) -> list[float]:
+        """Seconds, where a token came."""
+        return [one.next_token for one in self.struck if one.next_token is not None]
+
+    @property
+    def pauses(self) -> list[float]:
+        """Seconds, where a token came."""
+        return [one.pause for one in self.struck if one.pause is not None]
 
 
-OutcomesResult = TypeVar("OutcomesResult", bound=Outcomes)
-
-
-class Disturbance(OfPair[FaultsPlanned, OutcomesResult]):
+class Disturbance(OfPair[FaultsPlanned, Outcomes]):
     """Faults while seeded streams run."""
 
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
@@ -197,7 +215,26 @@ class Disturbance(OfPair[FaultsPlanned, OutcomesResult]):
         watch = await Watch.of(targets, [drafter], stack)
         return Streams(self.prompts, self.plan.tokens, models, watch.services), watch
 
-    def report(self, results: Sequence[OutcomesResult]) -> Iterator[Table | str]:
+    async def outcomes(
+        self,
+        name: str,
+        streams: Streams,
+        undisturbed: Sequence[Stream],
+        strike: Callable[[], Awaitable[Hit]],
+        advance: Advance,
+        healed: bool = False,
+    ) -> Outcomes:
+        """Of faults of one kind, one after the other; raises CommandFailed if a stream broke before."""
+        gap = check_undisturbed(undisturbed)
+        hits = await streams.disturbed(self.plan.times, strike, advance)
+        struck = tuple(
+            Struck(stream.number, stream.next_token(hit.at), stream.pause(hit.at, hit.within))
+            for hit in hits
+            for stream in hit.streams
+        )
+        return Outcomes(name, self.plan.times, verdict_of(streams.ended, undisturbed), gap, struck, healed)
+
+    def report(self, results: Sequence[Outcomes]) -> Iterator[Table | str]:
         yield from super().report(results)
         yield f"Undisturbed, {results[0].gap * 1000:.0f} ms between tokens (median). Times in seconds."
         yield from (fault for one in results for fault in one.verdict.faults)
@@ -210,26 +247,6 @@ async def in_use(watch: Watch, addresses: Iterable[str]) -> list[str]:
         if used:
             return used
         await asyncio.sleep(0.01)
-
-
-@dataclass(frozen=True)
-class Struck:
-    """What a kill did to one stream that had a session there."""
-
-    number: int  # of the stream's prompt
-    next_token: float | None  # seconds from the kill to the next token; None: it had ended
-    pause: float | None  # seconds of the longest pause that began until the service was back
-
-
-@dataclass(frozen=True)
-class Killed(Outcomes):
-    """All kills of one role."""
-
-    killed: tuple[Struck, ...]
-
-    def seconds(self, of: Callable[[Struck], float | None]) -> list[float]:
-        """Where there are any."""
-        return [seconds for one in self.killed if (seconds := of(one)) is not None]
 
 
 def _median(seconds: Sequence[float]) -> str:
@@ -248,18 +265,18 @@ VERDICT: Columns = {
 }
 
 
-class Kills(Disturbance[KillsPlan, Killed]):
+class Kills(Disturbance[KillsPlan]):
     """`crossdraft bench kills`: the drafter, then one of two targets, each comes back on its port."""
 
     unit: ClassVar[str] = "kills"
     columns: ClassVar[Columns] = {
         "killed": lambda one: one.name,
         **VERDICT,
-        "sessions lost": lambda one: len(one.killed),
-        "next token: median": lambda one: _median(one.seconds(lambda each: each.next_token)),
-        "worst": lambda one: _worst(one.seconds(lambda each: each.next_token)),
-        "longest pause until it was back: median": lambda one: _median(one.seconds(lambda each: each.pause)),
-        "worst pause": lambda one: _worst(one.seconds(lambda each: each.pause)),
+        "sessions lost": lambda one: len(one.struck),
+        "next token: median": lambda one: _median(one.next_tokens),
+        "worst": lambda one: _worst(one.next_tokens),
+        "longest pause until it was back: median": lambda one: _median(one.pauses),
+        "worst pause": lambda one: _worst(one.pauses),
     }
 
     @property
@@ -272,7 +289,7 @@ class Kills(Disturbance[KillsPlan, Killed]):
             quiet = " ".join(f"{seconds:g}" for seconds in self.plan.quiet)
             raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Killed, None]:
+    async def measure(self, advance: Advance) -> AsyncGenerator[Outcomes, None]:
         target = Wanted("target", self.target.model, 1, self.target.options)
         drafter = Wanted("drafter", self.drafter.model, 1, self.drafter.options)
         async with AsyncExitStack() as stack:
@@ -281,17 +298,10 @@ class Kills(Disturbance[KillsPlan, Killed]):
             *targets, drafter_address = services
             streams, watch = await self.streams(targets, drafter_address, stack)
             undisturbed = await streams.undisturbed()
-            gap = check_undisturbed(undisturbed)
             for role, addresses in (("drafter", [drafter_address]), ("target", targets)):
                 rng = random.Random(f"{self.plan.seed} {role}")
                 kill = partial(self._kill, [services[address] for address in addresses], streams, watch, rng)
-                hits = await streams.disturbed(self.plan.times, kill, advance)
-                killed = tuple(
-                    Struck(stream.number, stream.next_token(hit.at), stream.pause(hit.at, hit.within))
-                    for hit in hits
-                    for stream in hit.streams
-                )
-                yield Killed(role, self.plan.times, verdict_of(streams.ended, undisturbed), gap, killed)
+                yield await self.outcomes(role, streams, undisturbed, kill, advance)
 
     async def _kill(self, services: list[Killable], streams: Streams, watch: Watch, rng: random.Random) -> Hit:
         """Kills one that has sessions, and starts it again."""
@@ -325,20 +335,11 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Cut(Outcomes):
-    """All cuts of one case."""
-
-    healed: bool
-    seconds: tuple[float, ...]  # of each session that was cut off: the longest time without a token
-
-    @property
-    def soon(self) -> str:
-        """How many went on within BOUND."""
-        return f"{sum(second <= BOUND for second in self.seconds)} of {len(self.seconds)}"
+def _soon(one: Outcomes) -> str:
+    return f"{sum(second <= BOUND for second in one.pauses)} of {len(one.pauses)}"
 
 
-class Cuts(Disturbance[CutsPlan, Cut]):
+class Cuts(Disturbance[CutsPlan]):
     """`crossdraft bench cuts`: links that drop every packet for a while.
 
     No socket is closed, so that nobody is told. The services are on hosts of an emulated network, a link to each.
@@ -348,11 +349,11 @@ class Cuts(Disturbance[CutsPlan, Cut]):
     columns: ClassVar[Columns] = {
         "cut": lambda one: one.name,
         **VERDICT,
-        "sessions cut off": lambda one: len(one.seconds),
+        "sessions cut off": lambda one: len(one.pauses),
         "without a token since": lambda one: "the healing" if one.healed else "the cut",
-        "median, s": lambda one: _median(one.seconds),
-        "worst, s": lambda one: _worst(one.seconds),
-        f"within {BOUND:g} s": lambda one: one.soon,
+        "median, s": lambda one: _median(one.pauses),
+        "worst, s": lambda one: _worst(one.pauses),
+        f"within {BOUND:g} s": _soon,
     }
 
     @property
@@ -366,22 +367,17 @@ class Cuts(Disturbance[CutsPlan, Cut]):
             raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
         delays_of(str(self.plan.delay_ms))
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Cut, None]:
+    async def measure(self, advance: Advance) -> AsyncGenerator[Outcomes, None]:
         async with self._services() as (links, addresses):
             for case in CASES:
                 async with AsyncExitStack() as stack:
                     targets = [addresses[host] for host in case.targets]
                     streams, watch = await self.streams(targets, addresses[DRAFTER], stack)
                     undisturbed = await streams.undisturbed()
-                    gap = check_undisturbed(undisturbed)
                     by_address = {addresses[host]: links[host] for host in case.cut}
                     rng = random.Random(f"{self.plan.seed} {case.name}")
                     cut = partial(self._cut, case, streams, watch, by_address, rng)
-                    hits = await streams.disturbed(self.plan.times, cut, advance)
-                    pauses = [stream.pause(hit.at, hit.within) for hit in hits for stream in hit.streams]
-                    seconds = tuple(pause for pause in pauses if pause is not None)
-                    verdict = verdict_of(streams.ended, undisturbed)
-                    yield Cut(case.name, self.plan.times, verdict, gap, case.healed, seconds)
+                    yield await self.outcomes(case.name, streams, undisturbed, cut, advance, case.healed)
 
     async def _cut(
         self, case: CutLink, streams: Streams, watch: Watch, by_address: Mapping[str, Link], rng: random.Random

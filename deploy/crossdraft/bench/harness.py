@@ -61,14 +61,9 @@ class Table:
 
     def markdown(self) -> str:
         """As Markdown, with its title above it."""
+        lines = [self.headings, ["---"] * len(self.headings), *self.rows]
         title = f"{self.title}\n\n" if self.title else ""
-        return title + markdown(self.headings, self.rows)
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -128,7 +123,7 @@ class Benchmark(ABC, Generic[Plan, Result]):
         """Raises UsageError if a value is out of its range, before anything is started."""
 
     @abstractmethod
-    def measure(self, advance: Advance) -> AsyncGenerator[Result, None] | Iterator[Result]:
+    def measure(self, advance: Advance) -> AsyncGenerator[Result, None]:
         """The results, one after the other.
 
         Raises:
@@ -153,22 +148,20 @@ class Benchmark(ABC, Generic[Plan, Result]):
         for path in (json_path, markdown_path):
             if path is not None:
                 check_output(path)
-        if self.needs_statistics:
-            check_scipy()
+        # It takes a moment to import, and so only what needs it does.
+        if self.needs_statistics and find_spec("scipy") is None:
+            raise CommandFailed("this benchmark needs scipy, which is not installed: pip install 'crossdraft[bench]'")
         self.check()
         results: list[Result] = []
 
-        def take(result: Result) -> None:
-            results.append(result)
-            self._write(results, json_path, markdown_path)
+        async def collect() -> None:
+            async with aclosing(self.measure(advance)) as found:
+                async for result in found:
+                    results.append(result)
+                    self._write(results, json_path, markdown_path)
 
         with counting(self.total, self.unit) as advance:
-            found = self.measure(advance)
-            if isinstance(found, Iterator):
-                for result in found:
-                    take(result)
-            else:
-                run_to_end(_collect(found, take), type(self).runner)
+            run_to_end(collect(), type(self).runner)
         self._print(results)
         self.finish(results)
 
@@ -192,12 +185,6 @@ class Benchmark(ABC, Generic[Plan, Result]):
             write_text(json_path, json.dumps(record, indent=1, default=str) + "\n")
         if markdown_path is not None:
             write_text(markdown_path, self._markdown(results))
-
-
-async def _collect(results: AsyncGenerator[Result, None], take: Callable[[Result], None]) -> None:
-    async with aclosing(results):
-        async for result in results:
-            take(result)
 
 
 @contextmanager
@@ -281,11 +268,6 @@ def drafts_accepted(total: Statistics) -> float:
     return sum(total.accepted_at) / max(1, sum(total.judged_at))
 
 
-def branches_matched(total: Statistics) -> float | None:
-    """Share of the refusals that a branch continued; None where no branches were tried."""
-    return total.branches_hit / total.branches_tried if total.branches_tried else None
-
-
 # Speeds that are compared on the same prompts: ratios with their 95 % intervals, over prompts drawn again.
 
 RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
@@ -298,11 +280,6 @@ class Timed:
     tokens: int
     seconds: float
     figures: Statistics | None = None  # None: it has not ended, or is not one of ours
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -343,12 +320,6 @@ def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     rng = np.random.default_rng(SEED)
     found = stats.bootstrap(columns, ratio, paired=True, n_resamples=RESAMPLES, method="percentile", rng=rng)
     return Ratio(value, float(found.confidence_interval.low), float(found.confidence_interval.high))
-
-
-def check_scipy() -> None:
-    """Raises CommandFailed if scipy is not installed; it takes a moment to import, and so only what needs it does."""
-    if find_spec("scipy") is None:
-        raise CommandFailed("this benchmark needs scipy, which is not installed: pip install 'crossdraft[bench]'")
 
 
 # Whether counts fit a distribution: Pearson's chi-square test.

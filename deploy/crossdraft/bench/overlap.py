@@ -20,7 +20,6 @@ from crossdraft.bench.harness import (
     Columns,
     Ratio,
     Timed,
-    branches_matched,
     drafts_accepted,
     finished,
     in_turns,
@@ -205,7 +204,7 @@ def compared(
                 tokens_per_pass=drafted.tokens_per_pass if drafted else None,
                 acceptance=drafts_accepted(drafted) if drafted else None,
                 idle=total.idle_share if total else 0.0,
-                branches_hit=branches_matched(total) if total else None,
+                branches_hit=total.branch_hits if total and total.branches_tried else None,
             )
         )
     return results

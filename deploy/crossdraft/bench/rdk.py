@@ -5,7 +5,7 @@ the tokens has the published share; the drafter's logits are the target's with G
 are random ones, or the target's most probable ones. First-order RDK is given the target's own p, an oracle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from statistics import fmean
@@ -147,7 +147,7 @@ class Study(Benchmark[RdkPlan, Level]):
         if self.plan.plot is not None:
             check_output(self.plan.plot, *PICTURES)
 
-    def measure(self, advance: Advance) -> Iterator[Level]:
+    async def measure(self, advance: Advance) -> AsyncGenerator[Level, None]:
         for tokens, taus in ((self.plan.tokens, ()), (self.plan.exact_tokens, TAUS)):
             draws = [self.draw(tokens, number) for number in range(self.plan.draws)]
             for pruning in draws[0].orders:

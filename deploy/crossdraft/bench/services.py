@@ -205,13 +205,6 @@ class WatchedSession:
             self.port.live.remove(self.choice)
 
 
-async def described(client: Any, stack: AsyncExitStack) -> Any:
-    """A client that is closed with the stack, and knows its service's model; raises ServiceError."""
-    await stack.enter_async_context(client)
-    await client.described()
-    return client
-
-
 @dataclass(frozen=True, eq=False)
 class Watch:
     """Watched clients of all services of a benchmark."""
@@ -221,12 +214,16 @@ class Watch:
 
     @staticmethod
     async def of(targets: Sequence[str], drafters: Sequence[str], stack: AsyncExitStack) -> "Watch":
-        """Clients of these addresses, which are closed with the stack."""
+        """Clients of these addresses, which are closed with the stack; raises ServiceError."""
         services, ports = Services(Roster("target"), Roster("drafter")), dict[str, WatchedPort]()
-        for address in targets:
-            ports[address] = WatchedPort(await described(TargetClient(address), stack))
-            services.targets.add(address, ports[address])
-        for address in drafters:
-            ports[address] = WatchedPort(await described(DrafterClient(address), stack))
-            services.drafters.add(address, ports[address])
+        clients: list[tuple[Roster[Any], type[Any], Sequence[str]]] = [
+            (services.targets, TargetClient, targets),
+            (services.drafters, DrafterClient, drafters),
+        ]
+        for roster, client, addresses in clients:
+            for address in addresses:
+                port = await stack.enter_async_context(client(address))
+                await port.described()
+                ports[address] = WatchedPort(port)
+                roster.add(address, ports[address])
         return Watch(services, ports)

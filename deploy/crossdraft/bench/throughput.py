@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -143,7 +143,14 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
         tokens_per_second=tokens / seconds,
         streaming=streaming([run.outputs for run in runs]),
         first_token_ms=Spread.of((made.moments[0] - made.asked for made in outputs), MILLISECONDS),
-        per_token_ms=Spread.of(chain.from_iterable(map(_per_token, outputs)), MILLISECONDS),
+        per_token_ms=Spread.of(
+            (
+                (made.moments[-1] - made.moments[0]) / (len(made.moments) - 1)
+                for made in outputs
+                if len(made.moments) > 1
+            ),
+            MILLISECONDS,
+        ),
         gap_ms=Spread.of((end - begin for made in outputs for begin, end in pairwise(made.moments)), MILLISECONDS),
         end_to_end_ms=Spread.of((made.moments[-1] - made.asked for made in outputs), MILLISECONDS),
         tokens_per_pass=_ratio(tokens, ours.passes) if ours else None,
@@ -176,11 +183,6 @@ def same_outputs(runs: Sequence[RunResult], others: Sequence[RunResult]) -> int:
         zip(run.outputs, other.outputs, strict=False) for run, other in zip(runs, others, strict=True)
     )
     return sum(one.ids == other.ids for one, other in pairs)
-
-
-def _per_token(made: Made) -> Iterable[float]:
-    if len(made.moments) > 1:
-        yield (made.moments[-1] - made.moments[0]) / (len(made.moments) - 1)
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -223,11 +225,6 @@ WORK: Columns = {
 # The benchmark.
 
 
-def concurrencies_of(text: str) -> tuple[int, ...]:
-    """From numbers with commas between; raises UsageError."""
-    return numbers_of("--concurrency", text, 1, 1024, int)
-
-
 def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
     """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
     later. Raises UsageError if there are too few."""
@@ -251,7 +248,7 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
     @cached_property
     def at_once(self) -> tuple[int, ...]:
         """Outputs under way together, each in turn; raises UsageError."""
-        return concurrencies_of(self.plan.concurrency)
+        return numbers_of("--concurrency", self.plan.concurrency, 1, 1024, int)
 
     @property
     def theirs(self) -> list[tuple[str, int]]:
@@ -302,7 +299,7 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
                 await one.warm_up(prompts)
             for at_once in self.at_once:
 
-                async def run(configuration: Configuration, _: int, at_once: int = at_once) -> RunResult:
+                async def run(configuration: Ours | Theirs, _: int, at_once: int = at_once) -> RunResult:
                     found = await configuration.run(prompts[: self.outputs(at_once)], self.plan.tokens, at_once)
                     advance()
                     return found
@@ -310,7 +307,7 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
                 for result in self.figures(await in_turns(configurations, self.plan.repeat, run), at_once):
                     yield result
 
-    def figures(self, runs: dict["Configuration", list[RunResult]], at_once: int) -> list[Measured]:
+    def figures(self, runs: dict["Ours | Theirs", list[RunResult]], at_once: int) -> list[Measured]:
         """Of all configurations; greedy outputs are compared with those of continuous batching."""
         batched = [one for one in runs if one.name.startswith(GENERATE_BATCH)] if self.plan.temperature == 0 else []
         others = runs[batched[0]] if batched else ()
@@ -340,24 +337,7 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
 # The configurations.
 
 
-class Configuration(Protocol):
-    """A way to make outputs."""
-
-    @property
-    def name(self) -> str:
-        """In tables."""
-        ...
-
-    async def warm_up(self, prompts: Sequence[Ids]) -> None:
-        """Before anything is measured."""
-        ...
-
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
-        """An output for each prompt; raises CommandFailed."""
-        ...
-
-
-async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list[Configuration], list[Ids]]:
+async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | Theirs"], list[Ids]]:
     """Starts all processes, until the stack is left; the configurations, and the prompts' ids.
 
     Raises:
@@ -366,7 +346,7 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list[Configur
     wanted = [*served(bench), *(transformers_process(bench, *one) for one in bench.theirs)]
     target, *others = await stack.enter_async_context(running(wanted))
     plain = await stack.enter_async_context(connect(target.address))
-    found: list[Configuration] = []
+    found: list[Ours | Theirs] = []
     if CROSSDRAFT in bench.plan.way:
         drafter = others.pop(0)
         drafted = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
@@ -488,13 +468,8 @@ def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:
 
 async def forward_counts(address: str) -> ForwardCounts:
     """What a service has counted so far, from its metrics at host:port; raises CommandFailed if it does not say."""
-
-    def read() -> str:
-        with urlopen(f"http://{address}/metrics", timeout=30) as answer:
-            text: str = answer.read().decode("utf-8")
-        return text
-
-    return counts_of(await asyncio.to_thread(read))
+    with await asyncio.to_thread(urlopen, f"http://{address}/metrics", timeout=30) as answer:
+        return counts_of((await asyncio.to_thread(answer.read)).decode("utf-8"))
 
 
 def counts_of(text: str) -> ForwardCounts:

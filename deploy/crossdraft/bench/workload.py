@@ -1,7 +1,6 @@
 """What most benchmarks generate: prompts, the settings that are compared, and pairs of services that run for them."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOpti
 from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
+from crossdraft.loadtest.requests import read
 from crossdraft.rpc.clients import Patience
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.verification.methods import method_named
@@ -188,33 +188,16 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
     """The first `limit` prompts of a file of JSON lines, each with a `text`.
 
     Raises:
-        UsageError: the file cannot be read, a line is not such an object, or there is none.
+        UsageError: the file cannot be read, a line is no prompt or is a chat, or there is none.
     """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
-            "or give a file with --prompts"
-        ) from error
-    if not lines:
-        raise UsageError(f'{path} has no prompts; write lines such as {{"text": "def main("}}')
-    return tuple(_text(line, f"{path}, prompt {number}") for number, line in enumerate(lines, 1))[:limit]
-
-
-def _text(line: str, place: str) -> str:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{place}: not JSON: {error}") from error
-    text = found.get("text") if isinstance(found, dict) else None
-    if not isinstance(text, str) or not text:
-        raise UsageError(f'{place}: it needs a "text" that is not empty')
-    return text
+    if path == PromptsPlan.prompts and not path.is_file():
+        raise UsageError(f"there is no {path}: run this in a checkout of crossdraft, or give a file with --prompts")
+    with checked_options():
+        found = [one.content for one in read(path)]
+    texts = tuple(one for one in found if isinstance(one, str))
+    if len(texts) < len(found):
+        raise UsageError(f'{path} has chats; write lines such as {{"text": "def main("}}')
+    return texts[:limit]
 
 
 def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:

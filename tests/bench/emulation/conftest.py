@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
 
 from crossdraft.bench.emulation import Link, NotAllowed, hosts, relays
 
@@ -62,7 +63,7 @@ class Echo:
         return loop.time() - began
 
 
-@pytest.fixture(params=[hosts, relays], ids=["hosts", "relays"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[hosts, relays], ids=["hosts", "relays"])
 async def echo(request: pytest.FixtureRequest) -> AsyncIterator[Echo]:
     made: Callable[..., AbstractAsyncContextManager[dict[str, Link]]] = request.param
     network = made(["far"])

@@ -13,8 +13,7 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI
 
-from crossdraft.bench.emulation import Link
-from crossdraft.bench.emulation.machines import Machine
+from tests.cluster.machines.machines import Machine
 from tests.cluster.machines.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
 from tests.cluster.machines.streams import REPEATS, Stream, Streams, faults_of
 
@@ -80,10 +79,10 @@ class Disturbed:
         await self._restored()
         beside = self._at((await processes(self._person.url))["orchestrator"][0])
         away = [machine for name, machine in machines.items() if name.startswith("drafter")]
-        yield "the link between an orchestrator and all drafters is cut", lambda: _each(beside.link.part, away)
-        await _each(beside.link.join, away)
+        yield "the link between an orchestrator and all drafters is cut", lambda: beside.part(*away)
+        await beside.join(*away)
         await self._restored()
-        one, other = machines["target-1"].link, machines["target-2"].link
+        one, other = machines["target-1"], machines["target-2"]
         yield "the link between an orchestrator and the other machine's target is cut", lambda: one.part(other)
         await one.join(other)
         await self._restored()
@@ -176,11 +175,6 @@ def json_of(output: str) -> dict[str, Any]:
     """The object among the lines that a command has written."""
     found: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     return found
-
-
-async def _each(happen: Callable[[Link], Awaitable[None]], machines: Sequence[Machine]) -> None:
-    for machine in machines:
-        await happen(machine.link)
 
 
 def _pauses(streams: Sequence[Stream], at: float) -> list[float]:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crossdraft.bench.emulation.machines import Machine, machines, outfit
+from tests.cluster.machines.machines import Machine, machines, outfit
 
 REPOSITORY = Path(__file__).parents[3]
 FILE = "deploy/cluster.local.yaml"

@@ -61,17 +61,8 @@ class Through:
     address: str  # HOST:PORT, as the service names it
 
 
-@dataclass(frozen=True)
-class Part:
-    """From now on nothing passes between these two hosts, or it passes again."""
-
-    host: str
-    other: str
-    parted: bool
-
-
-Order = Shape | Through | Part
-KINDS = {one.__name__: one for one in (Shape, Through, Part)}
+Order = Shape | Through
+KINDS = {one.__name__: one for one in (Shape, Through)}
 
 
 @dataclass(frozen=True)
@@ -164,26 +155,9 @@ class Link:
         """What is sent from now on passes again."""
         await self._reshape(replace(self.shape, cut=False))
 
-    async def part(self, other: "Link") -> None:
-        """Nothing passes between the two hosts from now on, and neither is told; all else passes as before.
-
-        Raises:
-            NotAllowed: they are behind relays, where each is reached from here only.
-        """
-        await self._part(other, True)
-
-    async def join(self, other: "Link") -> None:
-        """What these hosts send each other from now on passes again. Raises NotAllowed."""
-        await self._part(other, False)
-
     async def address_through(self, address: str) -> str:
         """By which HOST:PORT a service of the host, which listens on `address`, is reached through the link."""
         return await self._carrier.tell(Through(self.name, address))
-
-    async def _part(self, other: "Link", parted: bool) -> None:
-        complaint = await self._carrier.tell(Part(self.name, other.name, parted))
-        if complaint:
-            raise NotAllowed(complaint)
 
     async def _reshape(self, shape: Shape) -> None:
         await self._carrier.tell(shape)

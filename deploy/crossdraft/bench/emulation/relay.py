@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from crossdraft.bench.emulation.network import (
     Lane,
-    Part,
     Place,
     Shape,
     Through,
@@ -129,8 +128,6 @@ async def _serve(names: Sequence[str]) -> None:
         match read_order(line):
             case Shape() as shape:
                 links[shape.host].reshape(shape)
-            case Part(host, other, _):
-                answer = f"nothing passes between {host} and {other} in any case: each is reached from here"
             case Through(host, address):
                 answer = await links[host].through(address)
         say(answer.encode() + b"\n")

@@ -20,14 +20,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crossdraft.bench.emulation.network import (
     Lane,
-    Part,
     Place,
     Shape,
     Through,
@@ -63,25 +62,13 @@ class Port:
     lanes: dict[int, Lane] = field(default_factory=dict)  # by the device that a packet leaves by
 
 
-def own_port(device: str, address: str) -> Port:
-    """A device in this process's own namespace; raises OSError where that is not allowed."""
-    return Port(HERE, _configured(device, address), address, None)
-
-
 def far_port(name: str, device: str, address: str) -> Port:
     """A device in a new namespace; raises OSError where that is not allowed."""
-    with _aside():
+    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:  # this thread goes there and comes back
         _check(_libc().unshare(_CLONE_NEWNET))
         _bring_up("lo")
         return Port(name, _configured(device, address), address, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """This thread may go into another namespace within the block, and is back after it."""
-    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield
     finally:
         _check(_libc().setns(home, _CLONE_NEWNET))
         os.close(home)
@@ -125,7 +112,6 @@ class Switch:
         self._by_fd = {port.fd: port for port in ports}
         self._by_address = {bytes(map(int, port.address.split("."))): port for port in ports}
         self._shapes = {port.name: Shape(port.name) for port in ports}
-        self._parted: set[frozenset[str]] = set()  # names of two hosts each
         self._waiting: list[Packet] = []
         self._entered = 0
 
@@ -150,9 +136,6 @@ class Switch:
         match read_order(line):
             case Shape() as shape:  # a cut also drops what is on its way to or from the host
                 self._shapes[shape.host] = shape
-            case Part(host, other, parted):
-                names = {frozenset((host, other))}
-                self._parted = self._parted | names if parted else self._parted - names
             case Through(_, answer):
                 pass
         say(answer.encode() + b"\n")
@@ -189,13 +172,13 @@ class Switch:
         heapq.heappush(self._waiting, (due, self._entered, peer.fd, packet))
 
     def _cut(self, one: Port, other: Port) -> bool:
-        shapes = self._shapes
-        return shapes[one.name].cut or shapes[other.name].cut or frozenset((one.name, other.name)) in self._parted
+        return self._shapes[one.name].cut or self._shapes[other.name].cut
 
 
 def _ports(names: Sequence[str]) -> list[Port]:
     network = _free_network()
-    own = own_port(f"cd{os.getpid()}", f"{network}.1")
+    address = f"{network}.1"
+    own = Port(HERE, _configured(f"cd{os.getpid()}", address), address, None)
     return [own, *(far_port(name, "cd0", f"{network}.{number}") for number, name in enumerate(names, 2))]
 
 

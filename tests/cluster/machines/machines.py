@@ -4,7 +4,7 @@ A machine has a network, processes, mounts, a name, a home and a /tmp/ray of its
 Other files and the CPUs are shared with this machine. It can be switched off (its first process is killed, and all
 others with it), and its link can be delayed or cut like that of any host. Its first process is
 
-    python -m crossdraft.bench.emulation.machines NAME FOLDER
+    python machines.py NAME FOLDER
 
 in namespaces of its own, so that nothing that it mounts is seen from outside; it then becomes sshd.
 """
@@ -21,11 +21,12 @@ import venv
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from crossdraft.bench.emulation.network import Link, NotAllowed, hosts
 
-NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "setpriv", "unshare", "mount")  # commands
+NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "setpriv", "unshare", "mount", "ip")  # commands
 WHERE = (*os.get_exec_path(), "/usr/sbin", "/sbin")
 TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # a machine does not outlive this process
 OWN = ("--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
@@ -129,6 +130,20 @@ class Machine:
         os.kill(self.first, signal.SIGKILL)
         await self.outer.wait()
 
+    async def part(self, *others: "Machine") -> None:
+        """Nothing passes between it and the others from now on, and nobody is told; all else passes as before."""
+        await self._drop("add", others)
+
+    async def join(self, *others: "Machine") -> None:
+        """What they send each other from now on passes again."""
+        await self._drop("del", others)
+
+    async def _drop(self, change: str, others: Sequence["Machine"]) -> None:
+        for one, other in chain.from_iterable(((self, far), (far, self)) for far in others):
+            rule = ("ip", "rule", change, "pref", "1", "from", other.address, "blackhole")
+            process = await asyncio.create_subprocess_exec(*one.link.place.prefix, *rule)
+            assert await process.wait() == 0 or change == "del"  # there may be none
+
     async def switch_off(self) -> None:
         """As if its power were cut: its processes are gone, and their peers are not told."""
         await self.link.cut()
@@ -163,7 +178,7 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
 
 async def _booted(files: MachineFiles, link: Link, key: Path, stack: AsyncExitStack) -> Machine:
     files.furnish(key)
-    module = (sys.executable, "-m", "crossdraft.bench.emulation.machines", files.name, str(files.folder))
+    module = (sys.executable, __file__, files.name, str(files.folder))
     with files.log.open("wb") as log:
         outer = await asyncio.create_subprocess_exec(
             *(*TOGETHER, *link.place.prefix, "unshare", *OWN, *module),
@@ -258,6 +273,9 @@ def main(name: str, folder: Path) -> None:
     _mount("--bind", str(_passwd(files)), "/etc/passwd")
     _mount("--bind", str(folder / "hosts"), "/etc/hosts")
     Path("/run/sshd").mkdir(mode=0o755)
+    # So that `Machine.part` can have a rule before that of local addresses.
+    for change in ("add pref 2 lookup local", "del pref 0"):
+        subprocess.run(["ip", "rule", *change.split()], check=True)
     socket.sethostname(name)
     os.chdir(files.home)
     environment = {"HOME": str(files.home), "PATH": os.defpath + ":/usr/sbin:/usr/bin:/sbin:/bin"}
