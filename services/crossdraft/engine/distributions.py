@@ -64,26 +64,13 @@ class Nodes:
     history: History | None = None  # may be left out where the options do not look back
 
 
-def distribution(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
-    """The distribution that a token is drawn from, for each row.
-
-    Args:
-        logits: floating (n, V), as the model gives them.
-        options: what is applied to them. Temperature 0 gives one-hot rows.
-        history: the tokens before each row; may be left out where the options do not look back.
-
-    Returns:
-        float64 (n, V), rows sum to one.
+@torch.inference_mode()
+def distributions(parts: Sequence[Nodes]) -> Tensor:
+    """What a token is drawn from at nodes of several trees that have the same options: float64 (n, V), rows sum to one.
 
     Raises:
         ValueError: a biased or allowed id is outside the vocabulary, or the history is missing.
     """
-    return distributions([Nodes(logits, options, history)])
-
-
-@torch.inference_mode()
-def distributions(parts: Sequence[Nodes]) -> Tensor:
-    """As `distribution`, for nodes of several trees that have the same options."""
     return tempered(scores(parts), parts[0].options)
 
 
@@ -91,7 +78,7 @@ def distributions(parts: Sequence[Nodes]) -> Tensor:
 def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """Logits with biases, penalties and bans, for nodes of several trees that have the same options: floating (n, V).
 
-    `logits` are those of all parts, if they are joined already. Raises as `distribution`.
+    `logits` are those of all parts, if they are joined already. Raises as `distributions`.
     """
     options = parts[0].options
     if not options.looks_back:
@@ -101,7 +88,7 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
 
 @torch.inference_mode()
 def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """Temperature, top_k, top_p and min_p of floating scores (n, V): distributions, float64 (n, V)."""
+    """Temperature (0: one-hot rows), top_k, top_p and min_p of floating scores (n, V): float64 distributions."""
     if options.temperature == 0:
         best = scores.argmax(-1, keepdim=True)
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)

@@ -7,9 +7,12 @@ so that a later session whose text begins in the same way starts with it (prefix
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, common_prefix, plan_inputs
+
+if TYPE_CHECKING:
+    from crossdraft.engine.kv_cache import KVCache
 
 UNIT = 64  # slots of the smallest extent
 BLOCK = 32  # ids that are hashed together; shorter common prefixes are not reused
@@ -175,22 +178,6 @@ def _block_key(before: int, ids: Sequence[int], block: int) -> int:
     return hash((before, *ids[block * BLOCK : (block + 1) * BLOCK]))
 
 
-class SlotMemory(Protocol):
-    """The memory whose slots are managed, as `KVCache` has it."""
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copies slots that do not overlap."""
-        ...
-
-    def clear(self, start: int, count: int) -> None:
-        """Zeros slots."""
-        ...
-
-    def is_finite(self, start: int, count: int) -> bool:
-        """Whether slots hold finite numbers."""
-        ...
-
-
 class KVCacheManager:
     """Allocates the slots of one KV cache to sessions.
 
@@ -203,7 +190,7 @@ class KVCacheManager:
         reuse: whether a session may begin with a prefix that another one computed (prefix caching).
     """
 
-    def __init__(self, memory: SlotMemory, slots: int, reuse: bool = True) -> None:
+    def __init__(self, memory: "KVCache", slots: int, reuse: bool = True) -> None:
         self._memory = memory
         self._reuse = reuse
         self._allocator = SlotAllocator(slots)

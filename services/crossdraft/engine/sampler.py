@@ -5,7 +5,7 @@ bitwise as it would be alone; only small results leave the device, all at once, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -247,6 +247,15 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
+@dataclass(frozen=True, eq=False)
+class _OfLogits(SamplerRequest[R]):
+    logits: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        return self.logits
+
+
 # Requests of targets.
 
 
@@ -351,16 +360,11 @@ class RowRequest(SamplerRequest[TableSlice[Row]]):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRequest(SamplerRequest[TableSlice[Sample]]):
+class ScoreRequest(_OfLogits[TableSlice[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
-    logits: Tensor
     tokens: Sequence[int]  # one for each row
     likely: int  # as in `SampleRequest`
-
-    @property
-    def rows(self) -> Tensor:
-        return self.logits
 
     @property
     def kind(self) -> Hashable:
@@ -378,15 +382,6 @@ class ScoreRequest(SamplerRequest[TableSlice[Sample]]):
 
 
 # Requests of drafters.
-
-
-@dataclass(frozen=True, eq=False)
-class _OfLogits(SamplerRequest[R]):
-    logits: Tensor
-
-    @property
-    def rows(self) -> Tensor:
-        return self.logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,18 +477,6 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
         return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]
 
 
-class Path(Protocol):
-    """What the tokens of a path are drawn with, each after those before it."""
-
-    def asks(self, logits: Tensor, drawn: Sequence[int]) -> SamplerRequest[Sequence[list[int]]]:
-        """For the token after `drawn`, of which the logits (1, V) are: a list of its column."""
-        ...
-
-    def id_of(self, column: int) -> int:
-        """The id that a column of the logits stands for."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class PathRequest:
     """Asks for several tokens, each drawn from the row after the one before, without the job in between.
@@ -502,7 +485,8 @@ class PathRequest:
     """
 
     forward: ForwardRequest
-    path: Path
+    asks: Callable[[Tensor, Sequence[int]], SamplerRequest[Sequence[list[int]]]]  # given logits (1, V) after the tokens
+    id_of: Callable[[int], int]  # that a column of the logits stands for
     tokens: int  # at least 1; the session has room for all
 
 

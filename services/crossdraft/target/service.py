@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
+from crossdraft.engine.distributions import History, Logits, Nodes, distributions, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest, TableSlice
@@ -329,7 +329,8 @@ def _fetched(
     logits, history = nodes.logits[place : place + 1], nodes.history
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
-    table = row_table(distribution(logits, nodes.options, history), head, listed).logged(logits, likely)
+    one = replace(nodes, logits=logits, history=history)
+    table = row_table(distributions([one]), head, listed).logged(logits, likely)
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
