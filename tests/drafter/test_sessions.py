@@ -178,7 +178,7 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     await asyncio.wait_for(closing.wait(), 60)
     go_on.set()
     async with asyncio.timeout(60):
-        while engine.sessions:
+        while engine.slots_in_use:
             await drafter.describe()
     assert drafter_model.thread.steps == 1
 

@@ -86,15 +86,7 @@ def test_top_p_of_large_vocabularies(spread: float, top_p: float) -> None:
     torch.testing.assert_close(found, scores.softmax(-1))
 
 
-def test_presence_penalty_is_subtracted_once_from_what_is_in_the_output() -> None:
-    found = distribution(LOGITS, SamplingOptions(presence_penalty=1.5), HISTORY)
-    for row, path in enumerate(HISTORY.paths):
-        scores = LOGITS[row].double().clone()
-        scores[list({*HISTORY.output, *path})] -= 1.5
-        torch.testing.assert_close(found[row], scores.softmax(-1))
-
-
-def test_frequency_penalty_is_subtracted_for_each_time() -> None:
+def test_a_frequency_penalty_is_subtracted_for_each_time_and_a_presence_penalty_once() -> None:
     options = SamplingOptions(repetition_penalty=1.2, presence_penalty=-0.4, frequency_penalty=0.7)
     for row, (path, past) in enumerate(zip(HISTORY.paths, PAST, strict=True)):
         scores = processors(options)(torch.tensor([past]), LOGITS[row : row + 1].double())[0]

@@ -1,6 +1,5 @@
 """Draws, keyed noise beside the logits, and sampler requests: together they give what they give alone, bit by bit."""
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -25,7 +24,6 @@ from crossdraft.engine.sampler import (
     RowRequest,
     SampleRequest,
     SamplerRequest,
-    TableSlice,
     TopRequest,
     batched,
 )
@@ -52,7 +50,7 @@ def draws() -> list[Draws]:
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
     request = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
     (found,) = request.run([request])
-    return found.nodes()
+    return found()
 
 
 @pytest.mark.parametrize("draws", draws())
@@ -128,18 +126,6 @@ def test_draws_from_whole_distributions_are_those_of_distributions_that_were_fet
         assert list(found) == due
 
 
-def test_random_draws_from_whole_distributions_follow_the_distribution() -> None:
-    options = SamplingOptions(1.5, top_k=5)
-    drawn = Counter()
-    random = draws()[1]
-    for _ in range(700):
-        drawn.update(found[0] for found in ranked(options, random))
-    weights = distribution(LOGITS, options).sum(0).numpy() * 700
-    assert {token for token in range(SIZE) if weights[token]} == set(drawn)
-    possible = np.flatnonzero(weights)
-    assert stats.chisquare([drawn[token] for token in possible], weights[possible]).pvalue > 1e-4
-
-
 def test_where_few_can_be_drawn_the_best_others_stand_beside() -> None:
     order = LOGITS[0].argsort(descending=True).tolist()
     for number in range(2):
@@ -195,7 +181,7 @@ def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_id
 
 
 SIZES = (7, 256, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
-COUNTS = (1, 4, 0, 2, 1, 9, 1)  # rows of each request
+COUNTS = (1, 3, 0, 2)  # rows of each request
 OPTIONS = (
     SamplingOptions(temperature=0),
     SamplingOptions(),
@@ -254,8 +240,8 @@ def clocks_of(size: int) -> Clocks:
 
 def plain(found: object) -> object:
     """With `==` by value."""
-    if isinstance(found, TableSlice):
-        found = found.nodes()
+    if callable(found):
+        found = found()
     if isinstance(found, Row):
         return found.ids.tolist(), found.probabilities.tolist(), found.tail
     if isinstance(found, np.ndarray):

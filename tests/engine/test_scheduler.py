@@ -106,12 +106,6 @@ def test_waiting_never_costs_what_it_does_not_bring(count: int, gap: float, monk
     assert len(with_it.answers) > 0.98 * len(without.answers)
 
 
-def test_a_lone_session_never_waits() -> None:
-    world = simulated([Client("a", about(0.003, 1))], DEVICE, 2.0)
-    assert world.paused == 0
-    assert all(answer.began == answer.asked for answer in world.answers)
-
-
 def test_a_session_whose_companion_left_soon_waits_no_more() -> None:
     leaving = Client("b", chain(repeat(0.003, 100), repeat(1e6)))
     world = simulated([Client("a", about(0.003, 1)), leaving], DEVICE, 10.0)

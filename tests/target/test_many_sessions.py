@@ -155,4 +155,4 @@ async def test_many_sessions_have_the_outputs_that_they_have_alone(
     assert sum(tokens >= BEGINNING for tokens in shared) >= sessions // 16
     assert max(done.batches) >= 8
     await crowded.thread.run(nothing())  # after the sessions' ends
-    assert crowded.thread.engine.sessions == 0
+    assert crowded.thread.engine.slots_in_use == 0

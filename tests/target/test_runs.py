@@ -231,7 +231,7 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(
     places.release(MOST_RUN)
     await thread.run(nothing())
     assert thread.steps <= 3
-    assert not thread.engine.sessions
+    assert not thread.engine.slots_in_use
     steps = thread.steps
     await one_by_one(target_model, OPENING, 1)
     assert thread.steps == steps + 1

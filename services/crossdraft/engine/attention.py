@@ -70,11 +70,7 @@ class Group:
         return self._masks[share]
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """What the tokens of one flat batch see. Groups follow each other."""
-
-    groups: tuple[Group, ...]
+Layout = tuple[Group, ...]  # what the tokens of one flat batch see; groups follow each other
 
 
 def attend(
@@ -95,7 +91,7 @@ def attend(
     in plain calls of the same model, this is transformers' sdpa, which has no soft-capped scores.
     """
     if layout is not None:
-        parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout.groups]
+        parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
     if softcap is not None:
         raise NotImplementedError("plain calls of a model with soft-capped scores need its eager attention")

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from crossdraft.types.trees import Path
 
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
-N = TypeVar("N", covariant=True)  # Row or Sample
 SPAN = 256  # ids whose probabilities are summed first when a tail is
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
@@ -187,14 +185,6 @@ def _outside(probabilities: Tensor, top_p: float, width: int) -> tuple[Tensor, T
     inside[:, 0] = True
     outside = torch.ones_like(probabilities, dtype=torch.bool).scatter_(-1, order, ~inside)
     return outside, sums[:, -1]
-
-
-class NodeTable(Protocol[N]):
-    """What was found at nodes of several sessions, as columns."""
-
-    def nodes(self, begin: int = 0, end: int | None = None) -> tuple[N, ...]:
-        """Some of the nodes, one by one."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ CHUNK = 512  # tokens
 class Engine:
     """A causal language model with a KV cache for many sessions. For one thread at a time.
 
-    The model's attention is replaced by the engine's own; plain calls of the model still work.
+    The model's attention is replaced by the engine's own; plain calls still work where scores have no soft cap.
 
     Raises:
         ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
@@ -74,11 +74,6 @@ class Engine:
         if graphs or (graphs is None and self.device.type == "cuda"):
             self._use_graphs(expected)
         self.computed = 0
-
-    @property
-    def sessions(self) -> int:
-        """Live sessions that have KV slots. May be read from any thread."""
-        return len(self._manager)
 
     @property
     def slots(self) -> int:

@@ -4,7 +4,7 @@ Slots are handed out in extents by a buddy allocator. What an ended session comp
 so that a later session whose text begins in the same way starts with it (prefix caching). No torch.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -206,13 +206,6 @@ class KVCacheManager:
     @property
     def slots_in_use(self) -> int:
         return self.slots - self._allocator.free_slots - sum(entry.extent.size for entry in [*self._ended])
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def __iter__(self) -> Iterator[Hashable]:
-        """Live sessions, least recently used first."""
-        return iter(self._live)
 
     def get(self, session: Hashable) -> CacheEntry | None:
         return self._live.get(session)

@@ -7,6 +7,7 @@ bitwise as it would be alone; only small results leave the device, all at once, 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -19,7 +20,6 @@ from crossdraft.engine.distributions import (
     Columns,
     Likely,
     Nodes,
-    NodeTable,
     columns_of,
     distributions,
     drafting_distributions,
@@ -37,6 +37,7 @@ from crossdraft.verification.noise import KeyedNoise, Unsigned, fill_uniform_wor
 R = TypeVar("R")
 T = TypeVar("T")
 N = TypeVar("N")  # Row or Sample
+Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with the offset in letters
 SCRATCH = 1 << 14  # random words that a CPU mixes together
@@ -275,23 +276,12 @@ class SampleTable:
         return tuple(map(Sample, tokens, values, likely, ranks))
 
 
-class TableSlice(NamedTuple, Generic[N]):
-    """One session's rows of a table."""
-
-    table: NodeTable[N]
-    begin: int
-    end: int
-
-    def nodes(self) -> tuple[N, ...]:
-        return self.table.nodes(self.begin, self.end)
-
-
-def _sliced(table: NodeTable[N], sizes: Sequence[int]) -> list[TableSlice[N]]:
-    return [TableSlice(table, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
+def _sliced(nodes: Callable[[int, int], tuple[N, ...]], sizes: Sequence[int]) -> list[Found[N]]:
+    return [partial(nodes, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
 @dataclass(frozen=True, eq=False)
-class SampleRequest(SamplerRequest[TableSlice[Sample]]):
+class SampleRequest(SamplerRequest[Found[Sample]]):
     """The target's own keyed draw at each node."""
 
     nodes: Nodes
@@ -309,7 +299,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
         return self.nodes.options, self.clocks, self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[SampleRequest]") -> list[TableSlice[Sample]]:
+    def run(self, requests: "Sequence[SampleRequest]") -> list[Found[Sample]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         logits = joined([one.nodes.logits for one in requests])
         drawn, shares = self._drawn(requests, logits)
@@ -320,7 +310,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
             raise ValueError(NOT_FINITE)
         likely = Likely.of(log_probabilities, self.likely) if self.likely else None
         table = SampleTable(found[:, 0].astype(np.int64), found[:, 2], likely)
-        return _sliced(table, [len(one.offsets) for one in requests])
+        return _sliced(table.nodes, [len(one.offsets) for one in requests])
 
     def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and their probabilities, each (n, 1)."""
@@ -336,7 +326,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
 
 
 @dataclass(frozen=True, eq=False)
-class RowRequest(SamplerRequest[TableSlice[Row]]):
+class RowRequest(SamplerRequest[Found[Row]]):
     """The row of each node."""
 
     nodes: Nodes
@@ -352,15 +342,15 @@ class RowRequest(SamplerRequest[TableSlice[Row]]):
     def kind(self) -> Hashable:
         return self.nodes.options, self.head, self.likely
 
-    def run(self, requests: "Sequence[RowRequest]") -> list[TableSlice[Row]]:
+    def run(self, requests: "Sequence[RowRequest]") -> list[Found[Row]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
         table = row_table(distributions([one.nodes for one in requests]), self.head, listed)
-        return _sliced(table.logged(joined([one.nodes.logits for one in requests]), self.likely), sizes)
+        return _sliced(table.logged(joined([one.nodes.logits for one in requests]), self.likely).nodes, sizes)
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRequest(_OfLogits[TableSlice[Sample]]):
+class ScoreRequest(_OfLogits[Found[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
     tokens: Sequence[int]  # one for each row
@@ -371,14 +361,14 @@ class ScoreRequest(_OfLogits[TableSlice[Sample]]):
         return self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[ScoreRequest]") -> list[TableSlice[Sample]]:
+    def run(self, requests: "Sequence[ScoreRequest]") -> list[Found[Sample]]:
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
         found = torch.cat([own.double(), (values >= own).sum(-1, keepdim=True).double()], -1).cpu().numpy()
         likely, ranks = Likely.of(values, self.likely), found[:, 1].astype(np.int64)
         table = SampleTable(tokens.numpy(), found[:, 0], likely, ranks)
-        return _sliced(table, [len(one.tokens) for one in requests])
+        return _sliced(table.nodes, [len(one.tokens) for one in requests])
 
 
 # Requests of drafters.
