@@ -63,19 +63,6 @@ def test_the_longest_match_goes_on_and_the_newest_of_several(text, count, length
     assert continuation(Letters(text), count, lengths) == naive(text, count, lengths)
 
 
-def test_a_match_at_the_texts_own_end_goes_round():
-    assert continuation(Letters("xyzabcabc"), 7, Lengths(3, 3)) == "abcabca"
-
-
-@pytest.mark.parametrize("text", ["", "a", "abcd", f"abcd{END}xabcd{END}", f"abc{END}d abc{END}d"])
-def test_what_was_not_seen_before_has_no_continuation(text):
-    assert continuation(Letters(text), 4, Lengths(8, 4)) == ""
-
-
-def test_copying_ends_at_a_control_symbol():
-    assert continuation(Letters(f"abcdef{END}g abcd"), 5, Lengths(8, 4)) == "ef"
-
-
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (3, 4), (-1, -1)])
 def test_lengths_that_cannot_be_are_refused(longest, shortest):
     with pytest.raises(ValueError, match=f"at least 1 and at most the longest, got {shortest} and {longest}"):

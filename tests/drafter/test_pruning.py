@@ -129,7 +129,7 @@ async def test_outputs_are_those_of_no_drafter(
 ) -> None:
     async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
         async with connect(target.address, drafter) as pipeline:
-            generation = pipeline.generate("def main(argument):", max_tokens=20, **settings, **more)
+            generation = pipeline.generate("def main(argument):", max_tokens=12, **settings, **more)
             async for _ in generation:
                 pass
         return generation.ids, generation.statistics

@@ -81,13 +81,6 @@ def test_what_cannot_be_drafted_has_a_score_of_exactly_zero(name):
     assert scored(vocabulary, (Letters("x"), Letters("ax"), Letters("abx"), Letters("a" * 13)), 3).tolist() == [0.0] * 4
 
 
-def test_strings_that_are_prefixes_of_one_another_and_repeat_are_told_apart():
-    vocabulary = toy_vocabulary(("a", "b", "ab", "abb"))
-    strings = tuple(map(Letters, ("abb", "a", "ab", "a", "abba", "b", "abb")))
-    one_by_one = [scored(vocabulary, (string,), 4)[0] for string in strings]
-    np.testing.assert_allclose(scored(vocabulary, strings, 4), one_by_one, rtol=0, atol=1e-15)
-
-
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
 WARM = SamplingOptions(temperature=0.8, top_p=0.97)

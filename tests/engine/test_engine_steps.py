@@ -54,13 +54,6 @@ def test_a_long_context_goes_in_shares_beside_others(llama: PreTrainedModel, tok
     assert_right(llama, long, logits)
 
 
-def test_a_work_may_change_between_its_shares(llama: PreTrainedModel) -> None:
-    engine = Engine(llama)
-    assert engine.step([Scheduled(Request("a", PROMPT * 5), 20)]) == [None]
-    assert engine.computed == 20
-    assert serve(engine, Request("a", (*PROMPT * 3, 70), BRANCHES)) == 1 + len(BRANCHES)
-
-
 def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel) -> None:
     engine = small(llama, 128)
     first, second, third = (Request(name, (number, *PROMPT)) for number, name in enumerate("abc"))

@@ -56,7 +56,7 @@ def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LO
 @pytest.mark.parametrize("draws", draws())
 def test_draws_follow_the_distribution(draws: Draws) -> None:
     ids, weights = np.array([7, 3, 19, 0]), np.array([0.5, 0.3, 0.2, 0.0])
-    drawn = [draws.draw(ids, weights, offset) for offset in range(3_000)]
+    drawn = [draws.ranked(ids, weights, offset, 0)[0] for offset in range(3_000)]
     assert 0 not in drawn
     counts = [drawn.count(token) for token in (7, 3, 19)]
     assert stats.chisquare(counts, weights[:3] * 3_000).pvalue > 1e-4

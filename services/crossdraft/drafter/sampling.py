@@ -45,6 +45,7 @@ class DrawSource(ABC):
     """
 
     whose: Whose  # whose ids the draft tokens use
+    draws_paths = False  # whether tokens can be drawn one after another without a look at the text, with `path`
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -56,11 +57,6 @@ class DrawSource(ABC):
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
-
-    @property
-    def draws_paths(self) -> bool:
-        """Whether tokens can be drawn one after another without a look at the text, with `path`."""
-        return False
 
     def path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
         """For so many tokens from an offset on, in letters since the start of the output."""
@@ -101,6 +97,7 @@ class OwnTokens(DrawSource):
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
         super().__init__(running, opening, running.noise, opening.allowed)
+        self.draws_paths = opening.row_width == 0
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)
@@ -113,10 +110,6 @@ class OwnTokens(DrawSource):
             (best,) = yield from TopRequest(logits[:1], besides + 1, self._columns).result()
             found[0].others.extend(self._ids(best))
         return found
-
-    @property
-    def draws_paths(self) -> bool:
-        return self._opening.row_width == 0
 
     def path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
         kept, lengths = self._running.kept, self._running.lengths

@@ -79,9 +79,6 @@ class InputTokens:
     moves: tuple[int, ...] = ()  # slots of cached nodes that are kept; first they move to `move_start` and on
     move_start: int = 0
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
     def scheduled(self, limit: int) -> int:
         """How many of the tokens a step with a limit computes: part of the text, or everything.
 

@@ -52,12 +52,15 @@ NOT_FINITE = "no id has a probability above 0: the model's logits are not finite
 class Draws(Protocol):
     """Draws of a session from distributions on the host, few ids each; `DrawRequest` draws from whole ones."""
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
-        ...
-
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """The draw, then the ids that came nearest to being drawn instead, at most `count`, the nearest first."""
+        """One of `ids` (n,), drawn with its probability (n,), then those that came nearest to being drawn instead.
+
+        Args:
+            ids: distinct.
+            probabilities: with a sum of one.
+            offset: letters since the start of the output.
+            count: ids besides the draw, at most, the nearest first.
+        """
         ...
 
     def chance(self, offset: int) -> Chance:
@@ -72,13 +75,10 @@ class KeyedDraws:
     noise: KeyedNoise
     key: NoiseKey
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        return self.noise.draw(ids, probabilities, self.key, offset)
-
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
         """As in `Draws`: those that arrive next in the same exponential race."""
         if not count:
-            return [self.draw(ids, probabilities, offset)]
+            return [self.noise.draw(ids, probabilities, self.key, offset)]
         possible = np.flatnonzero(probabilities > 0)
         arrivals = self.noise.exponentials(self.key, offset, ids[possible]) / probabilities[possible]
         ranked: list[int] = ids[possible[_smallest(arrivals, 1 + count)]].tolist()
@@ -95,17 +95,13 @@ class RandomDraws:
 
     generator: np.random.Generator
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        """As in `Draws`; the offset is not used."""
+    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
+        """As in `Draws`: the most probable ones. The offset is not used."""
         cumulative = probabilities.cumsum()
         place = cumulative.searchsorted(self.generator.random() * cumulative[-1], side="right")
         if place == len(ids):  # by rounding: the last id that has a probability is meant
             place = np.flatnonzero(probabilities)[-1]
-        return int(ids[place])
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """As in `Draws`: the most probable ones."""
-        drawn = self.draw(ids, probabilities, offset)
+        drawn = int(ids[place])
         if not count:
             return [drawn]
         likely: list[int] = ids[_smallest(-probabilities, 1 + count)].tolist()
