@@ -80,6 +80,11 @@ def test_what_a_session_could_not_compute_reaches_no_other_one(graphs: bool) -> 
     engine, bad = Engine(llama, budget=1, graphs=graphs), tree_of([(95,) * 9], 9)
     with torch.no_grad():
         llama.get_input_embeddings().weight[0] = float("nan")
+    serve(engine, Request("before", PROMPT[:2]))
+    engine.forward([Request("behind", (3, 95))])  # in the slots after it
+    serve(engine, Request("before", PROMPT[:3]))
+    engine.close("before")
+    engine.close("behind")
     text, other = tuple(range(20, 60)), tuple(range(50, 90))
     for number in range(14):  # all slots
         engine.forward([Request(number, (number + 1, *(95,) * 120))])

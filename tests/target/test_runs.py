@@ -170,7 +170,7 @@ async def test_a_run_ends_when_something_else_is_asked(target_model: RunningMode
 async def test_a_run_goes_on_as_far_as_it_is_told(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 9)
     talk = Talk(target_model, OPENING)
-    talk.ask(run_of(1, 4), RunTo(0, 5), RunTo(1, 9))  # the first is of another run, and changes nothing
+    talk.ask(run_of(1, 4), RunTo(1, 9), RunTo(0, 12))  # the last is of another run, and changes nothing
     replies = await talk.drawn(1)
     same(samples_of(replies), due)
     assert [reply.more for reply in replies] == [True] * (len(replies) - 1) + [False]

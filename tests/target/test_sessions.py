@@ -72,15 +72,6 @@ async def test_greedy_passes_give_what_generate_gives(target: TargetClient, targ
         assert await alone(session, 12, draws) == generated(target_model, 12)
 
 
-async def test_accepted_paths_are_committed_in_one_pass(target: TargetClient, target_model: RunningModel) -> None:
-    due = generated(target_model, 9)
-    async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
-        done = await session.run(Pass(1, (), TokenTree(tuple(due[:4]), (ROOT, 0, 1, 2))))
-        assert [token_of(node) for node in done.nodes] == due[:5]
-        done = await session.run(Pass(2, tuple(due[:5]), TokenTree((due[5], due[6], 3), (ROOT, 0, ROOT))))
-        assert [token_of(node) for node in done.nodes[:3]] == due[5:8]
-
-
 BANS = SamplingOptions(
     frequency_penalty=0.8, bad_word_ids=((6,), (5, 7), (60, 90, 8)), min_tokens=3, end_ids=(0, 9), allowed_token_ids=LOW
 )
