@@ -83,8 +83,10 @@ def long_model(tmp_path: Path) -> Iterator[RunningModel]:
     yield from running(save(tmp_path, kind("llama2"), 512), Side.DRAFTER)
 
 
-@pytest.mark.parametrize("opening", [GREEDY, KEYED, WITH_ROWS])
-@pytest.mark.parametrize(("depth", "width", "chunk"), [(1, 1, 1), (3, 2, 1), (3, 1, 4), (2, 3, 64)])
+@pytest.mark.parametrize(
+    ("opening", "depth", "width", "chunk"),
+    [(GREEDY, 3, 2, 1), (KEYED, 2, 3, 64), (KEYED, 1, 1, 1), (WITH_ROWS, 3, 1, 4)],
+)
 async def test_branches_are_what_would_be_drafted_after_the_key(
     drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, depth: int, width: int, chunk: int
 ) -> None:
@@ -129,19 +131,6 @@ async def test_whether_branches_are_drafted_changes_no_keyed_draft(drafter: Draf
         np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
 
 
-async def test_a_window_that_moves_on_has_branches_too(drafter: DrafterClient) -> None:
-    whole = await epoch_of(drafter, KEYED, Draft(1, 0, NOTHING, 12, 1, 3, 1))
-    async with drafter.session(KEYED) as session:
-        await session.send(Draft(1, 0, NOTHING, 2, 1, 3, 1))
-        epoch = await Epoch(1).reach(session, 2)
-        for count in (3, 7, 12):
-            await session.send(Advance(1, count))
-            await epoch.reach(session, count)
-        await epoch.complete(session, 12, 12)
-    assert epoch.tokens == whole.tokens
-    assert {branch.tokens for branch in epoch.branches} == {branch.tokens for branch in whole.branches}
-
-
 async def test_audited_sessions_have_no_branches(drafter: DrafterClient) -> None:
     async with drafter.session(replace(WITH_ROWS, audited=True)) as session:
         await session.send(Draft(1, 0, NOTHING, 6, 2, 3, 2))
@@ -170,28 +159,26 @@ async def test_a_long_epoch_is_planted_anew_and_feeds_nothing_twice(long_model: 
     async with gated(long_model) as (client, gate), client.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 20, 1, 3, 2))
         epoch = await Epoch(1).reach(session, 20)
-        for count in range(40, 81, 20):
-            await session.send(Advance(1, count))
-            await epoch.reach(session, count)
-        await epoch.complete(session, 80, 160)
-        assert engine.computed == len(reference.prompt) + 79 + 160 * 3
+        await session.send(Advance(1, 40))
+        await epoch.complete(session, 40, 80)
+        assert engine.computed == len(reference.prompt) + 39 + 80 * 3
         assert max(len(work.tree) for work in gate.works) < 150
         branch, before = epoch.branches[-4], engine.computed
         await session.send(corrected(branch, 2, 4))
         await Epoch(2, first=3).complete(session, 4)
         assert engine.computed - before == 1
-    assert tuple(epoch.tokens) == reference.drafted((), 80)
+    assert tuple(epoch.tokens) == reference.drafted((), 40)
 
 
 async def test_a_context_that_is_full_is_cut_and_branches_go_on(drafter: DrafterClient) -> None:
     async with drafter.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 10, 1, 3, 1))
         epoch = await Epoch(1).reach(session, 10)
-        for count in range(20, 120, 10):
+        for count in range(20, 70, 10):
             await session.send(Advance(1, count))
             await epoch.reach(session, count)
         assert not any(reply.reason for reply in epoch.replies)
-        assert len(epoch.branches) > 80
+        assert len(epoch.branches) > 40
         branch = epoch.branches[-1]
         await session.send(corrected(branch, 2, 6))
         assert len((await Epoch(2, first=3).complete(session, 6)).tokens) == 3
@@ -204,8 +191,7 @@ async def test_branches_that_do_not_fit_the_context_are_not_drafted(drafter: Dra
         await session.draft(Draft(2, 0, NOTHING, 4))  # whose first reply is the next one
 
 
-@pytest.mark.parametrize("opening", [KEYED, GREEDY])
-@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize(("opening", "place"), [(KEYED, 0), (GREEDY, 2), (KEYED, 4)])
 async def test_without_rows_an_epoch_goes_on_after_the_branch(
     drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, place: int
 ) -> None:
@@ -273,13 +259,13 @@ async def test_the_text_may_be_told_from_anywhere(drafter: DrafterClient, drafte
     assert epochs[0] == epochs[1] == epochs[2]
 
 
-@pytest.mark.parametrize("change", [{"letters": Letters("#")}, {"offset": 0}, {"adopt": 9}])
+@pytest.mark.parametrize("change", [{"letters": Letters("#")}, {"offset": 0}])
 async def test_a_branch_that_is_not_the_text_is_refused(drafter: DrafterClient, change: dict[str, object]) -> None:
     async with drafter.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
         first = await Epoch(1).complete(session, 4, 4)
         await session.send(replace(corrected(first.branches[2], 2, 5), **change))
-        with pytest.raises(ProtocolBroken, match=r"does not begin with the text of epoch 2|is not one of the latest"):
+        with pytest.raises(ProtocolBroken, match="does not begin with the text of epoch 2"):
             await session.receive()
 
 
@@ -298,9 +284,8 @@ async def test_branches_that_the_output_must_have_passed_are_forgotten(drafter: 
     async with drafter.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 40, 1, 1, 1))
         epoch = await Epoch(1).reach(session, 40)
-        for count in (80, 120):
-            await session.send(Advance(1, count))
-            await epoch.reach(session, count)
+        await session.send(Advance(1, 72))
+        await epoch.reach(session, 72)
         await session.send(corrected(epoch.branches[0], 2, 4))
         with pytest.raises(ProtocolBroken, match="is not one of the latest epoch's"):
             await Epoch(2).complete(session, 4)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from crossdraft.drafter.context import Context, NoRoomError
-from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from tests.text.kinds import kind
@@ -74,12 +73,6 @@ def test_new_letters_are_tokenized_with_the_word_that_they_go_on_with_and_no_fur
     ids = list(context.ids[head_of("gpt2") :])
     assert ids[:4] == drawn[:4]
     assert tuple(ids[4:]) == one.encode_continuation(Letters(" there was"))
-
-
-def test_a_rewind_beyond_the_text_is_refused():
-    context = Context(tokenization("gpt2"), PROMPT, 1000)
-    with pytest.raises(ProtocolBroken, match="cannot rewind to letter 1: the output has 0"):
-        context.rewind(1, Letters(""))
 
 
 def test_letters_without_a_token_are_refused_and_a_rewind_before_them_heals():

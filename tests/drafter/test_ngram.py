@@ -63,19 +63,6 @@ def test_the_longest_match_goes_on_and_the_newest_of_several(text, count, length
     assert continuation(Letters(text), count, lengths) == naive(text, count, lengths)
 
 
-def test_a_match_at_the_texts_own_end_goes_round():
-    assert continuation(Letters("xyzabcabc"), 7, Lengths(3, 3)) == "abcabca"
-
-
-@pytest.mark.parametrize("text", ["", "a", "abcd", f"abcd{END}xabcd{END}", f"abc{END}d abc{END}d"])
-def test_what_was_not_seen_before_has_no_continuation(text):
-    assert continuation(Letters(text), 4, Lengths(8, 4)) == ""
-
-
-def test_copying_ends_at_a_control_symbol():
-    assert continuation(Letters(f"abcdef{END}g abcd"), 5, Lengths(8, 4)) == "ef"
-
-
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (3, 4), (-1, -1)])
 def test_lengths_that_cannot_be_are_refused(longest, shortest):
     with pytest.raises(ValueError, match=f"at least 1 and at most the longest, got {shortest} and {longest}"):
@@ -103,13 +90,12 @@ async def test_bytes_of_unfinished_characters_are_copied_too(ngram: DrafterClien
         assert text_of(await session.draft(Draft(2, 1, NOTHING, 2))) == "\x9fe"
 
 
-@pytest.mark.parametrize("changes", [{"row_width": 0}, {"noise": NoiseKey(3)}, {"noise": NoiseKey(3), "audited": True}])
-async def test_noise_changes_nothing_and_rows_are_sent_when_they_are_wanted(ngram: DrafterClient, changes) -> None:
-    opening = replace(OPEN, **changes)
-    async with ngram.session(opening) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 7))
-    assert text_of(drafted) == "three, "
-    assert all((draft_token.row is None) == (opening.row_width == 0) for draft_token in drafted.draft_tokens)
+async def test_noise_changes_nothing_and_rows_are_sent_when_they_are_wanted(ngram: DrafterClient) -> None:
+    for opening in (replace(OPEN, row_width=0), replace(OPEN, noise=NoiseKey(3), audited=True)):
+        async with ngram.session(opening) as session:
+            drafted = await session.draft(Draft(1, 0, NOTHING, 7))
+        assert text_of(drafted) == "three, "
+        assert all((draft_token.row is None) == (opening.row_width == 0) for draft_token in drafted.draft_tokens)
 
 
 async def test_what_is_not_allowed_ends_the_draft(ngram: DrafterClient) -> None:
@@ -157,15 +143,12 @@ async def test_scores_are_zero_or_one(ngram: DrafterClient) -> None:
         await session.draft(Draft(1, 0, NOTHING, 7))
         assert (await session.score(Score(1, 0, strings, 7))).probabilities.tolist() == [1, 1, 1, 0, 0]
         assert (await session.score(Score(1, 0, strings, 3))).probabilities.tolist() == [1, 1, 0, 0, 0]
-        with pytest.raises(ProtocolBroken, match="epoch 2 cannot be scored"):
-            await session.score(Score(2, 0, strings, 7))
 
 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
         (Draft(2, 9, NOTHING, 4), "cannot rewind to letter 9"),
-        (Draft(0, 0, NOTHING, 4), "epoch 0 is over"),
         (Draft(2, 0, NOTHING, 4, adopt=1), "there is no branch 1: a drafter that copies prepares none"),
     ],
 )
@@ -181,15 +164,11 @@ async def test_it_cannot_draw_the_targets_tokens(ngram: DrafterClient) -> None:
         await ngram.open(replace(OPEN, redistribute="a target"))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_output_is_that_without_it_in_fewer_passes(
-    ngram: DrafterClient, target: TargetClient, temperature: float
-) -> None:
+async def test_output_is_that_without_it_in_fewer_passes(ngram: DrafterClient, target: TargetClient) -> None:
     words = [token for token, text in enumerate(kind("gpt2").vocabulary().letters) if text in (" the", " dog", "ing")]
-    options = SamplingOptions(temperature, logit_bias=tuple((token, 90.0) for token in words))  # nothing else comes
-    method = "seeded" if temperature else "slem"
+    options = SamplingOptions(0, logit_bias=tuple((token, 90.0) for token in words))  # nothing else comes
     request = GenerationRequest(
-        "The quick dog", method=method, num_speculative_tokens=24, max_tokens=60, options=options, seed=5, overlap="off"
+        "The quick dog", method="slem", num_speculative_tokens=24, max_tokens=40, options=options, overlap="off"
     )
     outputs, passes = [], []
     for drafter in (None, ngram.address):
@@ -199,10 +178,11 @@ async def test_output_is_that_without_it_in_fewer_passes(
             assert generation.statistics.drafter_lost == ""
             passes.append(generation.statistics.passes)
     assert outputs[0] == outputs[1]
-    assert passes[0] == 60
-    assert passes[1] < (60 if temperature else 20)
+    assert passes[0] == 40
+    assert passes[1] < 20
 
 
+@pytest.mark.full  # starts a process
 def test_it_needs_no_torch() -> None:
     program = "import sys, crossdraft.drafter.ngram; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -61,7 +61,7 @@ def test_the_description_is_that_of_the_whole_vocabulary(loaded: LoadedModel, dr
     assert loaded.model.get_output_embeddings().weight.shape[0] == KEEP
 
 
-@pytest.mark.parametrize(("noise", "width"), [(KEY, 8), (None, 8), (KEY, WHOLE), (None, 0)])
+@pytest.mark.parametrize(("noise", "width"), [(KEY, 8), (None, 0)])
 async def test_it_drafts_kept_ids_only(pruned: DrafterClient, loaded: LoadedModel, noise, width) -> None:
     kept = set(loaded.kept.tolist())
     drawn = set()
@@ -123,16 +123,13 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
         assert reason in drafted.reason
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [*((name, {"options": SamplingOptions(0)}) for name in ("tli", "coupled")), ("slem", {"seed": 5})],
-)
+@pytest.mark.parametrize(("method", "settings"), [("coupled", {"options": SamplingOptions(0)}), ("slem", {"seed": 5})])
 async def test_outputs_are_those_of_no_drafter(
     target: TargetClient, pruned: DrafterClient, method: str, settings: dict[str, object]
 ) -> None:
     async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
         async with connect(target.address, drafter) as pipeline:
-            generation = pipeline.generate("def main(argument):", max_tokens=20, **settings, **more)
+            generation = pipeline.generate("def main(argument):", max_tokens=12, **settings, **more)
             async for _ in generation:
                 pass
         return generation.ids, generation.statistics

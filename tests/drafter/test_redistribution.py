@@ -128,11 +128,6 @@ async def test_after_a_token_that_the_drafter_cannot_read_it_stands_aside(drafte
                 assert "no token for control symbol" in one.reason
 
 
-async def test_where_nothing_is_shared_nothing_is_proposed(spreading: DrafterClient) -> None:
-    one = await drafted(spreading, replace(OPEN, allowed=np.array([], dtype=np.int64)))
-    assert (one.draft_tokens, one.reason) == ((), "the two vocabularies share no token")
-
-
 async def test_the_affinity_is_described_and_others_are_refused(
     spreading: DrafterClient, drafter: DrafterClient
 ) -> None:
@@ -161,7 +156,7 @@ async def test_audited_draws_are_made_again_from_what_arrived(
     letters = PAIR.target.letters if target else PAIR.drafter.letters
     texts = set()
     async with spreading.session(opening) as session:
-        for epoch in range(1, 9):
+        for epoch in range(1, 5):
             one = await session.draft(Draft(epoch, 0, Letters(" a"), 4))
             key, offset = NoiseKey(KEY.seed, epoch), 2
             texts.add(tuple(draft_token.token for draft_token in one.draft_tokens))
@@ -169,7 +164,7 @@ async def test_audited_draws_are_made_again_from_what_arrived(
                 assert draft_token.whose is whose
                 assert fault_of_draw(draft_token, noise, key, offset) == ""
                 offset += len(letters[draft_token.token])
-    assert len(texts) > 4  # each epoch draws anew
+    assert len(texts) > 2  # each epoch draws anew
 
 
 def test_a_draw_that_is_not_its_rows_is_a_fault() -> None:

@@ -16,8 +16,8 @@ from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
-from tests.drafter.streaming import PATIENCE, Epoch, gated
+from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
+from tests.drafter.streaming import Epoch, gated
 from tests.rpc.linked import Direct
 from tests.rpc.sessions import DrafterClient
 
@@ -72,7 +72,7 @@ async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> Non
 
     async def count_draws() -> None:
         async with drafter.session(opening) as session:
-            for epoch in range(1, 31):
+            for epoch in range(1, 16):
                 (draft_token,) = (await session.draft(Draft(epoch, 0, NOTHING, 1))).draft_tokens
                 draws[draft_token.token] += 1
                 rows.append(draft_token.row)
@@ -80,21 +80,7 @@ async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> Non
     await asyncio.gather(*(count_draws() for _ in range(20)))
     assert set(draws) <= set(rows[0].ids.tolist())
     counts = [draws[int(token)] for token in rows[0].ids]
-    assert chisquare(counts, 600 * rows[0].probabilities / rows[0].probabilities.sum()).pvalue > 1e-3
-
-
-async def test_sessions_without_a_key_draw_differently(drafter: DrafterClient) -> None:
-    drafts = set()
-    for _ in range(4):
-        async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0)) as session:
-            drafts.add(tuple(tokens(await session.draft(Draft(1, 0, NOTHING, 6)))))
-    assert len(drafts) == 4
-
-
-async def test_without_rows_none_are_sent(drafter: DrafterClient) -> None:
-    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 0)) as session:
-        drafted = await session.draft(FIRST)
-    assert [draft_token.row for draft_token in drafted.draft_tokens] == [None] * 4
+    assert chisquare(counts, 300 * rows[0].probabilities / rows[0].probabilities.sum()).pvalue > 1e-3
 
 
 async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterClient) -> None:
@@ -113,21 +99,13 @@ async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterCl
     np.testing.assert_allclose(masked.probabilities, expected, atol=1e-5)
 
 
-async def test_where_nothing_is_allowed_the_drafter_stands_aside(drafter: DrafterClient) -> None:
-    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 3, np.array([], dtype=np.int64))) as session:
-        drafted = await session.draft(FIRST)
-    assert (drafted.draft_tokens, drafted.reason) == ((), "the two vocabularies share no token")
-
-
 async def test_after_an_end_of_sequence_it_drafts_on(drafter: DrafterClient, drafter_model: RunningModel) -> None:
     (end,) = drafter_model.description.stops
     async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 3, np.array([end]))) as session:
         assert tokens(await session.draft(FIRST)) == [end] * 4
 
 
-@pytest.mark.parametrize(
-    "parts", [(" jumps over", " the dog"), (" jum", "ps"), (" Gr\xc3", "\xb6\xc3\x9fe"), ("", " a")]
-)
+@pytest.mark.parametrize("parts", [(" jumps over", " the dog"), (" jum", "ps"), (" Gr\xc3", "\xb6\xc3\x9fe")])
 async def test_a_rewound_session_has_the_rows_of_a_fresh_one(drafter: DrafterClient, parts) -> None:
     first, second = map(Letters, parts)
     async with drafter.session(OPEN) as session:
@@ -138,30 +116,17 @@ async def test_a_rewound_session_has_the_rows_of_a_fresh_one(drafter: DrafterCli
         same(rewound, await session.draft(Draft(1, 0, Letters(first + second), 5)))
 
 
-async def test_a_draft_goes_on_where_it_stopped(drafter: DrafterClient, drafter_model: RunningModel) -> None:
-    async with drafter.session(OPEN) as session:
-        whole = await session.draft(Draft(1, 0, NOTHING, 8))
-    async with drafter.session(OPEN) as session:
-        first = await session.draft(Draft(1, 0, NOTHING, 5))
-        fed = drafter_model.thread.engine.computed
-        await session.send(Advance(1, 8))
-        second = await session.receive()
-        assert second.first == 5
-        assert drafter_model.thread.engine.computed - fed == 3  # the cache holds all but the last token drawn
-    assert tokens(first) + tokens(second) == tokens(whole)
-
-
 async def test_a_text_beyond_the_context_is_cut_and_drafting_goes_on(drafter: DrafterClient, drafter_model) -> None:
     word = Letters(" dog the")
     async with drafter.session(OpenDrafter(Letters(word * 100), WARM, KEY, 8)) as session:
         offset, most = 0, 0
-        for epoch in range(1, 40):
+        for epoch in range(1, 20):
             fed = drafter_model.thread.engine.computed
             drafted = await session.draft(Draft(epoch, offset, word, 4))
             assert (len(drafted.draft_tokens), drafted.reason) == (4, "")
             offset += len(word)
             most += drafter_model.thread.engine.computed - fed > 30
-        assert 1 < most < 12  # the window of 64 tokens is fed anew only when it was cut
+        assert 1 < most < 8  # the window of 64 tokens is fed anew only when it was cut
 
 
 async def test_where_no_text_fits_it_stands_aside_and_says_why(drafter: DrafterClient) -> None:
@@ -213,12 +178,12 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     await asyncio.wait_for(closing.wait(), 60)
     go_on.set()
     async with asyncio.timeout(60):
-        while engine.sessions:
+        while engine.slots_in_use:
             await drafter.describe()
     assert drafter_model.thread.steps == 1
 
 
-@pytest.mark.parametrize(("chunk", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (64, [7])])
+@pytest.mark.parametrize(("chunk", "sizes"), [(3, [3, 3, 1]), (64, [7])])
 async def test_draft_tokens_come_in_chunks(drafter: DrafterClient, chunk: int, sizes: list[int]) -> None:
     async with drafter.session(OPEN) as session:
         await session.send(Draft(1, 0, NOTHING, 7, chunk))
@@ -259,21 +224,6 @@ async def test_a_newer_epoch_drops_what_is_being_drafted(drafter_model: RunningM
     async with gated(drafter_model) as (client, _), client.session(OPEN) as session:
         await session.send(Draft(1, 0, Letters(" jumps"), 3))
         assert (await Epoch(1).complete(session, 3)).tokens == epoch.tokens
-
-
-async def test_epochs_that_are_dropped_at_once_leave_the_last_one_right(drafter: DrafterClient) -> None:
-    async with drafter.session(OPEN) as session:
-        await session.send(Draft(1, 0, Letters(" dog"), 5))
-        expected = (await Epoch(1).complete(session, 5)).tokens
-    async with drafter.session(OPEN) as session:
-        for number in range(1, 20):
-            await session.send(Draft(number, 0, Letters(" cat" if number % 2 else " dogs"), 40, 1))
-        await session.send(Draft(20, 0, Letters(" dog"), 5, 1))
-        async with asyncio.timeout(PATIENCE):
-            while (reply := await session.receive()).epoch < 20:
-                pass
-        epoch = Epoch(20, [reply])
-        assert (await epoch.complete(session, 5)).tokens == expected
 
 
 async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
@@ -325,28 +275,14 @@ async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningMod
         assert [len(reply.draft_tokens) for reply in epoch.replies] == [2, 2]
 
 
-async def test_an_advance_of_an_epoch_that_is_over_means_nothing(drafter: DrafterClient) -> None:
-    async with drafter.session(OPEN) as session:
-        await session.draft(Draft(1, 0, NOTHING, 2))
-        await session.draft(Draft(2, 0, NOTHING, 2))
-        await session.send(Advance(1, 40))
-        await session.send(Advance(2, 3))
-        epoch = Epoch(2, first=2)
-        assert len((await epoch.hear(session)).draft_tokens) == 1
-
-
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
         (Advance(1, 69), "may advance from 4 draft tokens to at most 68, not to 69"),
-        (Draft(2, 0, NOTHING, 4, adopt=1), "branch 1 is not one of the latest epoch's"),
         (Draft(2, 99, NOTHING, 4), "cannot rewind to letter 99"),
-        (Score(1, 1, (Letters("a"),), 1), "no draft of epoch 1 began at letter 1"),
     ],
 )
-async def test_what_cannot_be_ends_the_session(
-    drafter: DrafterClient, bad: Advance | Draft | Score, complaint: str
-) -> None:
+async def test_what_cannot_be_ends_the_session(drafter: DrafterClient, bad: Advance | Draft, complaint: str) -> None:
     async with drafter.session(OPEN) as session:
         await session.draft(Draft(1, 0, NOTHING, 4))
         await session.send(bad)
@@ -356,30 +292,8 @@ async def test_what_cannot_be_ends_the_session(
         assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4
 
 
-async def test_a_draft_that_is_scored_may_be_streamed(drafter: DrafterClient) -> None:
-    strings = (Letters("t"), Letters(" "), Letters("th"))
-    scores = []
-    for chunk in (64, 1):
-        async with drafter.session(OPEN) as session:
-            await session.send(Draft(1, 0, NOTHING, 3, chunk))
-            await session.send(Score(1, 0, strings, 3))  # waits for the draft
-            await Epoch(1).complete(session, 3)
-            scores.append((await session.receive()).probabilities.tolist())
-    assert scores[0] == scores[1]
-
-
-async def test_a_context_that_is_full_is_cut_in_the_middle_of_an_epoch(drafter: DrafterClient) -> None:
-    async with drafter.session(OPEN) as session:
-        await session.send(Draft(1, 0, NOTHING, 20, 1))
-        epoch = Epoch(1)
-        for count in range(20, 200, 20):
-            await session.send(Advance(1, count))
-            await epoch.complete(session, count)
-        assert not any(reply.reason for reply in epoch.replies)
-
-
 async def test_sessions_side_by_side_draft_what_they_would_alone(drafter: DrafterClient) -> None:
-    texts = [Letters(text) for text in (" jumps", " runs over", "", " and", " is", " of the")]
+    texts = [Letters(text) for text in (" jumps", "", " of the")]
 
     async def drafted(text: Letters) -> list[int]:
         async with drafter.session(OPEN) as session:

@@ -21,18 +21,6 @@ def piece(held: int, text: int = 1, tree: TokenTree = NO_TREE, start: int = 0) -
     return BatchSlice(Extent(start, size_for(len(context) + len(tree))), inputs)
 
 
-@pytest.mark.parametrize("parents", [(-1, 0, 1, 2, 3), (-1, 0, 0, 1, 2), (-1, -1, 0, 1, 1)])
-@pytest.mark.parametrize("cached", [1, 3])
-def test_a_step_of_a_draft_is_planned_as_any_other(parents: tuple[int, ...], cached: int) -> None:
-    context, tokens = (1, 2, 3), (10, 11, 12, 13, 14)
-    before = CachedTokens(context, TokenTree(tokens[:cached], parents[:cached]))
-    step = Request(0, context, TokenTree(tokens, parents), tuple(range(1 + cached, 6)))
-    other = CachedTokens((*context,), before.tree)  # equal, not the same: no short way
-    short, long = plan_inputs(before, step), plan_inputs(other, step)
-    assert {**vars(short), "wanted": [*short.wanted]} == {**vars(long), "wanted": [*long.wanted]}
-    assert short.tokens == [*tokens[cached:]]
-
-
 def chain(nodes: int) -> TokenTree:
     return TokenTree((7,) * nodes, tuple(range(ROOT, nodes - 1)))
 

@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.engine.distributions import Columns, History, distribution, drafting_distributions, row_table
+from crossdraft.engine.distributions import Columns, History, Nodes, distributions, drafting_distributions, row_table
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Row
 
@@ -27,6 +27,11 @@ SIZE = 50
 LOGITS = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)) * 3
 HISTORY = History((1, 2, 3, 3), (4, 5), [(), (6,), (6, 7), (1,), (8, 9), (4, 4)])
 PAST = [(*HISTORY.prompt, *HISTORY.output, *path) for path in HISTORY.paths]
+
+
+def distribution(logits: torch.Tensor, options: SamplingOptions, history: History | None = None) -> torch.Tensor:
+    """What is drawn from after each row, float64 (n, V)."""
+    return distributions([Nodes(logits, options, history)])
 
 
 def processors(options: SamplingOptions) -> LogitsProcessorList:
@@ -47,21 +52,22 @@ def processors(options: SamplingOptions) -> LogitsProcessorList:
     return chain
 
 
-OPTIONS = itertools.product(
-    (1.0, 0.6), (0, 1, 7, 80), (1.0, 0.8), (0.0, 0.1), (1.0, 1.4, 0.7), ((), ((6, 2.5), (40, -100.0)))
-)
+BIAS = ((6, 2.5), (40, -100.0))
+EVERY = itertools.product((1.0, 0.6), (0, 1, 7, 80), (1.0, 0.8), (0.0, 0.1), (1.0, 1.4, 0.7), ((), BIAS))
+SOME = [  # temperature, top_k, top_p, min_p, repetition penalty, biases
+    (1.0, 0, 1.0, 0.0, 1.0, ()),
+    (0.6, 1, 1.0, 0.1, 0.7, ()),
+    (1.0, 7, 0.8, 0.0, 1.4, BIAS),
+    (0.6, 80, 0.8, 0.1, 1.0, BIAS),
+    (0.6, 7, 1.0, 0.1, 1.4, ()),
+    (1.0, 0, 0.8, 0.1, 0.7, BIAS),
+]
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias"), list(OPTIONS))
-def test_distributions_are_those_of_transformers(
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    logit_bias: tuple[tuple[int, float], ...],
-) -> None:
-    options = SamplingOptions(temperature, top_k, top_p, min_p, repetition_penalty, logit_bias=logit_bias)
+@pytest.mark.parametrize("settings", [*SOME, *(pytest.param(each, marks=pytest.mark.full) for each in EVERY)])
+def test_distributions_are_those_of_transformers(settings: tuple) -> None:
+    *numbers, logit_bias = settings
+    options = SamplingOptions(*numbers, logit_bias=logit_bias)
     found = distribution(LOGITS, options, HISTORY)
     assert found.dtype == torch.float64
     for row, past in enumerate(PAST):
@@ -80,15 +86,7 @@ def test_top_p_of_large_vocabularies(spread: float, top_p: float) -> None:
     torch.testing.assert_close(found, scores.softmax(-1))
 
 
-def test_presence_penalty_is_subtracted_once_from_what_is_in_the_output() -> None:
-    found = distribution(LOGITS, SamplingOptions(presence_penalty=1.5), HISTORY)
-    for row, path in enumerate(HISTORY.paths):
-        scores = LOGITS[row].double().clone()
-        scores[list({*HISTORY.output, *path})] -= 1.5
-        torch.testing.assert_close(found[row], scores.softmax(-1))
-
-
-def test_frequency_penalty_is_subtracted_for_each_time() -> None:
+def test_a_frequency_penalty_is_subtracted_for_each_time_and_a_presence_penalty_once() -> None:
     options = SamplingOptions(repetition_penalty=1.2, presence_penalty=-0.4, frequency_penalty=0.7)
     for row, (path, past) in enumerate(zip(HISTORY.paths, PAST, strict=True)):
         scores = processors(options)(torch.tensor([past]), LOGITS[row : row + 1].double())[0]
@@ -157,11 +155,9 @@ def test_bad_input() -> None:
 
 
 def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
-    distributions = distribution(LOGITS, SamplingOptions())
-    listed = [np.array([0, 1]), np.array([], dtype=np.int64), *(distributions.topk(3).indices.numpy()[2:])]
-    for row, probabilities, wanted in zip(
-        row_table(distributions, 5, listed).nodes(), distributions.numpy(), listed, strict=True
-    ):
+    shares = distribution(LOGITS, SamplingOptions())
+    listed = [np.array([0, 1]), np.array([], dtype=np.int64), *(shares.topk(3).indices.numpy()[2:])]
+    for row, probabilities, wanted in zip(row_table(shares, 5, listed).nodes(), shares.numpy(), listed, strict=True):
         best = set(np.argsort(-probabilities)[:5].tolist())
         assert set(row.ids.tolist()) == best | set(wanted.tolist())
         assert len(set(row.ids.tolist())) == len(row.ids)
@@ -171,11 +167,11 @@ def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
 
 
 def test_a_row_is_whole_when_nothing_possible_is_missing() -> None:
-    distributions = distribution(LOGITS, SamplingOptions(top_k=4))
-    assert all(row.whole and len(row.ids) == 4 for row in row_table(distributions, 64).nodes())
+    shares = distribution(LOGITS, SamplingOptions(top_k=4))
+    assert all(row.whole and len(row.ids) == 4 for row in row_table(shares, 64).nodes())
     assert all(row.whole for row in row_table(distribution(LOGITS, SamplingOptions()), SIZE).nodes())
-    missing = int(distributions[0].argmin())
-    (row,) = row_table(distributions[:1], 3, [np.array([missing])]).nodes()
+    missing = int(shares[0].argmin())
+    (row,) = row_table(shares[:1], 3, [np.array([missing])]).nodes()
     assert not row.whole
     assert row.probability(missing) == 0
 
@@ -184,10 +180,10 @@ def test_a_tail_is_what_the_unlisted_ids_hold() -> None:
     """One minus the listed ones would be 2.2e-16 of rounding, or none, whatever is there."""
     shares = torch.tensor([1 / 3, 1 / 3, 1 / 3 - 1e-17], dtype=torch.float64)
     for rest, tail in ((1e-30, 2e-30), (1e-44, 2e-44), (1e-60, 0.0)):  # float32 ends at 1.4e-45
-        distributions = torch.cat([shares, torch.tensor([rest, rest], dtype=torch.float64)])[None]
-        (row,) = row_table(distributions, 3).nodes()
+        every = torch.cat([shares, torch.tensor([rest, rest], dtype=torch.float64)])[None]
+        (row,) = row_table(every, 3).nodes()
         assert row.tail == pytest.approx(tail, abs=0)
-        assert row_table(distributions, 3, [np.array([3])]).nodes()[0].tail == pytest.approx(tail / 2, abs=0)
+        assert row_table(every, 3, [np.array([3])]).nodes()[0].tail == pytest.approx(tail / 2, abs=0)
 
 
 def test_a_drafting_distribution_survives_the_wire_bit_by_bit() -> None:
@@ -225,7 +221,7 @@ def test_penalties_and_biases_are_not_the_drafters() -> None:
 
 
 def test_greedy_drafting_is_one_hot() -> None:
-    distributions = drafting_distributions(LOGITS, SamplingOptions(temperature=0), 64)
-    assert [(ids.tolist(), weights.tolist()) for ids, weights in distributions] == [
+    found = drafting_distributions(LOGITS, SamplingOptions(temperature=0), 64)
+    assert [(ids.tolist(), weights.tolist()) for ids, weights in found] == [
         ([best], [1.0]) for best in LOGITS.argmax(-1).tolist()
     ]

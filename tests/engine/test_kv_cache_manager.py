@@ -179,7 +179,7 @@ def test_random_histories(data: st.DataObject) -> None:
             contexts[session] = request.context
         else:
             assert manager.allocate(request) is None
-        assert set(manager) == set(contexts)
+        assert set(manager._live) == set(contexts)
         for name, held in contexts.items():
             entry = manager.get(name)
             assert entry is not None

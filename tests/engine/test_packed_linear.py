@@ -19,16 +19,15 @@ def linears(model: nn.Module) -> set[type]:
     return {type(module) for module in model.modules() if isinstance(module, nn.Linear | PackedLinear)}
 
 
-def test_a_packed_model_computes_the_same(model: PreTrainedModel) -> None:
-    plain, packed = Engine(copy.deepcopy(model)), copy.deepcopy(model)
+def test_a_packed_model_computes_the_same(llama: PreTrainedModel) -> None:
+    plain, packed = Engine(copy.deepcopy(llama)), copy.deepcopy(llama)
     pack(packed)
     assert linears(packed) == {PackedLinear}
     for one, other in zip(Engine(packed).forward(REQUESTS), plain.forward(REQUESTS), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 70, 129])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "bias"), [(0, True), (1, False), (9, True), (33, False), (70, True), (129, False)])
 def test_any_number_of_rows(rows: int, bias: bool) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(rows)
@@ -37,19 +36,16 @@ def test_any_number_of_rows(rows: int, bias: bool) -> None:
     torch.testing.assert_close(found, linear(torch.ones(2, rows, 33).cumsum(1)).detach(), atol=1e-4, rtol=1e-5)
 
 
-def test_bfloat16_is_packed_where_the_processor_multiplies_it(llama: PreTrainedModel) -> None:
+def test_bfloat16_is_packed_where_the_processor_multiplies_it_and_float16_never(llama: PreTrainedModel) -> None:
     model = copy.deepcopy(llama).bfloat16()
     plain = Engine(copy.deepcopy(model)).forward(REQUESTS)
     pack(model)
     assert linears(model) == {PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else nn.Linear}
     for one, other in zip(Engine(model).forward(REQUESTS), plain, strict=True):
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
-
-
-def test_other_numbers_are_left_as_they_are(llama: PreTrainedModel) -> None:
-    model = copy.deepcopy(llama).half()
-    pack(model)
-    assert linears(model) == {nn.Linear}
+    half = copy.deepcopy(llama).half()
+    pack(half)
+    assert linears(half) == {nn.Linear}
 
 
 def test_programs_are_made_for_few_numbers_of_rows() -> None:

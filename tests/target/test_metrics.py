@@ -52,27 +52,18 @@ async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: Ru
         await asyncio.to_thread(read, address)
 
 
-async def test_a_port_for_metrics_that_is_taken(target_model: RunningModel) -> None:
-    async with Server(TARGET, TargetService(target_model), MEASURED) as server:
-        port = int(json.loads(server.ready_line())["metrics"].rpartition(":")[2])
-        taken = Listening(grace_seconds=0, metrics_port=port)
-        with pytest.raises(CannotListen, match=r"for metrics on .*--metrics-port"):
-            await Server(TARGET, TargetService(target_model), taken).start()
-
-
-async def test_the_port_is_on_the_services_own_address_only(target_model: RunningModel) -> None:
+async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_address_only(
+    target_model: RunningModel,
+) -> None:
     async with Server(TARGET, TargetService(target_model), MEASURED) as server:
         host, _, port = json.loads(server.ready_line())["metrics"].rpartition(":")
         assert host == "127.0.0.1"
         with pytest.raises(OSError, match="refused"):
             await asyncio.to_thread(read, f"127.0.0.2:{port}")
-
-
-def test_ports_are_checked() -> None:
+        taken = Listening(grace_seconds=0, metrics_port=int(port))
+        with pytest.raises(CannotListen, match=r"for metrics on .*--metrics-port"):
+            await Server(TARGET, TargetService(target_model), taken).start()
     with pytest.raises(ValueError, match="metrics_port must be between 0"):
         Listening(metrics_port=65536)
-
-
-async def test_without_a_port_nothing_listens(target_model: RunningModel) -> None:
     async with Server(TARGET, TargetService(target_model), Listening(grace_seconds=0)) as server:
         assert "metrics" not in server.ready_line()

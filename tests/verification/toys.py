@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from crossdraft.engine.distributions import History, distribution
+from crossdraft.engine.distributions import History, Nodes, distributions
 from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
@@ -76,7 +76,7 @@ class OptionedTarget(ToyTarget):
 
     def distribution(self, path: tuple[int, ...]) -> np.ndarray:
         logits = torch.from_numpy(np.log(super().distribution(path)))[None]
-        return distribution(logits, self.options, History((), path, ((),)))[0].numpy()
+        return distributions([Nodes(logits, self.options, History((), path, ((),)))])[0].numpy()
 
 
 class Enumerable(Protocol):

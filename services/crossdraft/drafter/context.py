@@ -57,10 +57,6 @@ class Context:
         self._tokens.append(token)
         self._ends.append(len(self._text))
 
-    def write(self, letters: Letters) -> None:
-        """Appends letters; raises NotExpressible as `rewind` does."""
-        self.rewind(self.offset, letters)
-
     def rewind(self, offset: int, letters: Letters) -> None:
         """The output becomes what it was up to `offset`, then `letters`.
 

@@ -18,7 +18,7 @@ from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Draws, PathRequest, PathResult, SamplerSteps
+from crossdraft.engine.sampler import Draws, PathResult, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.text.tokenization import NotExpressible
@@ -292,8 +292,8 @@ class Drafting:
 
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
-        path = self._state.source.path(self._draws, self._state.context.offset)
-        found: PathResult = yield PathRequest(self._tree.work([self._tip]), path, steps)
+        state, forward = self._state, self._tree.work([self._tip])
+        found: PathResult = yield state.source.path(forward, self._draws, state.context.offset, steps)
         self._replies.waited(found.queued)
         if not self._epoch.over:
             for token in found.tokens:

@@ -96,9 +96,8 @@ class ServeNgram:
 class NgramSession:
     """One output that is guessed from its own text and its prompt's."""
 
-    def __init__(self, lengths: Lengths, opening: OpenDrafter, pace: "Pace | None" = None) -> None:
-        self._pace = pace
-        self._lengths = lengths
+    def __init__(self, options: ServeNgram, opening: OpenDrafter) -> None:
+        self._options = options
         self._opening = opening
         self._text = opening.prompt
         self._origin = len(opening.prompt)  # letters
@@ -124,9 +123,9 @@ class NgramSession:
     async def _draft(self, epoch: Epoch, send: Send) -> None:
         self._replies.resume()
         missing = epoch.count - self._replies.made
-        if self._pace is not None:
-            await asyncio.sleep(self._pace.seconds(missing))
-        ids = [byte_ids()[letter] for letter in continuation(self._text, missing, self._lengths)]
+        if self._options.pace is not None:
+            await asyncio.sleep(self._options.pace.seconds(missing))
+        ids = [byte_ids()[letter] for letter in continuation(self._text, missing, self._options.lengths)]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text = Letters(self._text + byte_vocabulary().letters_of(ids))
@@ -148,8 +147,7 @@ class NgramSession:
 class NgramService:
     """Sessions that share nothing."""
 
-    lengths: Lengths = field(default_factory=Lengths)
-    pace: "Pace | None" = None
+    options: ServeNgram = field(default_factory=ServeNgram)
 
     @property
     def description(self) -> Description:
@@ -173,7 +171,7 @@ class NgramService:
                 "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
                 "`crossdraft affinity`, or use another method"
             )
-        return Conversation(NgramSession(self.lengths, request, self.pace), replies)
+        return Conversation(NgramSession(self.options, request), replies)
 
     async def close(self) -> None:
         """Nothing runs."""
@@ -202,4 +200,4 @@ def byte_ids() -> dict[str, int]:
 def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
     marks = {} if options.pace is None else {"paced": str(options.pace)}
-    return Server(DRAFTER, NgramService(options.lengths, options.pace), options.listening, marks)
+    return Server(DRAFTER, NgramService(options), options.listening, marks)

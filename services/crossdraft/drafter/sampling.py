@@ -1,19 +1,21 @@
 """What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import Columns, Logits, narrowed
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Chance,
     Distribution,
     DistributionRequest,
     DrawRequest,
     Draws,
+    PathRequest,
     SamplerSteps,
     TopRequest,
 )
@@ -43,6 +45,7 @@ class DrawSource(ABC):
     """
 
     whose: Whose  # whose ids the draft tokens use
+    draws_paths = False  # whether tokens can be drawn one after another without a look at the text, with `path`
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -55,13 +58,8 @@ class DrawSource(ABC):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
 
-    @property
-    def draws_paths(self) -> bool:
-        """Whether tokens can be drawn one after another without a look at the text: see `path`."""
-        return False
-
-    def path(self, draws: Draws, offset: int) -> "OwnPath":
-        """What tokens from an offset on, in letters since the start of the output, are drawn with."""
+    def path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
+        """For so many tokens from an offset on, in letters since the start of the output."""
         raise NotImplementedError
 
     @abstractmethod
@@ -99,6 +97,7 @@ class OwnTokens(DrawSource):
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
         super().__init__(running, opening, running.noise, opening.allowed)
+        self.draws_paths = opening.row_width == 0
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)
@@ -112,12 +111,13 @@ class OwnTokens(DrawSource):
             found[0].others.extend(self._ids(best))
         return found
 
-    @property
-    def draws_paths(self) -> bool:
-        return self._opening.row_width == 0
+    def path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
+        kept, lengths = self._running.kept, self._running.lengths
 
-    def path(self, draws: Draws, offset: int) -> "OwnPath":
-        return OwnPath(self._running, self._asked, draws, offset)
+        def asks(logits: Logits, drawn: Sequence[int]) -> DrawRequest:
+            return self._asked(logits, [draws.chance(offset + sum(lengths[token] for token in drawn))])
+
+        return PathRequest(forward, asks, lambda column: column if kept is None else int(kept[column]), tokens)
 
     def append(self, context: Context, token: int) -> None:
         context.append(token)
@@ -134,29 +134,6 @@ class OwnTokens(DrawSource):
     def _ids(self, columns: list[int]) -> list[int]:
         found: list[int] = self._running.ids(np.array(columns, dtype=np.int64)).tolist()
         return found
-
-
-class OwnPath:
-    """Tokens of the drafter's, drawn one after another: a `Path` of the sampler's."""
-
-    def __init__(
-        self,
-        running: RunningModel,
-        asked: Callable[[Logits, Sequence[Chance]], DrawRequest],
-        draws: Draws,
-        offset: int,
-    ) -> None:
-        self._running, self._asked, self._draws = running, asked, draws
-        self._offset = offset
-
-    def asks(self, logits: Logits, drawn: Sequence[int]) -> DrawRequest:
-        if drawn:
-            self._offset += self._running.lengths[drawn[-1]]
-        return self._asked(logits, [self._draws.chance(self._offset)])
-
-    def id_of(self, column: int) -> int:
-        kept = self._running.kept
-        return column if kept is None else int(kept[column])
 
 
 class TargetTokens(DrawSource):
@@ -182,4 +159,4 @@ class TargetTokens(DrawSource):
         ]
 
     def append(self, context: Context, token: int) -> None:
-        context.write(self._affinity.letters[token])
+        context.rewind(context.offset, self._affinity.letters[token])

@@ -70,11 +70,7 @@ class Group:
         return self._masks[share]
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """What the tokens of one flat batch see. Groups follow each other."""
-
-    groups: tuple[Group, ...]
+Layout = tuple[Group, ...]  # what the tokens of one flat batch see; groups follow each other
 
 
 def attend(
@@ -92,17 +88,14 @@ def attend(
     """As every attention function of transformers: (batch, heads, tokens, width) to (batch, tokens, heads, width).
 
     With a layout the batch is flat, (1, heads, tokens, width), and key and value are those of all slots. Without one,
-    in plain calls of the same model, this is transformers' sdpa, with soft-capped scores added.
+    in plain calls of the same model, this is transformers' sdpa, which has no soft-capped scores.
     """
     if layout is not None:
-        parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout.groups]
+        parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
-    if softcap is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    share = query.shape[1] // key.shape[1]
-    keys, values = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
-    mask = _additive(attention_mask, query, key)
-    return _softcapped(query, keys, values, mask, scaling, softcap).transpose(1, 2).contiguous(), None
+    if softcap is not None:
+        raise NotImplementedError("plain calls of a model with soft-capped scores need its eager attention")
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 
 def _group(
@@ -127,18 +120,6 @@ def _group(
         result = result.view(group.count, group.width, share, key_heads, -1).transpose(2, 3)
     result = result.reshape(group.count * group.width, heads, -1)
     return result if group.cells is None else result.index_select(0, group.cells)
-
-
-def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """The mask as an additive one; None stands for a causal mask, as in sdpa."""
-    if mask is None:
-        tokens, seen = query.shape[2], key.shape[2]
-        mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(0 if tokens > 1 else seen)
-    if mask.dtype != torch.bool:
-        return mask
-    # Padding may see nothing at all: the least number, not minus infinity, or its softmax would be NaN.
-    hidden = torch.finfo(query.dtype).min
-    return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, hidden)
 
 
 def _softcapped(

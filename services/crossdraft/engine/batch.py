@@ -82,7 +82,7 @@ def batch_of(slices: Sequence[BatchSlice], heads: int, dtype: torch.dtype, devic
         places[None],
         slice(first, first + one.count) if in_a_row else mapping,
         None if len(kept) == len(tokens) else rows,
-        Layout(tuple(groups)),
+        tuple(groups),
         tuple(ordered),
     )
 

@@ -56,6 +56,7 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     Raises:
         UnsupportedModelError: the model keeps something other than keys and values.
     """
+    model.set_attn_implementation("eager")  # the engine's own has no soft-capped scores in a plain call
     ids = torch.zeros(1, 1, dtype=torch.int64, device=embedding_weight(model).device)
     cache = getattr(model(ids, use_cache=True), "past_key_values", None)
     shapes = []

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from crossdraft.types.trees import Path
 
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
-N = TypeVar("N", covariant=True)  # Row or Sample
 SPAN = 256  # ids whose probabilities are summed first when a tail is
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
@@ -64,26 +62,13 @@ class Nodes:
     history: History | None = None  # may be left out where the options do not look back
 
 
-def distribution(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
-    """The distribution that a token is drawn from, for each row.
-
-    Args:
-        logits: floating (n, V), as the model gives them.
-        options: what is applied to them. Temperature 0 gives one-hot rows.
-        history: the tokens before each row; may be left out where the options do not look back.
-
-    Returns:
-        float64 (n, V), rows sum to one.
+@torch.inference_mode()
+def distributions(parts: Sequence[Nodes]) -> Tensor:
+    """What a token is drawn from at nodes of several trees that have the same options: float64 (n, V), rows sum to one.
 
     Raises:
         ValueError: a biased or allowed id is outside the vocabulary, or the history is missing.
     """
-    return distributions([Nodes(logits, options, history)])
-
-
-@torch.inference_mode()
-def distributions(parts: Sequence[Nodes]) -> Tensor:
-    """As `distribution`, for nodes of several trees that have the same options."""
     return tempered(scores(parts), parts[0].options)
 
 
@@ -91,7 +76,7 @@ def distributions(parts: Sequence[Nodes]) -> Tensor:
 def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """Logits with biases, penalties and bans, for nodes of several trees that have the same options: floating (n, V).
 
-    `logits` are those of all parts, if they are joined already. Raises as `distribution`.
+    `logits` are those of all parts, if they are joined already. Raises as `distributions`.
     """
     options = parts[0].options
     if not options.looks_back:
@@ -101,7 +86,7 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
 
 @torch.inference_mode()
 def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """Temperature, top_k, top_p and min_p of floating scores (n, V): distributions, float64 (n, V)."""
+    """Temperature (0: one-hot rows), top_k, top_p and min_p of floating scores (n, V): float64 distributions."""
     if options.temperature == 0:
         best = scores.argmax(-1, keepdim=True)
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)
@@ -200,14 +185,6 @@ def _outside(probabilities: Tensor, top_p: float, width: int) -> tuple[Tensor, T
     inside[:, 0] = True
     outside = torch.ones_like(probabilities, dtype=torch.bool).scatter_(-1, order, ~inside)
     return outside, sums[:, -1]
-
-
-class NodeTable(Protocol[N]):
-    """What was found at nodes of several sessions, as columns."""
-
-    def nodes(self, begin: int = 0, end: int | None = None) -> tuple[N, ...]:
-        """Some of the nodes, one by one."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

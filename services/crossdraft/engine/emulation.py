@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ LATEST = 8  # tokens that the noise depends on, besides the number of tokens bef
 WINDOWS = 1 << 16
 SEED = 20251121
 MOST_KNOWN = 4096  # sessions whose texts are told from those that are new
-L = TypeVar("L")
+Step = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,6 @@ class Pace:
         return (self.base + self.each * tokens) / 1000
 
 
-def check_sigma(sigma: float) -> None:
-    """Raises ValueError unless it is a standard deviation."""
-    if not 0 <= sigma < math.inf:
-        raise ValueError(f"the noise on the logits needs a standard deviation of 0 or more, got {sigma:g}")
-
-
 @dataclass(frozen=True)
 class Emulation:
     """How a service differs from its model.
@@ -78,7 +71,9 @@ class Emulation:
     logit_noise: float = 0.0  # standard deviation of noise on its logits
 
     def __post_init__(self) -> None:
-        check_sigma(self.logit_noise)
+        sigma = self.logit_noise
+        if not 0 <= sigma < math.inf:
+            raise ValueError(f"the noise on the logits needs a standard deviation of 0 or more, got {sigma:g}")
 
     @property
     def marks(self) -> dict[str, str | float]:
@@ -99,19 +94,9 @@ class Noisy:
 
     The bundled target as its own drafter accepts, by `standard` at temperature 1 with rows of 64 ids (of all ids), 0.91
     (1.00) at sigma 0, 0.82 (0.86) at 0.5, 0.70 (0.73) at 1, 0.59 (0.61) at 1.5, 0.49 (0.51) at 2, 0.32 (0.33) at 3.
-
-    Raises:
-        ValueError: sigma is negative or not finite.
     """
 
-    def __init__(
-        self,
-        sigma: float,
-        columns: int,
-        step: Callable[[Sequence[ScheduledRequest]], list[Tensor | None]],
-        device: torch.device,
-    ) -> None:
-        check_sigma(sigma)
+    def __init__(self, sigma: float, columns: int, step: Step, device: torch.device) -> None:
         drawn = np.random.default_rng(SEED).standard_normal(columns + WINDOWS - 1, dtype=np.float32)
         self._noise = torch.from_numpy(drawn).mul_(sigma).to(device)
         self._windows = self._noise.unfold(0, columns, 1)  # (WINDOWS, columns), a view
@@ -150,14 +135,6 @@ def _window(count: int, tokens: tuple[int, ...]) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") % WINDOWS
 
 
-class Remaining(Protocol):
-    """Knows how many tokens a step computes, as an engine does."""
-
-    def remaining(self, request: ForwardRequest) -> int:
-        """Tokens still to be computed for a request."""
-        ...
-
-
 @dataclass(frozen=True)
 class Clock:
     """Seconds that pass while a thread sleeps."""
@@ -166,20 +143,20 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep  # in the model thread only: it stands for a device that is busy
 
 
-class Paced(Generic[L]):
+class Paced:
     """A step that takes at least what its pace says; the rest is slept where it is called."""
 
     def __init__(
         self,
         pace: Pace,
-        engine: Remaining,
-        step: Callable[[Sequence[ScheduledRequest]], list[L | None]],
+        remaining: Callable[[ForwardRequest], int],  # as `Engine.remaining`
+        step: Step,
         clock: Clock = Clock(),
     ) -> None:
-        self._pace, self._engine, self._step, self._clock = pace, engine, step, clock
+        self._pace, self._remaining, self._step, self._clock = pace, remaining, step, clock
         self._known: OrderedDict[Hashable, int] = OrderedDict()  # tokens of a session's text at its last result
 
-    def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[L | None]:
+    def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         """The step's results; raises what it raises."""
         began = self._clock.now()
         tokens = sum(map(self._counted, scheduled))
@@ -195,7 +172,7 @@ class Paced(Generic[L]):
 
     def _counted(self, one: ScheduledRequest) -> int:
         """Tokens of a scheduled request that the pace counts; those that it does not are computed first."""
-        request, remaining = one.request, self._engine.remaining(one.request)
+        request, remaining = one.request, self._remaining(one.request)
         known = self._known.get(request.session)
         counted = len(request.tree) + (0 if known is None else max(1, len(request.context) - known))
         free = max(0, remaining - counted)

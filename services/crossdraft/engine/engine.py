@@ -33,7 +33,7 @@ CHUNK = 512  # tokens
 class Engine:
     """A causal language model with a KV cache for many sessions. For one thread at a time.
 
-    The model's attention is replaced by the engine's own; plain calls of the model still work.
+    The model's attention is replaced by the engine's own; plain calls still work where scores have no soft cap.
 
     Raises:
         ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
@@ -45,7 +45,7 @@ class Engine:
         model: PreTrainedModel,
         max_length: int | None = None,  # tokens of a session, its tree included; None: the model's context, if it fits
         budget: int | MemoryShare = BUDGET,  # MiB for keys and values
-        chunk: int = CHUNK,  # tokens of one step of `forward`, unless a tree alone has more
+        chunk: int = CHUNK,  # tokens of one step, unless a tree alone has more
         reuse: bool = True,  # a session may begin with a prefix that another one computed
         graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
     ) -> None:
@@ -76,11 +76,6 @@ class Engine:
         self.computed = 0
 
     @property
-    def sessions(self) -> int:
-        """Live sessions that have KV slots. May be read from any thread."""
-        return len(self._manager)
-
-    @property
     def slots(self) -> int:
         return self._manager.slots
 
@@ -88,11 +83,6 @@ class Engine:
     def slots_in_use(self) -> int:
         """Slots allocated to live sessions, whether or not they are filled yet. May be read from any thread."""
         return self._manager.slots_in_use
-
-    @property
-    def captured(self) -> int:
-        """Forwards of different shapes that were captured so far. May be read from any thread."""
-        return 0 if self.runner.graphs is None else self.runner.graphs.captured
 
     def populate(self) -> None:
         """Takes the memory of the KV cache now, so that no pass waits for it later. Before the first session.
@@ -149,23 +139,20 @@ class Engine:
         return results
 
     def forward(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
-        """Logits of all requests, in as many steps as needed; preempts other live sessions where it must.
+        """Logits of all requests, in as many steps as needed, where no model thread schedules them.
 
         Raises:
-            ContextOverflowError, ValueError: as `check`, before anything is changed.
+            ContextOverflowError, ValueError: as `check`, before anything is changed; or there are too few free slots.
         """
         for request in requests:
             self.check(request)
         results: list[Tensor | None] = [None] * len(requests)
-        waiting = list(range(len(requests)))
-        while waiting:
-            due = [requests[index] for index in waiting]
-            if not self.admits(due[0]):
-                self._preempt({request.session for request in due[1:]}, due[0].session)
-                continue
-            for index, logits in zip(waiting, self.step(self._schedule(due)), strict=False):
+        while waiting := [index for index, logits in enumerate(results) if logits is None]:
+            if not self.admits(requests[waiting[0]]):
+                raise ValueError("the KV cache has too few free slots for these requests: close other sessions")
+            due = [ScheduledRequest(requests[index], self.chunk) for index in waiting]
+            for index, logits in zip(waiting, self.step(due), strict=True):
                 results[index] = logits
-            waiting = [index for index in waiting if results[index] is None]
         return [logits for logits in results if logits is not None]
 
     def close(self, session: Hashable) -> None:
@@ -199,23 +186,6 @@ class Engine:
             log.warning("forwards of fixed shapes are not used: %s", error)
             self.runner.graphs = None
             self.close(PROBE.session)
-
-    def _schedule(self, requests: Sequence[ForwardRequest]) -> list[ScheduledRequest]:
-        """The requests of one step: the first, and those after it while their tokens fit into a chunk."""
-        left = self.chunk
-        scheduled: list[ScheduledRequest] = []
-        for request in requests:
-            remaining = self.remaining(request)
-            if scheduled and left < min(remaining, 1 + len(request.tree)):
-                break
-            scheduled.append(ScheduledRequest(request, max(1, left)))
-            left -= min(remaining, left)
-        return scheduled
-
-    def _preempt(self, waiting: set[Hashable], first: Hashable) -> None:
-        """Ends the least recently used session; those that wait in the same forward come last."""
-        others = [session for session in self._manager if session != first]
-        self.close(next((session for session in others if session not in waiting), others[0]))
 
     def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""

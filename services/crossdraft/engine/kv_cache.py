@@ -184,10 +184,6 @@ class KVCache(Cache):
         """Length and offset of what a mask would cover; there is none."""
         return query_length, 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """All slots but the spare ones."""
-        return self.slots
-
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; in main memory they are allocated when they are first written (torch.zeros would touch every page)."""

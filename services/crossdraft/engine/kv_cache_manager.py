@@ -4,12 +4,15 @@ Slots are handed out in extents by a buddy allocator. What an ended session comp
 so that a later session whose text begins in the same way starts with it (prefix caching). No torch.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, common_prefix, plan_inputs
+
+if TYPE_CHECKING:
+    from crossdraft.engine.kv_cache import KVCache
 
 UNIT = 64  # slots of the smallest extent
 BLOCK = 32  # ids that are hashed together; shorter common prefixes are not reused
@@ -175,22 +178,6 @@ def _block_key(before: int, ids: Sequence[int], block: int) -> int:
     return hash((before, *ids[block * BLOCK : (block + 1) * BLOCK]))
 
 
-class SlotMemory(Protocol):
-    """The memory whose slots are managed, as `KVCache` has it."""
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copies slots that do not overlap."""
-        ...
-
-    def clear(self, start: int, count: int) -> None:
-        """Zeros slots."""
-        ...
-
-    def is_finite(self, start: int, count: int) -> bool:
-        """Whether slots hold finite numbers."""
-        ...
-
-
 class KVCacheManager:
     """Allocates the slots of one KV cache to sessions.
 
@@ -203,7 +190,7 @@ class KVCacheManager:
         reuse: whether a session may begin with a prefix that another one computed (prefix caching).
     """
 
-    def __init__(self, memory: SlotMemory, slots: int, reuse: bool = True) -> None:
+    def __init__(self, memory: "KVCache", slots: int, reuse: bool = True) -> None:
         self._memory = memory
         self._reuse = reuse
         self._allocator = SlotAllocator(slots)
@@ -219,13 +206,6 @@ class KVCacheManager:
     @property
     def slots_in_use(self) -> int:
         return self.slots - self._allocator.free_slots - sum(entry.extent.size for entry in [*self._ended])
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def __iter__(self) -> Iterator[Hashable]:
-        """Live sessions, least recently used first."""
-        return iter(self._live)
 
     def get(self, session: Hashable) -> CacheEntry | None:
         return self._live.get(session)

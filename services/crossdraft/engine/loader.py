@@ -53,25 +53,15 @@ class Pruning:
 
 
 def load_model(
-    name: str,
-    dtype: str = "auto",
+    name: str,  # `inflated:LAYERSxHIDDEN:` before any other name is the same function in a larger shape (`grown`)
+    dtype: str = "auto",  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
     device: str = "cpu",
     max_length: int | None = None,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool = False,  # whether code that comes with the model may run
     pruning: Pruning | None = None,
     template: Path | None = None,
 ) -> LoadedModel:
-    """Loads weights (safetensors only) and tokenizer.
-
-    Args:
-        name: a folder, a hub id, or `bundled:` and the name of a bundled model; `inflated:LAYERSxHIDDEN:` before one
-            of them is the same function in a larger shape (`grown`), for benchmarks.
-        dtype: "auto" (that of the weights, but float16 weights run in float32 on a CPU) or a key of DTYPES.
-        device: as torch names it.
-        max_length: tokens of a session; None: the model's own context, which it may not exceed.
-        trust_remote_code: whether code that comes with the model may run.
-        pruning: the ids that its head keeps; None: all.
-        template: of chats, a file with Jinja; None: the model's own, if it has one.
+    """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
 
     Raises:
         ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit, or the head cannot be cut.
@@ -161,28 +151,24 @@ def _row_length(model: PreTrainedModel) -> int:
     return len(head.weight) if head is not None else len(embedding_weight(model))
 
 
-class CannotPruneError(ModelLoadError):
-    """The head of this model cannot be cut as asked; the text says what to change."""
-
-
 def cut_head(model: PreTrainedModel, kept: Ids) -> None:
     """Replaces the LM head by one whose column i is that of id kept[i]; softmax is then over those only.
 
     Input embeddings stay whole, also where they were tied to the head.
 
     Raises:
-        CannotPruneError: the head is not a plain linear layer, or cannot be replaced.
+        ModelLoadError: the head is not a plain linear layer, or cannot be replaced.
     """
     cut = cut_of(model.get_output_embeddings(), kept)
     model.set_output_embeddings(cut)
     if model.get_output_embeddings() is not cut:
-        raise CannotPruneError("this model does not let its head be replaced: leave out --vocab-keep")
+        raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")
 
 
 def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
-    """A head with copies of the weights (and biases) of `kept` ids, in their order; raises CannotPruneError."""
+    """A head with copies of the weights (and biases) of `kept` ids, in their order; raises ModelLoadError."""
     if type(head) is not nn.Linear:
-        raise CannotPruneError(
+        raise ModelLoadError(
             f"the head of this model is {'missing' if head is None else 'a ' + type(head).__name__}, and only a plain "
             "linear layer can be cut: leave out --vocab-keep"
         )

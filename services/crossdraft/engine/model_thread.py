@@ -84,23 +84,23 @@ class PathUnderWay:
     def __init__(self, request: PathRequest) -> None:
         self.drawn: list[int] = []
         self.queued = 0.0  # seconds until its first step
-        self._path, self._tokens = request.path, request.tokens
+        self._request = request
         self._key: tuple[BatchKey, int] | None = None  # the same for each draw
 
     @property
     def complete(self) -> bool:
-        return len(self.drawn) == self._tokens
+        return len(self.drawn) == self._request.tokens
 
     def asks(self, result: ForwardResult) -> tuple[tuple[BatchKey, int], SamplerRequest[Any]]:
         if not self.drawn:
             self.queued = result.queued
-        request = self._path.asks(result.logits, self.drawn)
+        request = self._request.asks(result.logits, self.drawn)
         self._key = BatchKey.of(request) if self._key is None else self._key
         return self._key, request
 
     def draw(self, column: int) -> int:
         """A token was drawn; returns its id."""
-        self.drawn.append(self._path.id_of(column))
+        self.drawn.append(self._request.id_of(column))
         return self.drawn[-1]
 
 
@@ -217,7 +217,7 @@ class ModelThread:
         self._engine_step = engine.step if step is None else step
         self._clock = clock
         self._scheduler = Scheduler(engine.chunk)
-        self._admission = Admission(engine)
+        self._admission = Admission(engine.admits, engine.close)
         self._outbox = Outbox()
         self._live: list[RunningJob[Any]] = []
         self._arrivals: SimpleQueue[RunningJob[Any] | None] = SimpleQueue()  # None: no more will come

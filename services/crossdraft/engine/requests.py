@@ -79,9 +79,6 @@ class InputTokens:
     moves: tuple[int, ...] = ()  # slots of cached nodes that are kept; first they move to `move_start` and on
     move_start: int = 0
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
     def scheduled(self, limit: int) -> int:
         """How many of the tokens a step with a limit computes: part of the text, or everything.
 
@@ -101,8 +98,6 @@ class InputTokens:
 def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     """The tokens to compute for `request`, given what is cached of its session."""
     context, tree = request.context, request.tree
-    if request.wanted and cached.ids is context and _grown(cached.tree, tree, request.wanted[0]):
-        return _added(request, len(cached.tree.tokens))
     kept = common_prefix(cached.ids, context)
     branch: list[int] = []
     shared: Sequence[int] = ()
@@ -130,28 +125,6 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
         tree=tree,
         moves=tuple(map(kept.__add__, kept_nodes)) if moved else (),
         move_start=kept,
-    )
-
-
-def _grown(before: TokenTree, tree: TokenTree, row: int) -> bool:
-    """Whether a tree is the one before and some nodes, and this row is of one of these: a step of a draft."""
-    size = len(before.tokens)
-    return row > size and tree.tokens[:size] == before.tokens and tree.parents[:size] == before.parents
-
-
-def _added(request: ForwardRequest, cached: int) -> InputTokens:
-    """The plan where the context and so many nodes are cached, and only rows of the others are wanted."""
-    tree, size = request.tree, len(request.context)
-    nodes = range(cached, len(tree.tokens))
-    positions = nodes if tree.is_chain else _depths(tree, nodes)
-    return InputTokens(
-        tokens=[*tree.tokens[cached:]],
-        positions=[*map(size.__add__, positions)],
-        slots=[*range(size + cached, size + len(tree.tokens))],
-        wanted=[row - 1 - cached for row in request.wanted or ()],
-        committed=size,
-        tree=tree,
-        move_start=size,
     )
 
 

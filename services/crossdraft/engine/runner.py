@@ -142,7 +142,7 @@ class GraphRunner:
         seen = (offsets < parts.limits.view(lanes, width, 1)) | (lines != 0)
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
         keys = Gathered(slots.view(-1))
-        return Layout((Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),))
+        return (Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),)
 
 
 class ModelRunner:

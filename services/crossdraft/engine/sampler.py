@@ -5,8 +5,9 @@ bitwise as it would be alone; only small results leave the device, all at once, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -19,7 +20,6 @@ from crossdraft.engine.distributions import (
     Columns,
     Likely,
     Nodes,
-    NodeTable,
     columns_of,
     distributions,
     drafting_distributions,
@@ -37,6 +37,7 @@ from crossdraft.verification.noise import KeyedNoise, Unsigned, fill_uniform_wor
 R = TypeVar("R")
 T = TypeVar("T")
 N = TypeVar("N")  # Row or Sample
+Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with the offset in letters
 SCRATCH = 1 << 14  # random words that a CPU mixes together
@@ -51,12 +52,15 @@ NOT_FINITE = "no id has a probability above 0: the model's logits are not finite
 class Draws(Protocol):
     """Draws of a session from distributions on the host, few ids each; `DrawRequest` draws from whole ones."""
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
-        ...
-
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """The draw, then the ids that came nearest to being drawn instead, at most `count`, the nearest first."""
+        """One of `ids` (n,), drawn with its probability (n,), then those that came nearest to being drawn instead.
+
+        Args:
+            ids: distinct.
+            probabilities: with a sum of one.
+            offset: letters since the start of the output.
+            count: ids besides the draw, at most, the nearest first.
+        """
         ...
 
     def chance(self, offset: int) -> Chance:
@@ -71,13 +75,10 @@ class KeyedDraws:
     noise: KeyedNoise
     key: NoiseKey
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        return self.noise.draw(ids, probabilities, self.key, offset)
-
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
         """As in `Draws`: those that arrive next in the same exponential race."""
         if not count:
-            return [self.draw(ids, probabilities, offset)]
+            return [self.noise.draw(ids, probabilities, self.key, offset)]
         possible = np.flatnonzero(probabilities > 0)
         arrivals = self.noise.exponentials(self.key, offset, ids[possible]) / probabilities[possible]
         ranked: list[int] = ids[possible[_smallest(arrivals, 1 + count)]].tolist()
@@ -94,17 +95,13 @@ class RandomDraws:
 
     generator: np.random.Generator
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        """As in `Draws`; the offset is not used."""
+    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
+        """As in `Draws`: the most probable ones. The offset is not used."""
         cumulative = probabilities.cumsum()
         place = cumulative.searchsorted(self.generator.random() * cumulative[-1], side="right")
         if place == len(ids):  # by rounding: the last id that has a probability is meant
             place = np.flatnonzero(probabilities)[-1]
-        return int(ids[place])
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """As in `Draws`: the most probable ones."""
-        drawn = self.draw(ids, probabilities, offset)
+        drawn = int(ids[place])
         if not count:
             return [drawn]
         likely: list[int] = ids[_smallest(-probabilities, 1 + count)].tolist()
@@ -247,6 +244,15 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
+@dataclass(frozen=True, eq=False)
+class _OfLogits(SamplerRequest[R]):
+    logits: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        return self.logits
+
+
 # Requests of targets.
 
 
@@ -266,23 +272,12 @@ class SampleTable:
         return tuple(map(Sample, tokens, values, likely, ranks))
 
 
-class TableSlice(NamedTuple, Generic[N]):
-    """One session's rows of a table."""
-
-    table: NodeTable[N]
-    begin: int
-    end: int
-
-    def nodes(self) -> tuple[N, ...]:
-        return self.table.nodes(self.begin, self.end)
-
-
-def _sliced(table: NodeTable[N], sizes: Sequence[int]) -> list[TableSlice[N]]:
-    return [TableSlice(table, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
+def _sliced(nodes: Callable[[int, int], tuple[N, ...]], sizes: Sequence[int]) -> list[Found[N]]:
+    return [partial(nodes, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
 @dataclass(frozen=True, eq=False)
-class SampleRequest(SamplerRequest[TableSlice[Sample]]):
+class SampleRequest(SamplerRequest[Found[Sample]]):
     """The target's own keyed draw at each node."""
 
     nodes: Nodes
@@ -300,7 +295,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
         return self.nodes.options, self.clocks, self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[SampleRequest]") -> list[TableSlice[Sample]]:
+    def run(self, requests: "Sequence[SampleRequest]") -> list[Found[Sample]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         logits = joined([one.nodes.logits for one in requests])
         drawn, shares = self._drawn(requests, logits)
@@ -311,7 +306,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
             raise ValueError(NOT_FINITE)
         likely = Likely.of(log_probabilities, self.likely) if self.likely else None
         table = SampleTable(found[:, 0].astype(np.int64), found[:, 2], likely)
-        return _sliced(table, [len(one.offsets) for one in requests])
+        return _sliced(table.nodes, [len(one.offsets) for one in requests])
 
     def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and their probabilities, each (n, 1)."""
@@ -327,7 +322,7 @@ class SampleRequest(SamplerRequest[TableSlice[Sample]]):
 
 
 @dataclass(frozen=True, eq=False)
-class RowRequest(SamplerRequest[TableSlice[Row]]):
+class RowRequest(SamplerRequest[Found[Row]]):
     """The row of each node."""
 
     nodes: Nodes
@@ -343,50 +338,36 @@ class RowRequest(SamplerRequest[TableSlice[Row]]):
     def kind(self) -> Hashable:
         return self.nodes.options, self.head, self.likely
 
-    def run(self, requests: "Sequence[RowRequest]") -> list[TableSlice[Row]]:
+    def run(self, requests: "Sequence[RowRequest]") -> list[Found[Row]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
         table = row_table(distributions([one.nodes for one in requests]), self.head, listed)
-        return _sliced(table.logged(joined([one.nodes.logits for one in requests]), self.likely), sizes)
+        return _sliced(table.logged(joined([one.nodes.logits for one in requests]), self.likely).nodes, sizes)
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRequest(SamplerRequest[TableSlice[Sample]]):
+class ScoreRequest(_OfLogits[Found[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
-    logits: Tensor
     tokens: Sequence[int]  # one for each row
     likely: int  # as in `SampleRequest`
-
-    @property
-    def rows(self) -> Tensor:
-        return self.logits
 
     @property
     def kind(self) -> Hashable:
         return self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[ScoreRequest]") -> list[TableSlice[Sample]]:
+    def run(self, requests: "Sequence[ScoreRequest]") -> list[Found[Sample]]:
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
         found = torch.cat([own.double(), (values >= own).sum(-1, keepdim=True).double()], -1).cpu().numpy()
         likely, ranks = Likely.of(values, self.likely), found[:, 1].astype(np.int64)
         table = SampleTable(tokens.numpy(), found[:, 0], likely, ranks)
-        return _sliced(table, [len(one.tokens) for one in requests])
+        return _sliced(table.nodes, [len(one.tokens) for one in requests])
 
 
 # Requests of drafters.
-
-
-@dataclass(frozen=True, eq=False)
-class _OfLogits(SamplerRequest[R]):
-    logits: Tensor
-
-    @property
-    def rows(self) -> Tensor:
-        return self.logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,18 +463,6 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
         return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]
 
 
-class Path(Protocol):
-    """What the tokens of a path are drawn with, each after those before it."""
-
-    def asks(self, logits: Tensor, drawn: Sequence[int]) -> SamplerRequest[Sequence[list[int]]]:
-        """For the token after `drawn`, of which the logits (1, V) are: a list of its column."""
-        ...
-
-    def id_of(self, column: int) -> int:
-        """The id that a column of the logits stands for."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class PathRequest:
     """Asks for several tokens, each drawn from the row after the one before, without the job in between.
@@ -502,7 +471,8 @@ class PathRequest:
     """
 
     forward: ForwardRequest
-    path: Path
+    asks: Callable[[Tensor, Sequence[int]], SamplerRequest[Sequence[list[int]]]]  # given logits (1, V) after the tokens
+    id_of: Callable[[int], int]  # that a column of the logits stands for
     tokens: int  # at least 1; the session has room for all
 
 

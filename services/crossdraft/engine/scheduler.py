@@ -282,27 +282,8 @@ RECOMPUTING = 4  # ... and so many times as long as recomputing its text takes, 
 class Waiting(Protocol):
     """Something that waits for a request's result."""
 
-    @property
-    def request(self) -> ForwardRequest:
-        """The request."""
-        ...
-
-    @property
-    def asked(self) -> float:
-        """When it was submitted."""
-        ...
-
-
-class KVSlots(Protocol):
-    """The slots of an engine."""
-
-    def admits(self, request: ForwardRequest) -> bool:
-        """Whether the request's session has slots for it, or can get them without preempting a live session."""
-        ...
-
-    def close(self, session: Hashable) -> None:
-        """Frees the session's slots."""
-        ...
+    request: ForwardRequest
+    asked: float  # when it was submitted, in seconds
 
 
 W = TypeVar("W", bound=Waiting)
@@ -322,11 +303,15 @@ class Admission:
     A session that has no request and is not expected to have one soon is preempted whenever others need its slots, the
     least recently used first. Where slots are too few for all the others they take turns: a turn begins with the first
     result, so that none prefills in vain, and is long enough that recomputing the text is a small part of it.
+
+    Args:
+        admits: as `Engine.admits`.
+        free: frees a session's slots.
     """
 
-    def __init__(self, slots: KVSlots) -> None:
+    def __init__(self, admits: Callable[[ForwardRequest], bool], free: Callable[[Hashable], None]) -> None:
         self.preemptions = 0
-        self._slots = slots
+        self._admits, self._free = admits, free
         self._sessions: dict[Hashable, _InUse] = {}
 
     def stepped(self, session: Hashable, now: float) -> None:
@@ -346,7 +331,7 @@ class Admission:
     def close(self, session: Hashable) -> None:
         """Frees the session's slots."""
         self._sessions.pop(session, None)
-        self._slots.close(session)
+        self._free(session)
 
     def admitted(self, waiting: Iterable[W], expected: Collection[Hashable], now: float) -> list[W]:
         """Those that have slots for their requests, or can have them now; of each session the one that asked first.
@@ -373,11 +358,11 @@ class Admission:
             self._force(admitted[0])
         elif before == self.preemptions:
             return admitted
-        return [one for one in admitted if self._slots.admits(one.request)]
+        return [one for one in admitted if self._admits(one.request)]
 
     def _admit(self, one: Waiting, waiting: Collection[Hashable], expected: Collection[Hashable], now: float) -> bool:
         """Whether it has slots, after preempting those that must give way."""
-        while not self._slots.admits(one.request):
+        while not self._admits(one.request):
             victim = self._victim(one, {*waiting, *expected}, now)
             if victim is None:
                 return False
@@ -386,7 +371,7 @@ class Admission:
 
     def _force(self, one: Waiting) -> None:
         """Nobody else can go on: preempts those whose turns end first."""
-        while not self._slots.admits(one.request) and (others := self._others(one)):
+        while not self._admits(one.request) and (others := self._others(one)):
             self._preempt(min(others, key=lambda session: others[session].until))
 
     def _victim(self, one: Waiting, busy: Collection[Hashable], now: float) -> Hashable | None:

@@ -124,7 +124,7 @@ def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepF
     if emulation.logit_noise:
         columns = loaded.description.vocabulary_size if loaded.kept is None else len(loaded.kept)
         step = Noisy(emulation.logit_noise, columns, step, engine.device)
-    return step if emulation.pace is None else Paced(emulation.pace, engine, step)
+    return step if emulation.pace is None else Paced(emulation.pace, engine.remaining, step)
 
 
 def run_model(options: ModelOptions, side: Side) -> RunningModel:

@@ -3,15 +3,15 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
+from crossdraft.engine.distributions import History, Logits, Nodes, distributions, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest, TableSlice
+from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
@@ -72,7 +72,7 @@ class TargetService:
 class Found:
     """What a forward and its sampling brought."""
 
-    table: TableSlice[Row | Sample]
+    nodes: Callable[[], tuple[Row | Sample, ...]]
     answer: ForwardResult
     seconds: float  # from its first step, or in a run from the token before, until it was sampled
     queued: float  # seconds until its first step
@@ -242,8 +242,8 @@ class TargetSession:
             sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
             sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
-        table = yield sampling
-        return Found(table, answer, time.perf_counter() - answer.began, answer.queued)
+        nodes = yield sampling
+        return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued)
 
     def _nodes(self, logits: Logits, request: Pass) -> Nodes:
         history = None
@@ -280,7 +280,7 @@ class TargetSession:
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
             found = Found(drawn, answer, ended - began, queued)
-            token = int(drawn.table.tokens[drawn.begin])
+            token = drawn()[0].token
             context = (*context, token)
             offset += self._lengths[token]
             more = first + 1 < run.tokens and token not in stops and not run.over
@@ -306,9 +306,9 @@ class TargetSession:
             self._running.thread.call_soon(self._loop, scored)
             first += len(tokens)
 
-    def _scored(self, first: int, found: TableSlice[Sample], seconds: float, more: bool) -> None:
+    def _scored(self, first: int, found: Callable[[], tuple[Sample, ...]], seconds: float, more: bool) -> None:
         if not self._closed:
-            self._replies.send(PromptScored(first, found.nodes(), seconds, more))
+            self._replies.send(PromptScored(first, found(), seconds, more))
 
     def _fetch(self, request: FetchRow) -> asyncio.Future[RowFetched]:
         """From the logits of the latest pass, in a thread; no forward."""
@@ -329,14 +329,15 @@ def _fetched(
     logits, history = nodes.logits[place : place + 1], nodes.history
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
-    table = row_table(distribution(logits, nodes.options, history), head, listed).logged(logits, likely)
+    one = replace(nodes, logits=logits, history=history)
+    table = row_table(distributions([one]), head, listed).logged(logits, likely)
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
 def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> PassDone:
     """What was found, as it is sent."""
     answer, times = found.answer, (found.seconds, found.queued)
-    return PassDone(request.number, found.table.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
+    return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
 
 
 async def target_server(options: ServeTarget) -> TargetServer:

@@ -19,11 +19,6 @@ def _special(*contents: str) -> list[AddedToken]:
     return [AddedToken(content, special=True, normalized=False) for content in contents]
 
 
-def _train(tokenizer: Tokenizer, trainer: trainers.BpeTrainer, texts: Iterable[str]) -> Tokenizer:
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
 def _byte_level(texts: Iterable[str], size: int, before: pre_tokenizers.PreTokenizer) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = before
@@ -32,7 +27,8 @@ def _byte_level(texts: Iterable[str], size: int, before: pre_tokenizers.PreToken
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=alphabet, special_tokens=_special(END_OF_TEXT), show_progress=False
     )
-    return PreTrainedTokenizerFast(tokenizer_object=_train(tokenizer, trainer, texts), eos_token=END_OF_TEXT)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
 def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
@@ -71,7 +67,7 @@ def sentencepiece(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         special_tokens=["<unk>", "<s>", "</s>", *fallback],
         show_progress=False,
     )
-    _train(trained, trainer, known)
+    trained.train_from_iterator(known, trainer)
     tokenizer = Tokenizer(_with_byte_fallback(trained))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(

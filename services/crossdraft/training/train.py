@@ -28,9 +28,9 @@ CARD = """---
 license: apache-2.0
 library_name: transformers
 ---
-# crossdraft {name}
+# crossdraft {recipe.name}
 
-A {size:.2f}M-parameter Llama with the `{tokenizer}` tokenizer ({vocabulary} ids), made by `make models` to
+A {size:.2f}M-parameter Llama with the `{recipe.tokenizer}` tokenizer ({vocabulary} ids), made by `make models` to
 show and test crossdraft. It writes Python that looks like Python and means little.
 
 | | |
@@ -38,9 +38,9 @@ show and test crossdraft. It writes Python that looks like Python and means litt
 | data | the sources of Python {python}'s standard library, without its tests and held-out files{distilled} |
 | licence of the data | Python Software Foundation Licence Version 2 |
 | licence of the weights | Apache-2.0 |
-| training | {steps} steps of {tokens} tokens, seed {seed}, {seconds:.0f} s on {machine} |
+| training | {recipe.steps} steps of {tokens} tokens, seed {seed}, {seconds:.0f} s on {machine} |
 | held-out bits per byte | {figure:.3f} |
-| context | {context} tokens |
+| context | {recipe.context} tokens |
 """
 
 
@@ -232,17 +232,14 @@ def export(
 def _card(recipe: Recipe, model: LlamaForCausalLM, seconds: float, figure: float) -> str:
     share = recipe.written_share
     return CARD.format(
-        name=recipe.name,
+        recipe=recipe,
         size=model.num_parameters() / 1e6,
-        tokenizer=recipe.tokenizer,
         vocabulary=model.config.vocab_size,
         python=platform.python_version(),
         distilled=f"; {share:.0%} of the rows were written by the target (distillation)" if share else "",
-        steps=recipe.steps,
         tokens=recipe.rows * recipe.window,
         seed=SEED,
         seconds=seconds,
         machine=f"{torch.get_num_threads()} thread(s) of a shared {platform.machine()} CPU, bfloat16 autocast",
         figure=figure,
-        context=recipe.context,
     )
