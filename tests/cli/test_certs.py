@@ -32,7 +32,7 @@ def test_a_ca_and_certificates_that_can_be_loaded(cli: Cli, folder: Path) -> Non
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert set(contents(folder)) == {f"{name}{end}" for name in ("ca", *names) for end in (".pem", ".key")}
     for name, hosts in names.items():
-        certificate = files(folder, name).load().certificate
+        _, _, certificate = files(folder, name).load()
         subject = subject_of(certificate)
         assert (subject.hosts, subject.purpose) == (hosts, Purpose.BOTH)
         assert abs(ends(certificate) - datetime.now(UTC) - timedelta(days=30)) < timedelta(minutes=5)
@@ -49,7 +49,7 @@ def test_hosts_are_added_to_the_same_ca_and_nothing_is_overwritten(cli: Cli, fol
     assert added.code == 0
     assert "the CA that exists" in added.out
     assert "drafter7; to serve)" in added.out
-    assert subject_of(files(folder, "drafter7").load().certificate).purpose is Purpose.SERVICE
+    assert subject_of(files(folder, "drafter7").load()[2]).purpose is Purpose.SERVICE
     refused = cli("certs", folder, "--host", "node2", "--host", "node1")
     assert refused.code == 1
     assert f"{folder}/node1.pem exists and is not overwritten: to replace it, add --renew" in refused.err

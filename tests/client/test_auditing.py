@@ -102,8 +102,8 @@ def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
 class Liar(KeyedDraws):
     """Draws from q^0.5, and says q."""
 
-    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
-        return super().draw(ids, flattened(probabilities), offset)
+    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
+        return super().ranked(ids, flattened(probabilities), offset, count)
 
 
 async def finished(

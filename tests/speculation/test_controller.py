@@ -260,7 +260,7 @@ def test_a_pass_counts_once_however_many_outputs_tell_of_it() -> None:
 
 
 def test_with_many_more_outputs_than_ever_the_first_pass_is_seen_before_all_draft() -> None:
-    shared = TargetController(learned().estimates)
+    shared = TargetController(learned())
     outputs = [shared.output(KIND, Limits()) for _ in range(16)]
     for output in outputs:
         output.observe(Started(), 0.0)
