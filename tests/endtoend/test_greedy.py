@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.client import Generation, GenerationRequest, Overlap
 from crossdraft.engine.names import BUNDLED
+from crossdraft.speculation.choice import Fixed
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
@@ -91,12 +92,14 @@ async def test_with_a_drafter_of_another_vocabulary(
 
 
 @pytest.mark.parametrize(("method", "drafter"), OVERLAPPING)
-async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference, method: str, drafter: str) -> None:
+async def test_with_a_drafter_that_drafts_on(
+    stack: Stack, reference: Reference, method: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fixed, "waits_for_drafter", True)  # else an output may be over before its drafter is there
     generations = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
     figures = [statistics(generation) for generation in generations]
-    # Not each of them has draft tokens: on a busy machine a short one may be over before its drafter is there.
     assert sum(figure.accepted for figure in figures)
-    assert sum(figure.rewinds for figure in figures)
+    assert all(figure.rewinds for figure in figures)
 
 
 @pytest.mark.parametrize("method", [COPYING[0], *(pytest.param(one, marks=pytest.mark.full) for one in COPYING[1:])])

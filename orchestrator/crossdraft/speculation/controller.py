@@ -482,9 +482,10 @@ class OutputController:
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft."""
         self._compare(now)
-        self._since, self._tokens, self._mode, self._whole = now, 0, Mode.PLAIN, True
-        self._policy = policy = self.target.policy(self)
+        policy = self.target.policy(self)
         self._latest = policy or self._latest
+        self._policy = policy if self._tokens else None  # the prompt comes first, which says nothing of decoding
+        self._since, self._tokens, self._mode, self._whole = now, 0, Mode.PLAIN, True
         if policy is None or policy.best.choice.drafts:
             return True
         return not self.target.may_try() and self.target.measures(self)
