@@ -46,6 +46,11 @@ def test_chats() -> None:
     assert asked.for_pipeline.prompt == CHAT.content
 
 
+def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
+    asked = Request(0, TEXT, RequestOptions(trace=False))
+    assert set(asked.body) == {"max_tokens", "temperature", "stream", "prompt", "stream_options"}
+
+
 @pytest.mark.parametrize(("method", "temperature", "seed"), [("slem", 1, 5), ("coupled", 1, None), (None, 1, None)])
 def test_outputs_are_seeded_where_their_method_was_chosen_and_takes_a_seed(
     method: str | None, temperature: float, seed: int | None

@@ -105,6 +105,14 @@ async def test_a_message_over_the_clients_limit_is_too_large(address):
         assert await client.describe() == DESCRIPTION
 
 
+async def test_a_message_over_the_services_limit_is_too_large_and_it_lives_on(service):
+    listening = Listening(grace_seconds=0, limit=MessageLimit(1))
+    async with Server(TARGET, service, listening) as server, TargetClient(server.address) as client:
+        with pytest.raises(TooLarge, match="raise the message limit"):
+            await client.open(replace(OPEN, prompt=(99,) * (2 << 20)))
+        assert await client.describe() == DESCRIPTION
+
+
 async def test_a_service_that_came_back_with_another_model_is_noticed(client, service):
     await client.describe()
     service.description = replace(DESCRIPTION, fingerprint="f2")

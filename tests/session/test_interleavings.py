@@ -261,7 +261,7 @@ def life(
         method,
         pair=PAIR,
         chooser=chooser,
-        controller=InTurn(tuple(choices), waits_for_drafter=not choices[0].overlap).fresh(),
+        controller=InTurn(tuple(choices), waits_for_drafter=not choices[0].overlap, unwanted=seed % 3).fresh(),
         max_tokens=LENGTH,
         targets=targets,
     )

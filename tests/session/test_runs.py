@@ -105,6 +105,19 @@ def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
         assert end(out).reason is Reason.STOP
 
 
+def test_a_target_that_dies_in_mid_run_is_replaced_and_no_token_comes_twice() -> None:
+    session, _ = alone()
+    out = session.handle(told(1, 0), 1.0)
+    out += session.handle(Lost(TARGET, GONE), 2.0)
+    (lane,) = [command.lane for command in out if isinstance(command, Open)]
+    again = session.handle(Ready(lane), 3.0)
+    sent = only(Pass, again)
+    assert (sent.number, sent.committed, sent.run) == (1, (1, 0), 10)
+    out += session.handle(told(2, 2, lane=lane), 4.0)
+    assert tokens_of(out) == [1, 0, 2, 2]
+    assert session.handle(told(0, more=False), 5.0) == []  # of the lane that is lost
+
+
 def test_another_target_that_is_open_goes_on_at_once() -> None:
     session = Session(assignment(TLI, drafts=False, targets=2))
     session.start(0.0)

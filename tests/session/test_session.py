@@ -102,6 +102,23 @@ def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> 
     assert finish.error is GONE
 
 
+def test_another_target_gets_all_that_was_committed() -> None:
+    session, sent = passing()
+    target, _ = toys()
+    out = session.handle(Replied(TARGET, target.run(sent)), 1.0)
+    tokens = tuple(command.token for command in emitted(out))
+    assert tokens
+    reopened, timer = session.handle(Lost(TARGET, GONE), 2.0)
+    assert isinstance(reopened, Open)
+    assert reopened.request == assignment().open_target
+    assert timer == SetTimer(Timer.TARGET, 2, 30.0)
+    again = session.handle(Ready(reopened.lane), 3.0)
+    again += session.handle(Lost(DRAFTER, GONE), 3.0)
+    first = only(Pass, again)
+    assert (first.number, first.committed) == (1, tokens)
+    assert session.counts.targets_lost == 1
+
+
 def test_without_any_target_for_too_long_the_session_fails() -> None:
     session, _ = passing()
     (opened_again, timer) = session.handle(Lost(TARGET, GONE), 2.0)

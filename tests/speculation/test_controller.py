@@ -267,3 +267,30 @@ def test_with_many_more_outputs_than_ever_the_first_pass_is_seen_before_all_draf
     assert [output.choose(0.0).drafts for output in outputs] == [True] + [False] * 15
     outputs[0].observe(PassSeen(0.009, 0.009, sessions=16, fed=16), 0.0)
     assert all(output.choose(0.01).drafts for output in outputs)
+
+
+@pytest.mark.parametrize("width", [4, 16])
+def test_outputs_that_are_never_in_one_pass_draft_too(width: int) -> None:
+    """On several targets a pass has some of them."""
+    shared = TargetController(learned())
+    outputs = [shared.output(KIND, Limits()) for _ in range(16)]
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    for _ in range(6):
+        for output in outputs:
+            output.observe(PassSeen(0.009, 0.009, sessions=width, fed=width), 0.0)
+    assert all(output.choose(0.01).drafts for output in outputs)
+
+
+def test_no_drafter_is_wanted_where_drafting_does_not_pay_but_to_try_it() -> None:
+    before = TargetController()
+    Simulation(World(0.02), lambda: before.output(KIND, Limits()), 256, 4, 1).speed(2.0)
+    shared = TargetController(before.estimates)
+    first, second = (shared.output(KIND, Limits()) for _ in range(2))
+    for output in (first, second):
+        output.observe(Started(), 10.0)
+        assert not output.wants_drafter(10.0)
+    for number in range(3 * EXPLORED):
+        for output in (first, second):
+            output.observe(Judged(0, 0, False, 1, 1), 10 + 0.01 * number)
+    assert [output.wants_drafter(20.0) for output in (first, second)].count(True) == 1

@@ -425,6 +425,9 @@ class LoadRequests:
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default its first one.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
+    trace: bool = option(
+        True, "Request the statistics of each output, which crossdraft's servers send.", "--trace/--no-trace"
+    )
     ttft_ms: float | None = option(None, "For goodput: max time to the first token, in milliseconds.")
     tpot_ms: float | None = option(None, "For goodput: max time per token after the first, in milliseconds.")
 

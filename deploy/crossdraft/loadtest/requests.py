@@ -51,7 +51,7 @@ def read(path: Path) -> tuple[Prompt, ...]:
 
 def parse(text: str, name: str) -> tuple[Prompt, ...]:
     """Prompts of JSON lines; of several `turns` only the first is used. Raises ValueError."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     prompts = [_prompt(line, f"{name}, line {number}") for number, line in lines]
     if not prompts:
         raise ValueError(f"{name}: there are no prompts; give lines such as {FORMS}")
@@ -105,6 +105,7 @@ class RequestOptions:
     model: str = ""  # of the server; empty: its only one
     ignore_eos: bool = False
     seed: int = 0
+    trace: bool = True  # ask for the costs of each output; servers other than crossdraft do not know this
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -164,8 +165,9 @@ class Request:
         optional = {"model": options.model, "seed": self.seed, "ignore_eos": options.ignore_eos or None}
         body |= {name: value for name, value in optional.items() if value not in (None, "")}
         drafter = "none" if options.drafter == "" else options.drafter
-        speculative = {"method": options.method, "drafter": drafter, "trace": True}  # with the costs of the output
-        body["speculative"] = {name: value for name, value in speculative.items() if value is not None}
+        given = {"method": options.method, "drafter": drafter, "trace": options.trace or None}
+        if speculative := {name: value for name, value in given.items() if value is not None}:
+            body["speculative"] = speculative
         return body
 
     @property

@@ -345,7 +345,7 @@ class Session:
             return []
         self._report()
         choice = self._choose()
-        if not choice.drafts and choice.run >= self.epoch.choice.run:
+        if not choice.drafts and choice.run >= self.target.left_of_runs:
             return []
         self._next = choice
         return self.target.end_runs()

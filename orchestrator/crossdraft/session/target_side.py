@@ -373,6 +373,11 @@ class TargetSide:
         return any(flight.sent.run > 1 for flight in self.flights)
 
     @property
+    def left_of_runs(self) -> int:
+        """Tokens that the longest run under way has still to bring."""
+        return max((one.sent.run - one.drawn for one in self.flights if one.sent.run > 1), default=0)
+
+    @property
     def halfway(self) -> Flight | None:
         """A run of which half of the latest request has been drawn, and that nobody has ended."""
         found = (one for one in self.flights if one.sent.run > 1 and one.drawn >= one.half and not one.ending)

@@ -44,6 +44,7 @@ FADED = 4000.0  # ... after which what a mode brought that is not in use weighs 
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 WIDER = 2.0  # times the widest pass seen that more outputs may be: what their pass costs is seen before they draft
+NARROW = 4  # reports of each output after which no wider pass is waited for: several targets share the outputs
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
 Kind = tuple[str | None, float, float | None]  # method and both temperatures
@@ -151,7 +152,8 @@ class TargetController:
         self._seen = 0  # observations
         self._pass = (0, 0)  # sessions and tokens of the latest pass
         self._told: set[OutputController] = set()  # who told of it
-        self._widest = 1  # sessions of the widest pass
+        self._widest = 1.0  # sessions of the widest pass
+        self._narrow = 0  # passes that were not wide enough to decide
         self._targets = 1  # that share the outputs
         # Since when the drafter has answered nobody, in seconds, and who asked it then.
         self._unanswered: tuple[float, OutputController] | None = None
@@ -191,6 +193,10 @@ class TargetController:
             self.target.add(seen.seconds / seen.forwards, seen.sessions, max(0, seen.fed - seen.sessions))
         self._told.add(output)
         self._widest = max(self._widest, seen.sessions)
+        if self._too_many:
+            self._narrow += 1
+            if self._narrow > NARROW * self.outputs:
+                self._widest, self._narrow = self.outputs, 0
         if seen.asked:
             self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
@@ -263,6 +269,11 @@ class TargetController:
         return max(1.0, len(self._outputs) / self._targets + self._others.value)
 
     @property
+    def _too_many(self) -> bool:
+        """Whether there are so many outputs that what a pass of them costs would be a guess."""
+        return self.outputs > WIDER * self._widest
+
+    @property
     def trusted(self) -> float:
         """Tokens of all outputs that a forecast weighs: twice as many outputs are seen in step, and tell less each."""
         return TRUSTED * float(self.outputs**0.75)
@@ -299,7 +310,7 @@ class TargetController:
             before = None  # another load
         if before is not None and self._seen - before.seen < min(before.seen / 8, 64 * self.outputs):
             return before
-        if not (self.known and acceptance.tested) or self.outputs > WIDER * self._widest:
+        if not (self.known and acceptance.tested) or self._too_many:
             return None
         policy = self._decide(limits, acceptance, before)
         if len(self._policies) > KINDS:
@@ -484,11 +495,12 @@ class OutputController:
         self._compare(now)
         policy = self.target.policy(self)
         self._latest = policy or self._latest
-        self._policy = policy if self._tokens else None  # the prompt comes first, which says nothing of decoding
+        decoding = self._tokens > 0  # the prompt comes first, which says nothing of what follows
+        self._policy = policy if decoding else None
         self._since, self._tokens, self._mode, self._whole = now, 0, Mode.PLAIN, True
         if policy is None or policy.best.choice.drafts:
             return True
-        return not self.target.may_try() and self.target.measures(self)
+        return decoding and not self.target.may_try() and self.target.measures(self)
 
     def review(self, now: float) -> Choice:
         """How the running epoch goes on."""

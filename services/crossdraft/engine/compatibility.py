@@ -56,9 +56,11 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     Raises:
         UnsupportedModelError: the model keeps something other than keys and values.
     """
+    usual = model.config._attn_implementation
     model.set_attn_implementation("eager")  # the engine's own has no soft-capped scores in a plain call
     ids = torch.zeros(1, 1, dtype=torch.int64, device=embedding_weight(model).device)
     cache = getattr(model(ids, use_cache=True), "past_key_values", None)
+    model.set_attn_implementation(usual)
     shapes = []
     for layer in cache.layers if isinstance(cache, DynamicCache) else (None,):
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
