@@ -255,7 +255,9 @@ class WhereToGenerate:
         None, "Targets, all of the same model; by default a bundled one is started.", metavar="HOST:PORT,..."
     )
     drafter: str | None = option(
-        None, "Drafters, or none to decode without one; by default a bundled one is started.", metavar="HOST:PORT,..."
+        None,
+        "Drafters; none decodes without. Without --target a bundled one is started, with --target none.",
+        metavar="HOST:PORT,...",
     )
     untrusted_drafter: bool = option(
         False, "Use only methods whose output no drafter can change.", "--untrusted-drafter"

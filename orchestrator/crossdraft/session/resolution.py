@@ -256,7 +256,7 @@ def requested_method(request: GenerationRequest) -> Method | None:
         (
             seeded and not method.seedable,
             f"the output of {name} depends on timing, so a seed would not repeat it; "
-            "use --method seeded, or leave the seed out",
+            "use the method 'seeded', or leave the seed out",
         ),
     ):
         if wrong:
