@@ -159,7 +159,7 @@ class Controller(Protocol):
         ...
 
     def wants_drafter(self, now: float) -> bool:
-        """Whether a drafter is to be opened: asked at the beginning, and from time to time until it is."""
+        """Whether a drafter is to be opened: asked at the beginning and now and then, until one has been."""
         ...
 
 

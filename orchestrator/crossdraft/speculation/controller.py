@@ -153,7 +153,7 @@ class TargetController:
         self._pass = (0, 0)  # sessions and tokens of the latest pass
         self._told: set[OutputController] = set()  # who told of it
         self._widest = 1.0  # sessions of the widest pass
-        self._narrow = 0  # passes that were not wide enough to decide
+        self._narrow = 0  # reports of passes that were not wide enough to decide
         self._targets = 1  # that share the outputs
         # Since when the drafter has answered nobody, in seconds, and who asked it then.
         self._unanswered: tuple[float, OutputController] | None = None
@@ -491,7 +491,7 @@ class OutputController:
         return choice
 
     def wants_drafter(self, now: float) -> bool:
-        """Whether its next choice may be to draft."""
+        """Whether its next choice may be to draft; what was decoded since the last time is counted as plain."""
         self._compare(now)
         policy = self.target.policy(self)
         self._latest = policy or self._latest
