@@ -50,7 +50,7 @@ def test_an_inexact_method_must_be_allowed(method: str, options: SamplingOptions
 @pytest.mark.parametrize("method", UNSEEDABLE)
 def test_a_seed_needs_a_method_that_takes_one_unless_greedy(method: str) -> None:
     request = GenerationRequest("x", method, seed=1)
-    with pytest.raises(RequestError, match=r"depends on timing.*--method seeded"):
+    with pytest.raises(RequestError, match=r"depends on timing.*use the method 'seeded'"):
         resolve(request, models())
     assert requested_method(replace(request, options=GREEDY)) is METHODS[method]
 
