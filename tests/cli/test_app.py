@@ -1,10 +1,14 @@
 """The command as a whole: help, version, wrong usage."""
 
+import ast
+import inspect
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
+from crossdraft.cli import app
 from crossdraft.console import running
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import Cli
@@ -53,3 +57,19 @@ def test_version(cli: Cli) -> None:
 )
 def test_wrong_usage(cli: Cli, arguments: list[str], complaint: str) -> None:
     cli(*arguments).failed(complaint)
+
+
+def test_a_command_has_the_parameters_of_what_it_runs() -> None:
+    """What a command names as a text is checked by nothing else."""
+    commands = [one for one in ast.walk(ast.parse(inspect.getsource(app))) if isinstance(one, ast.FunctionDef)]
+    named = [
+        (option.value.value, {one.arg for one in (*command.args.args, *command.args.kwonlyargs)})
+        for command in commands
+        for decorator in command.decorator_list
+        for option in getattr(decorator, "keywords", ())
+        if option.arg == "runs"
+    ]
+    assert len(named) > 10
+    for work, declared in named:
+        module, _, function = work.partition(":")
+        assert {*inspect.signature(getattr(import_module(module), function)).parameters} == declared, work

@@ -103,7 +103,7 @@ def test_without_a_layout_it_is_ordinary_causal_attention() -> None:
     found, _ = attend(module, query, key, value, None, scaling=0.4)
     expected = _expected((piece(0, 0, 64, 0, text=5),), query[1], key[1], value[1], None)
     torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
-    with pytest.raises(NotImplementedError, match="need its eager attention"):
+    with pytest.raises(ValueError, match="need its eager attention"):
         attend(module, query, key, value, None, softcap=2.0)
 
 

@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from crossdraft.client import Generation, Statistics
-from crossdraft.console.running import CommandFailed, Run, UsageError, check_output, print_whole, run_to_end
+from crossdraft.console.running import CommandFailed, Run, UsageError, check_output, print_whole, run_to_end, write_text
 from crossdraft.types.rows import Probabilities
 
 SEED = 0
@@ -198,14 +198,6 @@ def counting(total: int | None, unit: str) -> Iterator[Advance]:
             progress.update(task, advance=count, description=doing or None)
 
         yield advance
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a report; raises CommandFailed."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandFailed(f"cannot write the results: {error}") from error
 
 
 # Turns.

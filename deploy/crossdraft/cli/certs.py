@@ -113,7 +113,7 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
         )
     example = next(iter(wanted))
     lines += [
-        f"on {example}, add to its commands:",
+        f"on {example}, add to {COMMANDS[wanted[example].purpose]}:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
         "running processes use renewed files as soon as these are replaced; there is no need to restart them",
     ]
@@ -124,6 +124,11 @@ USES = {
     Purpose.SERVICE: "to serve",
     Purpose.ORCHESTRATOR: "to connect to services",
     Purpose.BOTH: "to serve and to connect",
+}
+COMMANDS = {
+    Purpose.SERVICE: "`crossdraft serve target` or `serve drafter`",
+    Purpose.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
+    Purpose.BOTH: "`crossdraft serve` and `crossdraft generate`",
 }
 
 

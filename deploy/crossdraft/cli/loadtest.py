@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from crossdraft.bench.harness import rotated, write_text
+from crossdraft.bench.harness import rotated
 from crossdraft.bench.services import Distant, Served, delays_of, service
 from crossdraft.cli.options import (
     NO_DRAFTER,
@@ -44,6 +44,7 @@ from crossdraft.console.running import (
     print_whole,
     run_to_end,
     save_picture,
+    write_text,
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
@@ -246,7 +247,10 @@ def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Con
         wishes=RequestOptions(**named(RequestOptions, vars(asked) | {"drafter": drafter, "seed": load.seed})),
         prompts="bundled" if asked.prompts is None else asked.prompts.name,
         services=services,
-        **{name: getattr(load, name) for name in ("requests", "warm_up", "repeat", "seed")},
+        requests=load.requests,
+        warm_up=load.warm_up,
+        repeat=load.repeat,
+        seed=load.seed,
     )
 
 

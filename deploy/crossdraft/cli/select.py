@@ -32,7 +32,6 @@ COPYING_KS = (4, 8, 16, 32)  # likewise with an n-gram drafter, whose draft toke
 RUNS = 4  # generations per prompt and method: with the largest and the best K, each beside one without a drafter
 
 COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
-Skipped = dict[str, str]  # a method that cannot be used with a drafter: both names, and the reason
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 
 
@@ -114,6 +113,15 @@ async def _running(role: str, name: str, engine: EngineOptions) -> AsyncIterator
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A method that cannot be used with a drafter."""
+
+    drafter: str
+    method: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One drafter and method, as measured."""
 
@@ -148,7 +156,7 @@ class _Pair:
             setting = Setting(method, self.name, self.selection.temperature, max(self.selection.ks_for(about.copies)))
             fault = fault_of_pair(method_named(method), self.pipeline.models)
             if fault:
-                skipped.append({"drafter": self.name, "method": method, "reason": fault})
+                skipped.append(Skipped(self.name, method, fault))
                 for _ in range(RUNS * len(self.selection.prompts)):
                     self.advance()
             else:
@@ -199,14 +207,14 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
         print_table(f"{title}; speed without one is 1", COLUMNS, rows)
         for one in skipped:
-            print(f"Skipped {one['method']} with {one['drafter']}: it {one['reason']}")
+            print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
         print(advice(candidates))
         return
     best = best_of(candidates)
     record = {
         **asdict(selection),
         "candidates": [asdict(one) for one in candidates],
-        "skipped": skipped,
+        "skipped": [asdict(one) for one in skipped],
         "choice": None if best is None else {"drafter": best.drafter, "method": best.method, "k": best.best_k},
         "advice": advice(candidates),
     }

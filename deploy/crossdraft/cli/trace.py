@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from crossdraft.bench.harness import write_text
-from crossdraft.console.running import CommandFailed, UsageError, check_output
+from crossdraft.console.running import CommandFailed, UsageError, check_output, write_text
 from crossdraft.trace.page.scene import scene_of
 from crossdraft.trace.page.svg import page_of
 from crossdraft.trace.recording import Recording, RecordingError, read

@@ -164,6 +164,14 @@ def _fault_of(path: Path) -> str:
         return error.strerror or str(error)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a report; raises CommandFailed."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"cannot write the results: {error}") from error
+
+
 def save_picture(figure: "Figure", path: Path, dots_per_inch: int = 150) -> None:
     """Writes a picture of what was measured; raises CommandFailed."""
     try:

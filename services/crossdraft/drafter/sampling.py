@@ -1,7 +1,7 @@
 """What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,9 @@ class DrawSource(ABC):
     """
 
     whose: Whose  # whose ids the draft tokens use
-    draws_paths = False  # whether tokens can be drawn one after another without a look at the text, with `path`
+    # (forward, draws, offset, tokens): for so many tokens from an offset on, in letters since the start of the output.
+    # None: the text has to be looked at between them.
+    path: Callable[[ForwardRequest, Draws, int, int], PathRequest] | None = None
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -57,10 +59,6 @@ class DrawSource(ABC):
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
-
-    def path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
-        """For so many tokens from an offset on, in letters since the start of the output."""
-        raise NotImplementedError
 
     @abstractmethod
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
@@ -97,7 +95,7 @@ class OwnTokens(DrawSource):
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
         super().__init__(running, opening, running.noise, opening.allowed)
-        self.draws_paths = opening.row_width == 0
+        self.path = self._path if opening.row_width == 0 else None
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)
@@ -111,7 +109,7 @@ class OwnTokens(DrawSource):
             found[0].others.extend(self._ids(best))
         return found
 
-    def path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
+    def _path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
         kept, lengths = self._running.kept, self._running.lengths
 
         def asks(logits: Logits, drawn: Sequence[int]) -> DrawRequest:

@@ -94,7 +94,7 @@ def attend(
         parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
     if softcap is not None:
-        raise NotImplementedError("plain calls of a model with soft-capped scores need its eager attention")
+        raise ValueError("plain calls of a model with soft-capped scores need its eager attention")
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 

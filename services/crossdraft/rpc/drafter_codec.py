@@ -143,8 +143,14 @@ def _decode_reply(message: pb.DraftReply, rows: Sequence[Row], vocabulary_size: 
 
 
 ROLE: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
-    *("drafter", "target", "crossdraft.v1.Drafter", "Draft"),
-    *(encode_requests, decode_requests, encode_replies, decode_replies),
+    name="drafter",
+    other="target",
+    service="crossdraft.v1.Drafter",
+    stream="Draft",
+    encode_requests=encode_requests,
+    decode_requests=decode_requests,
+    encode_replies=encode_replies,
+    decode_replies=decode_replies,
 )
 
 

@@ -109,7 +109,7 @@ def weight_of(message: object) -> int:
             return sum(1 if token.row is None else 2 * len(token.row.ids) for token in message.draft_tokens)
         case Scored():
             return 8 * len(message.probabilities)
-    return 0
+    return 0  # the others are small
 
 
 def _weight_of_node(node: Row | Sample) -> int:

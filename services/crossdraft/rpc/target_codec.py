@@ -156,8 +156,14 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
 
 
 ROLE: Role[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = Role(
-    *("target", "drafter", "crossdraft.v1.Target", "Verify"),
-    *(encode_requests, decode_requests, encode_replies, decode_replies),
+    name="target",
+    other="drafter",
+    service="crossdraft.v1.Target",
+    stream="Verify",
+    encode_requests=encode_requests,
+    decode_requests=decode_requests,
+    encode_replies=encode_replies,
+    decode_replies=decode_replies,
 )
 
 
