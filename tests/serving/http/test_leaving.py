@@ -56,7 +56,9 @@ async def test_a_client_that_does_not_read_is_given_up(outputs: FakeBackend) -> 
             assert outputs.yielded < len(LONG)
 
 
-async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeBackend) -> None:
+async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(
+    outputs: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
     async with front(outputs, grace_seconds=30) as served:
         stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
         first = await anext(stream)
@@ -67,6 +69,7 @@ async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeBacken
         texts = [first.choices[0].text, *[chunk.choices[0].text async for chunk in stream]]
         assert texts == ["He", "é", ""]
         await draining
+    assert "waiting up to 30 s (--grace-seconds) for 1 open requests to end" in caplog.messages
 
 
 async def test_the_grace_period_ends_what_goes_on_and_says_so_once(

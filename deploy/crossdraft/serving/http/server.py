@@ -47,6 +47,9 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; closes connections that are open at the end of the grace period."""
+        if self.server_state.tasks and self._grace_seconds:
+            text = "waiting up to %g s (--grace-seconds) for %d open requests to end"
+            log.warning(text, self._grace_seconds, len(self.server_state.tasks))
         closing = asyncio.create_task(self._close_after_grace())
         try:
             await super().shutdown(sockets)
