@@ -2,8 +2,9 @@
 
 Target and drafter are one small model that costs next to nothing. Their steps are paced, noise on the drafter's logits
 sets how much of its draft is accepted, and it stands behind an emulated network. What is compared takes turns on the
-same prompts, and all turns of auto share one connection, as in a server, so that it may learn. The best fixed choice,
-which may be no drafter, is chosen afterwards from the same runs: chance is in its favour.
+same prompts, and all turns of auto share one connection, as in a server, so that it may learn; the turn in which it
+begins to is a figure of its own. The best fixed choice, which may be no drafter, is chosen afterwards from the same
+runs: chance is in its favour.
 """
 
 import asyncio
@@ -87,10 +88,13 @@ class Compared:
     accepted: float | None  # share of the draft tokens that were judged, of all choices; None: nothing was counted
     tokens_per_pass: float | None  # of auto
     lost: int  # times that a drafter was lost, of all choices
+    at_first: float | None = None  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
 
 
-def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Timed]]) -> Compared:
-    """Sums up; samples at the same place are of the same prompts or the same time."""
+def compared(
+    conditions: Conditions, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
+) -> Compared:
+    """Sums up; samples at the same place are of the same prompts or the same time, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
     figures = {choice: [one.figures for one in samples if one.figures] for choice, samples in found.items()}
@@ -105,6 +109,7 @@ def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Tim
         drafts_accepted(total_of(judged)) if judged else None,
         total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
         sum(one.drafters_lost for figured in figures.values() for one in figured),
+        None if first is None else speed_of([first]),
     )
 
 
@@ -238,9 +243,10 @@ class Stage:
             await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
 
     async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
-        """Each choice on the same prompts, others in each turn."""
+        """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
+        first = await self.sample(AUTO, turns * self.given.outputs)
         found = await in_turns(choices, turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
-        return compared(self.given, "", found)
+        return compared(self.given, "", found, first)
 
 
 @dataclass(eq=False)
@@ -468,6 +474,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "accepted": lambda one: optional(one.accepted, ".0%"),
         NO_DRAFTER: lambda one: f"{one.speeds[NO_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
+        "at first": lambda one: optional(one.at_first, ",.1f"),
         "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",
         "choice": lambda one: one.best,
         "auto / best": lambda one: one.to_best or "",
