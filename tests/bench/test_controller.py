@@ -75,8 +75,10 @@ def samples(*speeds: float) -> list[Timed]:
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
-    found = compared(GIVEN, "", {NO_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)})
+    (first,), given = samples(5), {NO_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)}
+    found = compared(GIVEN, "", given, first)
     assert found.best == "overlapped, 8"
+    assert (found.at_first, found.speeds[AUTO]) == pytest.approx((5, 18))
     assert [ratio.value for ratio in (found.to_best, found.to_none) if ratio] == pytest.approx([0.9, 1.8])
     assert found.tokens_per_pass == 2
     slow = compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)})
@@ -98,7 +100,7 @@ def test_the_summary_counts_cells() -> None:
 
 def check_cell(cell: dict[str, Any]) -> None:
     assert set(cell["speeds"]) == set(ALL)
-    assert min(cell["speeds"].values()) > 0
+    assert min(cell["at_first"], *cell["speeds"].values()) > 0
     assert 0 <= cell["accepted"] <= 1
     assert cell["tokens_per_pass"] >= 1
     assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][NO_DRAFTER])
