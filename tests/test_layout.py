@@ -1,7 +1,12 @@
 """The layout that packaging and the import contracts rely on."""
 
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
@@ -27,3 +32,11 @@ def test_wheel_editable_install_and_type_checker_know_the_same_roots() -> None:
     assert SETTINGS["hatch"]["build"]["targets"]["wheel"]["packages"] == folders
     assert SETTINGS["mypy"]["files"] == [*folders, "docs/hooks.py"]
     assert SETTINGS["mypy"]["mypy_path"] == ":".join(f"$MYPY_CONFIG_FILE_DIR/{root}" for root in ROOTS)
+
+
+@pytest.mark.parametrize(
+    "module", re.findall(r"^python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text(), re.MULTILINE)
+)
+def test_programs_that_only_measure_can_be_started(module: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    assert "usage: " in subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
