@@ -4,6 +4,7 @@ The bundled target and an HTTP server run as processes. One client streams witho
 /health, while processes of their own send large prompts, malformed bodies, and ordinary requests of many clients.
 """
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -162,9 +163,11 @@ async def measure(url: str, pid: int) -> None:
 
 
 def main() -> None:
-    """Runs everything; the model may be named."""
-    model = sys.argv[1] if len(sys.argv) > 1 else "bundled:target"
-    with process("target", "--model", model, "--port", "0") as (_, target):
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="bundled:target", help="of the target")
+    given = parser.parse_args()
+    with process("target", "--model", given.model, "--port", "0") as (_, target):
         served = ("http", "--model", "m", "--target", target["address"], "--port", "0")
         with process(*served) as (pid, front):
             asyncio.run(measure(f"http://{front['address']}", pid))
