@@ -34,10 +34,10 @@ CONFIGURATION = f"""\
 models:
   - name: {MODEL}
     target: {{model: bundled:target, threads: 1, cache_mib: 64, replicas: 2,
-      resources: {{cpus: 0.5, custom: {{target: 1}}}}}}
+      resources: {{cpus: 0.4, custom: {{target: 1}}}}}}
     drafters:
       - {{name: byte-level, model: bundled:drafter-b, threads: 1, cache_mib: 64, replicas: 2,
-        resources: {{cpus: 0.5, custom: {{drafter: 1}}}}}}
+        resources: {{cpus: 0.4, custom: {{drafter: 1}}}}}}
     orchestrators: 2
     orchestrator_resources: {{cpus: 0.1, custom: {{orchestrator: 1}}}}
 http: {{port: PORT, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
