@@ -56,6 +56,14 @@ def test_ray_is_the_version_that_is_installed_in_the_image() -> None:
     assert CLUSTER["rayVersion"] == pinned[1]
 
 
+def test_the_head_checks_its_nodes_as_often_as_on_machines_of_ones_own() -> None:
+    (head,) = pod(GROUPS[0])["containers"]
+    here = {one["name"]: one["value"] for one in head["env"] if "health_check" in one["name"]}
+    for file in ("cluster.yaml", "cluster.local.yaml"):
+        text = (REPOSITORY / "deploy" / file).read_text(encoding="utf-8")
+        assert here == dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", text))
+
+
 def test_ray_asks_for_a_token() -> None:
     assert CLUSTER["authOptions"] == {"mode": "token"}
 
