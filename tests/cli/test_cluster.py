@@ -14,7 +14,7 @@ SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
     ("text", "complaint"),
     [
         (SMALLEST, ""),
-        (SMALLEST + "port: 1\n", r"small.yaml, line 4: port: Extra inputs"),
+        (SMALLEST + "port: 1\n", r"small.yaml, line 4: port: there is no such field"),
         (SMALLEST + "security: {api_keys: none.txt}\n", "none.txt"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
     with suppress(ValueError):  # nothing is deployed where the tests before this one have run
         deployed()
         undeploy()
-    complaint = f"cannot listen for HTTP on 127.0.0.1:{cluster.http}"
+    complaint = f"cannot listen for HTTP on 127.0.0.1:{cluster.http}: .*; choose another port"
     with socket.create_server(("127.0.0.1", cluster.http)), pytest.raises(NotServedError, match=complaint):
         cluster.deploy(cluster.configuration())
 

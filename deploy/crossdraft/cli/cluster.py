@@ -26,7 +26,9 @@ AUTO = "auto"
 COLUMNS = ("where", "metrics", "pid", "up h:m", "restarts", "sessions", "load")
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
-NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`"
+NO_CLUSTER = (
+    "no Ray cluster answers at {}: {}; start one with `ray up`, or with `ray start --head` for this machine alone"
+)
 TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on its nodes"
 
 
@@ -119,7 +121,7 @@ def _cluster(address: str) -> Iterator[None]:
         raise CommandFailed(f"the cluster at {address} asks for a token: {TOKEN_ADVICE}") from error
     except (ConnectionError, RuntimeError) as error:
         raise CommandFailed(
-            f"{NO_CLUSTER.format(address, error)}, or, if it asks for a token, {TOKEN_ADVICE}"
+            f"{NO_CLUSTER.format(address, str(error).rstrip('.'))}; if it asks for a token, {TOKEN_ADVICE}"
         ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:

@@ -243,6 +243,8 @@ class Configuration(Part):
         repeated = _repeated([model.name for model in self.models])
         if repeated:
             raise ValueError(f"two models have the name {repeated!r}")
+        if self.grpc is not None and self.grpc.port == self.http.port != 0:
+            raise ValueError(f"http and grpc have the same port, {self.http.port}: a node has a front of each")
         return self
 
 
@@ -276,7 +278,8 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     try:
         return Configuration.model_validate_json(json.dumps(values, default=str), context=folder)
     except ValidationError as error:
-        faults = (fault_of(name, root, one["loc"], one["msg"]) for one in error.errors())
+        told = {"extra_forbidden": "there is no such field"}
+        faults = (fault_of(name, root, one["loc"], told.get(one["type"], one["msg"])) for one in error.errors())
         raise ConfigurationError("\n".join(faults)) from error
 
 

@@ -213,9 +213,9 @@ def _serve_started(http: Http) -> Iterator[None]:
         serve.start(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port})
     except (RayError, TimeoutError) as error:
         serve.shutdown()
-        raise NotServedError(
-            f"cannot listen for HTTP on {http.host}:{http.port}: {_last_line(error)}; choose another port"
-        ) from error
+        why = _last_line(error)
+        advice = "choose another port" if "address already in use" in str(error).lower() else "deploy again"
+        raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}; {advice}") from error
     try:
         yield
     except ValueError:

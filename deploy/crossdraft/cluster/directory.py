@@ -215,7 +215,8 @@ class FarDirectory:
                 return await asked
         except (RayError, TimeoutError) as error:
             self._actor = None
-            raise DirectoryGoneError(f"the directory does not answer: {error}") from error
+            why = str(error) or f"nothing came within {seconds:g} s"
+            raise DirectoryGoneError(f"the directory does not answer: {why}") from error
 
 
 @asynccontextmanager

@@ -180,13 +180,14 @@ class Rollout:
             self._means.say(f"{one.slot} serves at {entry.address}")
 
     def _entry(self, replica: Replica, actor: Any) -> Entry:
-        answer, until = actor.ready.remote(), self._means.until
+        answer, until, began = actor.ready.remote(), self._means.until, time.monotonic()
         while not ray.wait([answer], timeout=min(PROGRESS_SECONDS, max(0.0, until - time.monotonic())))[0]:
             state = next((one.state for one in actors() if one.name == replica.name), "DEAD")
             why = "it loads its model" if state == "ALIVE" else f"no node has {written(replica.amounts)} free"
             if time.monotonic() >= until:
                 raise NotServedError(f"{replica.slot} does not serve in time: {why}")
-            self._means.say(f"{replica.slot} does not serve yet: {why}")
+            took, left = time.monotonic() - began, until - time.monotonic()
+            self._means.say(f"{replica.slot} does not serve yet, after {took:.0f} s of {took + left:.0f}: {why}")
         try:
             entry: Entry = ray.get(answer)
         except RayTaskError as error:
