@@ -9,7 +9,7 @@ from rich.console import Console
 
 from crossdraft.cli.cluster import table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.deploy import Deployed
+from crossdraft.cluster.deploy import Deployed, alone
 from crossdraft.cluster.directory import Entry, Load, Role
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster
 
@@ -57,6 +57,12 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]
     assert cluster.entries() == before
+
+
+def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
+    with alone():
+        done = cluster.command("deploy", cluster.file(cluster.configuration()))
+        assert (done.returncode, "another `crossdraft deploy` is under way" in done.stderr) == (1, True)
 
 
 @pytest.mark.full

@@ -80,6 +80,7 @@ HEALTH_SECONDS = 15.0  # for an answer
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FINISHER = "finisher"  # an actor
+DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 1.0
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
 RUNNING = "RUNNING"
@@ -92,10 +93,31 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
 
     Raises:
         NoRoomError: nodes lack resources.
-        NotServedError: something cannot be run with its options, or nodes have another crossdraft; what ran before
-            goes on.
+        NotServedError: something cannot be run with its options, nodes have another crossdraft, or another deployment
+            is under way; what ran before goes on.
     """
-    waiting = waiting or Waiting()
+    with alone():
+        _deploy(configuration, waiting or Waiting())
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other deployment begins meanwhile; raises NotServedError if one is under way."""
+    try:  # it ends with this process, however that ends
+        mark: Any = ray.remote(_Mark).options(name=DEPLOYING, namespace=NAMESPACE, num_cpus=0).remote()
+    except ValueError as error:  # the name is taken
+        raise NotServedError("another `crossdraft deploy` is under way on this cluster: wait until it ends") from error
+    try:
+        yield
+    finally:
+        ray.kill(mark)
+
+
+class _Mark:
+    """An actor that does nothing."""
+
+
+def _deploy(configuration: Configuration, waiting: Waiting) -> None:
     plan = await_nodes(configuration, places_now(configuration), waiting)
     configuration = with_fronts(configuration, plan)
     until = time.monotonic() + waiting.seconds
