@@ -6,8 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEV_INSTALLED := $(VENV)/.installed-dev
-# Compiled when first imported: most modules of torch, ray and transformers never are, and compiling all takes minutes.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Nothing here asks a model hub or reports usage; `make demo HF_HUB_OFFLINE=0` allows the hub.
