@@ -35,7 +35,7 @@ def test_wheel_editable_install_and_type_checker_know_the_same_roots() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", re.findall(r"^python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text(), re.MULTILINE)
+    "module", re.findall(r"^python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text("utf-8"), re.MULTILINE)
 )
 def test_programs_that_only_measure_can_be_started(module: str) -> None:
     command = [sys.executable, "-m", module, "--help"]

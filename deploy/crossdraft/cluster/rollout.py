@@ -186,8 +186,8 @@ class Rollout:
             why = "it loads its model" if state == "ALIVE" else f"no node has {written(replica.amounts)} free"
             if time.monotonic() >= until:
                 raise NotServedError(f"{replica.slot} does not serve in time: {why}")
-            took, left = time.monotonic() - began, until - time.monotonic()
-            self._means.say(f"{replica.slot} does not serve yet, after {took:.0f} s of {took + left:.0f}: {why}")
+            took, given = time.monotonic() - began, until - began
+            self._means.say(f"{replica.slot} does not serve yet, after {took:.0f} s of {given:.0f}: {why}")
         try:
             entry: Entry = ray.get(answer)
         except RayTaskError as error:
