@@ -80,6 +80,7 @@ HEALTH_SECONDS = 15.0  # for an answer
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FINISHER = "finisher"  # an actor
+PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise it has not started in time
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 1.0
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
@@ -236,7 +237,7 @@ def _serve_started(http: Http) -> Iterator[None]:
     except (RayError, TimeoutError) as error:
         serve.shutdown()
         why = _last_line(error)
-        advice = "choose another port" if "address already in use" in str(error).lower() else "deploy again"
+        advice = "choose another port" if PORT_TAKEN in str(error) else "deploy again"
         raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}; {advice}") from error
     try:
         yield
