@@ -19,6 +19,7 @@ class Plan:
 
     tree: TokenTree
     listed: tuple[Ids, ...]  # 1 + len(tree) arrays; empty if the target replies with samples
+    own: Path = ()  # the path of the draft's own tokens, as far as the tree has it
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,14 @@ class Planner:
             Guess.CANONICAL: lambda: encode_beginning(self.encode, text),
             Guess.LONGEST: lambda: self._longest(text),
         }
-        paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
+        guesses = self.method.guesses[: self.most_paths]
+        paths = [guessed[guess]() for guess in guesses]
+        # A block goes on along the draft's own tokens, and where it ends must not depend on what else fits into the tree.
+        own = () if self.method.samples or Guess.OWN not in guesses else paths[guesses.index(Guess.OWN)]
         paths += [encode_beginning(self.encode, other) for other in alternatives[: self.most_paths - len(paths)]]
-        tree = tree_of(paths, max(0, min(self.budget, room)))
-        return Plan(tree, self._listed(tree, starts))
+        budget = max(0, min(self.budget, room))
+        tree = tree_of([own, *paths], budget)
+        return Plan(tree, self._listed(tree, starts), own[:budget])
 
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
         """The ids that the walk may need at the root and at each node of a tree at the frontier; see `plan`."""
