@@ -98,7 +98,7 @@ class Answers:
     def __init__(self, ids: list[int], head: int) -> None:
         self._ids = ids
         self._head = head
-        self._own: tuple[int, Path] = 0, ()  # tokens of output before a pass, and the draft's own tokens that it covered
+        self._own: tuple[int, Path] = 0, ()  # tokens of output before a pass, and the own tokens that it covered
         self._base = 0  # tokens of output before the paths below
         self._held: dict[Path, Held] = {}
 
@@ -472,7 +472,9 @@ class TargetSide:
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
         idle, half = now - lane.free_since, run - run // 2
-        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, plan.own, half=half)
+        lane.flight = Flight(
+            lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, plan.own, half=half
+        )
         lane.latest = lane.flight
         lane.told = len(ids)
         lane.owed.clear()

@@ -51,7 +51,7 @@ class Planner:
         }
         guesses = self.method.guesses[: self.most_paths]
         paths = [guessed[guess]() for guess in guesses]
-        # A block goes on along the draft's own tokens, and where it ends must not depend on what else fits into the tree.
+        # First: where a block of the draft's own tokens ends must not depend on what else the tree has room for.
         own = () if self.method.samples or Guess.OWN not in guesses else paths[guesses.index(Guess.OWN)]
         paths += [encode_beginning(self.encode, other) for other in alternatives[: self.most_paths - len(paths)]]
         budget = max(0, min(self.budget, room))

@@ -1,28 +1,29 @@
 """Rejection sampling on target ids, block by block: `standard`, `union`, `tli`, `rdk`.
 
 Block verification (Sun et al., Block Verification Accelerates Speculative Decoding, arXiv 2403.10444). A block is the
-draft tokens d_1 ... d_n whose rows are at hand. With p_i the target's row after the first i of them and q_i the row that
-d_{i+1} was drawn from, both over T ∪ D, let
+draft tokens d_1 ... d_n whose rows are at hand. With p_i the target's row after the first i of them and q_i the row
+that d_{i+1} was drawn from, both over T ∪ D, let
 
     w_0 = 1,   w_{i+1} = min(1, w_i p_i(d_{i+1}) / q_i(d_{i+1})),   s_i = sum (w_i p_i - q_i)+.
 
 The number of accepted draft tokens is the largest i for which an event of probability h_i happens, each independent of
 the others: h_n = w_n, h_i = s_i / (s_i + 1 - w_i), h_0 = 1. So P(at least i are accepted | d_1 ... d_i) = w_i: it holds
-for n, and if it holds for i + 1, at least i + 1 are accepted with probability
+for n, and if it holds for i + 1, at least i + 1 are accepted, given the first i, with probability
 
-    a = sum q_i min(1, w_i p_i / q_i) = sum min(w_i p_i, q_i) = w_i - s_i   given the first i,
+    a = sum q_i min(1, w_i p_i / q_i) = sum min(w_i p_i, q_i) = w_i - s_i,
 
-and at least i with a + (1 - a) h_i = w_i. If n > i are accepted, the next token is drawn from (w_i p_i - q_i)+,
-renormalized. Then of all that begins with d_1 ... d_i, of probability Q w_i with Q that of drafting it, the token t comes
-next with
+and at least i with a + (1 - a) h_i = w_i. If i < n are accepted, the next token is drawn from (w_i p_i - q_i)+,
+renormalized. Let Q be the probability of drafting d_1 ... d_i. Where at least i are accepted, which is Q w_i of all, the
+next token is t in
 
-    Q q_i(t) min(1, w_i p_i(t) / q_i(t)) + Q s_i (w_i p_i - q_i)+(t) / s_i = Q w_i p_i(t),
+    Q q_i(t) min(1, w_i p_i(t) / q_i(t)) + Q s_i (w_i p_i - q_i)+(t) / s_i = Q w_i p_i(t)
 
-so with p_i(t), as it must. One draft token is accepted with min(1, p / q), as in rejection sampling token by token. There
-at least i are accepted with the product of min(1, p_j / q_j), which is w_i at most: a block never accepts fewer.
+of all, so it has the target's distribution. One draft token is accepted with min(1, p / q), as in rejection sampling
+token by token. That accepts at least i with the product of min(1, p_j / q_j), which is w_i at most, so that a block
+never accepts fewer.
 
-Whether d_{i+1} is of the block may depend on d_1 ... d_i, not on d_{i+1} or what follows: the induction is over each of
-them given the ones before.
+Whether d_{i+1} belongs to the block may depend on d_1 ... d_i, not on d_{i+1} or what follows: each step of the
+induction is an expectation over d_{i+1} given those before.
 
 The methods differ in q alone:
 
@@ -56,6 +57,7 @@ from crossdraft.verification.walk import (
     residual,
     row_of,
     target_row,
+    target_support,
 )
 
 
@@ -84,51 +86,43 @@ def walk(ground: Ground) -> Walk:
             text.commit(letters[token])
             text.reveal(letters[token])
         if accepted < len(block.rows):
-            yield Emit((yield from block.corrected(ground.chooser, accepted)), Kind.CORRECTED)
+            yield Emit((yield from draw_residual(ground.chooser, *block.rows[accepted])), Kind.CORRECTED)
             yield Refused(text.frontier)
             return
 
 
 @dataclass
 class Block:
-    """Draft tokens that are revealed, and not decided yet."""
+    """Draft tokens that are revealed and not decided yet."""
 
     path: Path = ()  # their target ids; without the last one if it lies outside T
-    rows: list[tuple[Row, Row]] = field(default_factory=list)  # p_i and q_i, in target ids
+    rows: list[tuple[Row, Row]] = field(default_factory=list)  # w_i p_i and q_i, in target ids
     weights: list[float] = field(default_factory=lambda: [1.0])  # w_0 ... w_n
 
     def add(self, token: int | None, p: Row, q: Row) -> None:
         """The next draft token's target id, None outside T, with the target's row and its own."""
-        ratio = 0.0 if token is None else p.probability(token) / q.probability(token)
-        self.rows.append((p, q))
-        self.weights.append(min(1.0, self.weights[-1] * ratio))
+        weighed = Row(p.ids, self.weights[-1] * p.probabilities, self.weights[-1] * p.tail)
+        self.rows.append((weighed, q))
+        self.weights.append(0.0 if token is None else min(1.0, weighed.probability(token) / q.probability(token)))
         self.path = self.path if token is None else (*self.path, token)
 
     def accepted(self, chooser: Chooser) -> int:
-        """How many draft tokens are accepted: the events from the last one back."""
+        """How many draft tokens are accepted: the events h_n ... h_1, up to the first that happens."""
         if chooser.bernoulli(self.weights[-1]):
             return len(self.rows)
         for place in range(len(self.rows) - 1, 0, -1):
-            p, q = self.rows[place]
-            left = float(residual(p, q, self.weights[place]).sum())
-            refused = 1.0 - self.weights[place]
-            # Where both are 0, p and q are equal: of what follows nothing can have been refused but by rounding.
+            left, refused = float(residual(*self.rows[place]).sum()), 1.0 - self.weights[place]
             if not refused or chooser.bernoulli(left / (left + refused)):
                 return place
         return 0
 
-    def corrected(self, chooser: Chooser, accepted: int) -> Generator[Step, Answer, int]:
-        """The token after those that are accepted, fewer than all."""
-        p, q = self.rows[accepted]
-        return draw_residual(chooser, p, q, self.weights[accepted])
-
 
 def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[Step, Answer, Block]:
-    """A block from this draft token on. It ends where rows or draft tokens do, or w is 0: no more can be accepted."""
+    """The block that begins with this draft token. It ends where rows or draft tokens do, and where w is 0."""
     block = Block()
     while draft_token is not None:
         token, q = in_target_ids(pair, draft_token)
-        p = yield from target_row(listed=q.ids, judging=True, path=block.path)
+        p = yield from target_row(target_support(pair, draft_token), judging=True, path=block.path)
         block.add(token, p, q)
         draft_token = (yield from next_draft_token(block.path)) if block.weights[-1] else None
     return block

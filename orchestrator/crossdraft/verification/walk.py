@@ -235,31 +235,29 @@ def undrafted(ground: Ground) -> Walk:
         yield Emit(token, Kind.BONUS)
 
 
-def draw_residual(
-    chooser: Chooser, row: Row, drafted: Row | None, scale: float = 1.0
-) -> Generator[Step, Answer, int]:
-    """Draw from (scale p - q)+, or from p without q.
+def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
+    """Draw from (p - q)+, or from p without q; their masses need not be one.
 
     If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
 
     Raises:
         KeyError: q lists an id that the row does not list, though it was asked to.
     """
-    weights = residual(row, drafted, scale)
+    weights = residual(row, drafted)
     if not weights.any():
         weights = residual(row, None)  # p and q differ by rounding only; any draw from p is as good
     place = chooser.categorical(weights)
     return int(row.ids[place]) if place < len(row.ids) else (yield from draw_unlisted(chooser, row))
 
 
-def residual(row: Row, drafted: Row | None, scale: float = 1.0) -> Probabilities:
-    """(scale p - q)+ of each id that the row of p lists, and of all others together, shape (n + 1,); q may be 0.
+def residual(row: Row, drafted: Row | None) -> Probabilities:
+    """(p - q)+, or p without q, of each id that the row of p lists and of all others together, shape (n + 1,).
 
     Raises:
         KeyError: q lists an id that the row does not list, though it was asked to.
     """
-    q = 0.0 if drafted is None else row.aligned(drafted)
-    return np.append(np.maximum(scale * row.probabilities - q, 0.0), scale * row.tail)
+    weights = row.probabilities if drafted is None else np.maximum(row.probabilities - row.aligned(drafted), 0.0)
+    return np.append(weights, row.tail)
 
 
 def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
