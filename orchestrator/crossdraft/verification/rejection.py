@@ -13,8 +13,8 @@ for n, and if it holds for i + 1, at least i + 1 are accepted, given the first i
     a = sum q_i min(1, w_i p_i / q_i) = sum min(w_i p_i, q_i) = w_i - s_i,
 
 and at least i with a + (1 - a) h_i = w_i. If i < n are accepted, the next token is drawn from (w_i p_i - q_i)+,
-renormalized. Let Q be the probability of drafting d_1 ... d_i. Where at least i are accepted, which is Q w_i of all, the
-next token is t in
+renormalized. Let Q be the probability of drafting d_1 ... d_i. Where at least i are accepted, Q w_i of all, the next
+token is t in
 
     Q q_i(t) min(1, w_i p_i(t) / q_i(t)) + Q s_i (w_i p_i - q_i)+(t) / s_i = Q w_i p_i(t)
 
