@@ -19,7 +19,7 @@ class Plan:
 
     tree: TokenTree
     listed: tuple[Ids, ...]  # 1 + len(tree) arrays; empty if the target replies with samples
-    own: Path = ()  # the path of the draft's own tokens, as far as the tree has it
+    own: Path = ()  # the draft's own tokens, as far as the tree has them; only if no other path has precedence
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,11 @@ class Planner:
             Guess.CANONICAL: lambda: encode_beginning(self.encode, text),
             Guess.LONGEST: lambda: self._longest(text),
         }
-        guesses = self.method.guesses[: self.most_paths]
-        paths = [guessed[guess]() for guess in guesses]
-        # First: where a block of the draft's own tokens ends must not depend on what else the tree has room for.
-        own = () if self.method.samples or Guess.OWN not in guesses else paths[guesses.index(Guess.OWN)]
+        paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
+        own = paths[0] if self.method.guesses[0] is Guess.OWN else ()
         paths += [encode_beginning(self.encode, other) for other in alternatives[: self.most_paths - len(paths)]]
         budget = max(0, min(self.budget, room))
-        tree = tree_of([own, *paths], budget)
+        tree = tree_of(paths, budget)
         return Plan(tree, self._listed(tree, starts), own[:budget])
 
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
