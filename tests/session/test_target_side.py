@@ -227,3 +227,19 @@ def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
     ids.append(0)
     fetched.add(after(4, 0, (1, 1, 0)), (ONES,))
     assert fetched.answer(NeedRow()) is None
+
+
+def test_a_block_goes_on_as_far_as_a_pass_has_covered_the_draft() -> None:
+    """Not along other paths whose rows are at hand; an earlier pass that returns late does not shorten it."""
+    ids = [0]
+    fetched = Answers(ids, 8)
+    fetched.add(replace(after(2, 1, (), (1,), (1, 2), (3,)), own=(1, 2)), (ONES,) * 4)
+    fetched.add(replace(after(1, 1, (), (1,)), own=(1,)), (ONES,) * 2)
+    assert [fetched.covers(path) for path in ((1,), (1, 2), (1, 2, 3), (3,))] == [True, True, False, False]
+    assert fetched.answer(NeedRow(path=(1, 2))) is ONES
+    ids.append(1)
+    assert fetched.covers((2,))
+    ids.append(3)
+    assert not fetched.covers(())
+    fetched.add(replace(after(3, 3, (), (4,)), own=(4,)), (ONES,) * 2)
+    assert fetched.covers((4,))
