@@ -95,10 +95,10 @@ def test_a_draft_token_that_comes_late_is_listed_late() -> None:
     assert fetch.listed.tolist() == [1]
     assert session.counts.rows_completed == 1
     head = Row(np.array([0]), np.array([0.25]), 0.75)
-    assert emitted(session.handle(Replied(TARGET, PassDone(1, (ONES, head), 0.0)), 4.0))[0].token == 1
+    assert emitted(session.handle(Replied(TARGET, PassDone(1, (ONES, head), 0.0)), 4.0)) == []  # both in one block
     more = Row(np.array([0, 1]), np.array([0.25, 0.7]), 0.05)
     out = session.handle(Replied(TARGET, RowFetched(1, 1, more)), 5.0)
-    assert [one.token for one in emitted(out)][:1] == [1] or session.counts.epochs > 1
+    assert emitted(out)[0].token == 1
 
 
 def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
