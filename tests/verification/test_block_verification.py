@@ -156,12 +156,13 @@ def ending(ends: Ends) -> Method:
     def walk(ground: Ground) -> Walk:
         walking = rejection.walk(ground)
         step: Step = next(walking)
-        kept: Answer = None
+        kept: DraftToken | None = None
         while True:
-            if isinstance(step, NeedDraftToken) and kept is not None:
-                answer, kept = kept, None
-            else:
+            answer: Answer = kept
+            if answer is None or not isinstance(step, NeedDraftToken):
                 answer = yield step
+            else:
+                kept = None
             if isinstance(step, NeedDraftToken) and step.path and isinstance(answer, DraftToken) and ends(step, answer):
                 answer, kept = None, answer
             try:
