@@ -156,13 +156,12 @@ def ending(ends: Ends) -> Method:
     def walk(ground: Ground) -> Walk:
         walking = rejection.walk(ground)
         step: Step = next(walking)
-        kept: DraftToken | None = None
+        kept: Answer = None
         while True:
-            answer: Answer = kept
-            if answer is None or not isinstance(step, NeedDraftToken):
-                answer = yield step
+            if isinstance(step, NeedDraftToken) and kept is not None:
+                answer, kept = kept, None
             else:
-                kept = None
+                answer = yield step
             if isinstance(step, NeedDraftToken) and step.path and isinstance(answer, DraftToken) and ends(step, answer):
                 answer, kept = None, answer
             try:
