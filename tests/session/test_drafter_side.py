@@ -57,8 +57,8 @@ def test_a_window_that_moves_has_a_deadline() -> None:
     assert session.handle(Expired(Timer.DRAFTER, 1), 31.0) == [SetTimer(Timer.DRAFTER, 2, 1.0)]
     session.handle(Replied(DRAFTER, drafted(1)), 31.5)
     assert session.handle(Expired(Timer.DRAFTER, 2), 32.0) == []
-    out = session.handle(Replied(TARGET, PassDone(1, (ONES, Row.of([0], [0.5], 1.0)), 0.5)), 33.0)
-    assert Advance(1, 3) in requests(out)
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 33.0)
+    assert Advance(1, 4) in requests(out)
     assert Timer.DRAFTER in timers(out)
     gone = session.handle(Expired(Timer.DRAFTER, 3), 63.0)
     assert session.counts.drafters_lost == 1

@@ -161,6 +161,7 @@ class SettingsPlan(PromptsPlan):
     k: NumbersOfDraftTokens = (5,)
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
+    logit_noise: Annotated[float, Option(min=0.0, help="Noise on the drafters' logits: they agree less.")] = 0.0
     engine: EngineOptions = STARTED
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -112,7 +112,9 @@ class OfSettings(Prompted[SettingsPlanned, Result]):
         """By drafter, so that each is started once; raises UsageError."""
         plan = self.plan
         affinities = affinities_of(plan.affinity, plan.drafter)
-        return settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
+        found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
+        noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
+        return tuple(replace(one, options=(*one.options, *noise)) for one in found)
 
     def check(self) -> None:
         with checked_options():

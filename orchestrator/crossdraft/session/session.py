@@ -31,7 +31,7 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.output import Output
-from crossdraft.session.target_side import TargetSide
+from crossdraft.session.target_side import TargetSide, path_of
 from crossdraft.speculation.choice import PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen, Started
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
@@ -402,6 +402,9 @@ class Session:
                 continue
             epoch = self.epoch
             match epoch.step:
+                case NeedDraftToken(path) if path:
+                    goes_on = not epoch.exhausted and self.target.answers.covers(path)
+                    epoch.answer(epoch.take() if goes_on else None)
                 case NeedDraftToken():
                     if epoch.exhausted:
                         commands += self._advance()  # what max_draft_tokens allows is due, not used up
@@ -499,7 +502,8 @@ class Session:
         lane, epoch = self.target.free, self.epoch
         if lane is None:
             return []
-        if self.target.answers.held is not None or self.target.due(()):
+        path = path_of(epoch.step) if epoch.begun else ()
+        if self.target.answers.after(path) is not None or self.target.due(path):
             if epoch.begun and isinstance(epoch.step, NeedDraftToken) and not self.target.flights:
                 return self._stall()
             return self.target.send_ahead(lane, epoch, self._now)

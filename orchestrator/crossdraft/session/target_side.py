@@ -16,7 +16,7 @@ from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import NeedRow, NeedSample
+from crossdraft.verification.walk import NeedRow, NeedSample, Step
 
 LONGEST_BACKOFF = 1.0  # seconds
 NOTHING_GUESSED = Plan(TokenTree(), ())
@@ -35,6 +35,7 @@ class Flight:
     left_at: float  # seconds
     idle: float  # seconds that the lane had stood idle
     draft_tokens: int = 0  # known beyond the root
+    own: Path = ()  # of `paths`, that of the draft's own tokens
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
     half: int = 0  # tokens of its run at which half of the latest request is drawn
@@ -97,25 +98,36 @@ class Answers:
     def __init__(self, ids: list[int], head: int) -> None:
         self._ids = ids
         self._head = head
+        self._own: tuple[int, Path] = 0, ()  # tokens of output before a pass, and the own tokens that it covered
         self._base = 0  # tokens of output before the paths below
         self._held: dict[Path, Held] = {}
 
     @property
     def held(self) -> Held | None:
         """What is known at the frontier."""
-        return self._held.get(tuple(self._ids[self._base :]))
+        return self.after(())
 
-    def knows(self, path: Path) -> bool:
-        """Whether anything is known after this path from the frontier on."""
-        return (*self._ids[self._base :], *path) in self._held
+    def after(self, path: Path) -> Held | None:
+        """What is known after this path from the frontier on."""
+        return self._held.get((*self._ids[self._base :], *path))
+
+    def covers(self, path: Path) -> bool:
+        """Whether a pass has covered this path from the frontier on as the draft's own tokens.
+
+        It depends on how many draft tokens were known when the pass left, and on the tokens of the path and before; not
+        on any token after them, as the other paths of a tree would, and the text that they are made of.
+        """
+        root, own = self._own
+        ids = (*self._ids[root:], *path)
+        return own[: len(ids)] == ids
 
     def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
-        """What the walk needs at the frontier, if it is known. A row is no draw, and a draw no row.
+        """What the walk needs, if it is known. A row is no draw, and a draw no row.
 
         Of a row only the head and the ids that the need lists: which other ids were listed depends on draft tokens
         that the walk has not revealed.
         """
-        held = self.held
+        held = self.after(path_of(need))
         if held is None:
             return None
         row = held.answer
@@ -147,6 +159,9 @@ class Answers:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
             self._rebase(flight.root)
+        root, own = self._own
+        if not self.covers(()) or flight.root + len(flight.own) > root + len(own):
+            self._own = flight.root, flight.own
         listed = flight.sent.listed or (None,) * len(nodes)
         answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
         for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
@@ -166,9 +181,9 @@ class Answers:
             row = replace(row, likely=replaced[1].likely)  # a whole row comes without
             self._held[replaced[0]] = Held(row, flight.lane, flight.sent.number, node)
 
-    def forget(self) -> None:
-        """What is known at the frontier is not enough, and its pass is over: another pass must bring it."""
-        self._held.pop(tuple(self._ids[self._base :]), None)
+    def forget(self, path: Path) -> None:
+        """What is known after this path is not enough, and its pass is over: another pass must bring it."""
+        self._held.pop((*self._ids[self._base :], *path), None)
 
     def _place(self, flight: Flight, path: Path) -> Path | None:
         """The path from `_base` on; None if it is not a continuation of the output up to there."""
@@ -427,7 +442,7 @@ class TargetSide:
             return []  # a pass sent with fewer draft tokens would not include the next ones
         plan = self._plan(epoch)
         paths = enumerate(plan.tree.paths())
-        wanted = tuple(node for node, path in paths if not self.answers.knows(path) and not self.due(path))
+        wanted = tuple(node for node, path in paths if self.answers.after(path) is None and not self.due(path))
         if not wanted:
             return []
         frontier = len(self._output.text)
@@ -457,7 +472,9 @@ class TargetSide:
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
         idle, half = now - lane.free_since, run - run // 2
-        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, half=half)
+        lane.flight = Flight(
+            lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, plan.own, half=half
+        )
         lane.latest = lane.flight
         lane.told = len(ids)
         lane.owed.clear()
@@ -482,13 +499,13 @@ class TargetSide:
         return commands
 
     def fetch_needed(self, need: NeedRow | NeedSample) -> list[Command]:
-        """The row held at the frontier lacks what the walk needs: fetch it, or let another pass bring it."""
-        held = self.answers.held
+        """The row that is held lacks what the walk needs: fetch it, or let another pass bring it."""
+        held = self.answers.after(path_of(need))
         if held is None or isinstance(need, NeedSample):
             return []  # a pass will bring it
         fetch = self._fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
         if fetch is None:
-            self.answers.forget()
+            self.answers.forget(path_of(need))
             return []
         self._counts.rows_fetched += need.whole and bool(fetch)
         self._counts.rows_completed += not need.whole and bool(fetch)
@@ -518,6 +535,11 @@ class TargetSide:
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             ends.append(ends[1 + parent] + len(letters[token]))
         return max(ends)
+
+
+def path_of(step: Step) -> Path:
+    """Where the walk needs a row, from the frontier on."""
+    return step.path if isinstance(step, NeedRow) else ()
 
 
 def _difference(head: Row, other: Row) -> float:

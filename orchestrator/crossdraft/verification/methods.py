@@ -5,7 +5,11 @@ from crossdraft.verification.walk import Guess as Guess
 from crossdraft.verification.walk import Method as Method
 
 STANDARD = Method(
-    "standard", rejection.walk, "Leviathan et al. 2023; Chen et al. 2023", (Guess.OWN,), same_vocabulary=True
+    "standard",
+    rejection.walk,
+    "Leviathan et al. 2023; Chen et al. 2023; arXiv 2403.10444",
+    (Guess.OWN,),
+    same_vocabulary=True,
 )
 TLI = Method("tli", rejection.walk, "arXiv 2502.05202, Algorithm 4", (Guess.OWN,), shared_only=True)
 UNION = Method("union", rejection.walk, "arXiv 2502.05202, Algorithm 1", (Guess.OWN,))

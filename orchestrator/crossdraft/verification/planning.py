@@ -19,6 +19,7 @@ class Plan:
 
     tree: TokenTree
     listed: tuple[Ids, ...]  # 1 + len(tree) arrays; empty if the target replies with samples
+    own: Path = ()  # the draft's own tokens, as far as the tree has them; only if no other path has precedence
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ class Planner:
             Guess.LONGEST: lambda: self._longest(text),
         }
         paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
+        own = paths[0] if self.method.guesses[0] is Guess.OWN else ()
         paths += [encode_beginning(self.encode, other) for other in alternatives[: self.most_paths - len(paths)]]
-        tree = tree_of(paths, max(0, min(self.budget, room)))
-        return Plan(tree, self._listed(tree, starts))
+        budget = max(0, min(self.budget, room))
+        tree = tree_of(paths, budget)
+        return Plan(tree, self._listed(tree, starts), own[:budget])
 
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
         """The ids that the walk may need at the root and at each node of a tree at the frontier; see `plan`."""

@@ -1,9 +1,29 @@
-"""Rejection sampling on target ids: `standard`, `union`, `tli`, `rdk`.
+"""Rejection sampling on target ids, block by block: `standard`, `union`, `tli`, `rdk`.
 
-With p the target's row and q the distribution that draft token d was drawn from, both over T ∪ D: accept d with
-probability min(1, p(d)/q(d)); otherwise draw the token from (p - q)+, renormalized. Then
+Block verification (Sun et al., Block Verification Accelerates Speculative Decoding, arXiv 2403.10444). A block is the
+draft tokens d_1 ... d_n whose rows are at hand. With p_i the target's row after the first i of them and q_i the row
+that d_{i+1} was drawn from, both over T ∪ D, let
 
-    P(t) = min(p, q)(t) + (1 - sum min(p, q)) (p - q)+(t) / sum (p - q)+ = p(t).
+    w_0 = 1,   w_{i+1} = min(1, w_i p_i(d_{i+1}) / q_i(d_{i+1})),   s_i = sum (w_i p_i - q_i)+.
+
+The number of accepted draft tokens is the largest i for which an event of probability h_i happens, each independent of
+the others: h_n = w_n, h_i = s_i / (s_i + 1 - w_i), h_0 = 1. So P(at least i are accepted | d_1 ... d_i) = w_i: it holds
+for n, and if it holds for i + 1, at least i + 1 are accepted, given the first i, with probability
+
+    a = sum q_i min(1, w_i p_i / q_i) = sum min(w_i p_i, q_i) = w_i - s_i,
+
+and at least i with a + (1 - a) h_i = w_i. If i < n are accepted, the next token is drawn from (w_i p_i - q_i)+,
+renormalized. Let Q be the probability of drafting d_1 ... d_i. Where at least i are accepted, Q w_i of all, the next
+token is t in
+
+    Q q_i(t) min(1, w_i p_i(t) / q_i(t)) + Q s_i (w_i p_i - q_i)+(t) / s_i = Q w_i p_i(t)
+
+of all, so it has the target's distribution. One draft token is accepted with min(1, p / q), as in rejection sampling
+token by token. That accepts at least i with the product of min(1, p_j / q_j), which is w_i at most, so that a block
+never accepts fewer.
+
+Whether d_{i+1} belongs to the block may depend on d_1 ... d_i, not on d_{i+1} or what follows: each step of the
+induction is an expectation over d_{i+1} given those before.
 
 The methods differ in q alone:
 
@@ -14,12 +34,15 @@ The methods differ in q alone:
 """
 
 from collections.abc import Generator
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import DraftToken, Row, Whose, masses_of
 from crossdraft.types.statistics import Kind
+from crossdraft.types.trees import Path
+from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -31,48 +54,78 @@ from crossdraft.verification.walk import (
     draft_token_letters,
     draw_residual,
     next_draft_token,
+    residual,
     row_of,
     target_row,
+    target_support,
 )
 
 
 def walk(ground: Ground) -> Walk:
-    """Accept draft tokens one by one; the first refused one is replaced and ends the epoch."""
+    """Accept draft tokens block by block; the first refused one is replaced and ends the epoch."""
     text = Unreached(ground.offset)
     letters = ground.pair.target.letters
     while True:
         draft_token = yield from next_draft_token()
-        if draft_token is not None and text.ahead:
+        if draft_token is None:
+            token = yield from draw_residual(ground.chooser, (yield from target_row()), None)
+            yield Emit(token, Kind.BONUS)
+            text.commit(letters[token])
+            continue
+        if text.ahead:
             wrong = text.reveal(draft_token_letters(ground.pair, draft_token))
             if wrong is not None or text.over:
                 # The draft differs, or is in mid-token at the frontier, where no target token begins: a new epoch.
                 yield Refused(text.frontier if wrong is None else wrong)
                 return
             continue
-        token, kind = yield from _verdict(ground, draft_token)
-        yield Emit(token, kind)
-        refused_at = text.frontier
-        text.commit(letters[token])
-        if kind is Kind.CORRECTED:
-            yield Refused(refused_at)
-            return
-        if kind is Kind.ACCEPTED:
+        block = yield from _revealed(ground.pair, draft_token)
+        accepted = block.accepted(ground.chooser)
+        for token in block.path[:accepted]:
+            yield Emit(token, Kind.ACCEPTED)
+            text.commit(letters[token])
             text.reveal(letters[token])
+        if accepted < len(block.rows):
+            yield Emit((yield from draw_residual(ground.chooser, *block.rows[accepted])), Kind.CORRECTED)
+            yield Refused(text.frontier)
+            return
 
 
-def _verdict(ground: Ground, draft_token: DraftToken | None) -> Generator[Step, Answer, tuple[int, Kind]]:
-    """The target's next token; both sides are at a token start."""
-    if draft_token is None:
-        row = yield from target_row()
-        return (yield from draw_residual(ground.chooser, row, None)), Kind.BONUS
-    token = _target_token(ground.pair, draft_token)
-    if token is not None:  # else p(d) = 0: refused
-        row = yield from target_row(listed=np.array([token]), judging=True)
-        if ground.chooser.bernoulli(row.probability(token) / _drafted_probability(ground.pair, draft_token)):
-            return token, Kind.ACCEPTED
-    _, drafted = in_target_ids(ground.pair, draft_token)
-    row = yield from target_row(listed=drafted.ids, judging=True)
-    return (yield from draw_residual(ground.chooser, row, drafted)), Kind.CORRECTED
+@dataclass
+class Block:
+    """Draft tokens that are revealed and not decided yet."""
+
+    path: Path = ()  # their target ids; without the last one if it lies outside T
+    rows: list[tuple[Row, Row]] = field(default_factory=list)  # w_i p_i and q_i, in target ids
+    weights: list[float] = field(default_factory=lambda: [1.0])  # w_0 ... w_n
+
+    def add(self, token: int | None, p: Row, q: Row) -> None:
+        """The next draft token's target id, None outside T, with the target's row and its own."""
+        weighed = Row(p.ids, self.weights[-1] * p.probabilities, self.weights[-1] * p.tail)
+        self.rows.append((weighed, q))
+        self.weights.append(0.0 if token is None else min(1.0, weighed.probability(token) / q.probability(token)))
+        self.path = self.path if token is None else (*self.path, token)
+
+    def accepted(self, chooser: Chooser) -> int:
+        """How many draft tokens are accepted: the events h_n ... h_1, up to the first that happens."""
+        if chooser.bernoulli(self.weights[-1]):
+            return len(self.rows)
+        for place in range(len(self.rows) - 1, 0, -1):
+            left, refused = float(residual(*self.rows[place]).sum()), 1.0 - self.weights[place]
+            if not refused or chooser.bernoulli(left / (left + refused)):
+                return place
+        return 0
+
+
+def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[Step, Answer, Block]:
+    """The block that begins with this draft token. It ends where rows or draft tokens do, and where w is 0."""
+    block = Block()
+    while draft_token is not None:
+        token, q = in_target_ids(pair, draft_token)
+        p = yield from target_row(target_support(pair, draft_token), judging=True, path=block.path)
+        block.add(token, p, q)
+        draft_token = (yield from next_draft_token(block.path)) if block.weights[-1] else None
+    return block
 
 
 def in_target_ids(pair: Pair, draft_token: DraftToken) -> tuple[int | None, Row]:
@@ -96,16 +149,3 @@ def in_target_ids(pair: Pair, draft_token: DraftToken) -> tuple[int | None, Row]
         ids, places = np.unique(ids, return_inverse=True)
         weights = masses_of(places, weights, len(ids))
     return pair.target_id(draft_token.token), Row(ids, weights, outside)
-
-
-def _target_token(pair: Pair, draft_token: DraftToken) -> int | None:
-    """The draft token's target id; None: it lies outside T."""
-    return draft_token.token if draft_token.whose is Whose.TARGET else pair.target_id(draft_token.token)
-
-
-def _drafted_probability(pair: Pair, draft_token: DraftToken) -> float:
-    """q(d) of a draft token in T; the whole row is converted only where several drafter ids are one target id."""
-    if draft_token.whose is Whose.TARGET or pair.one_to_one:
-        return row_of(draft_token).probability(draft_token.token)
-    token, drafted = in_target_ids(pair, draft_token)
-    return 0.0 if token is None else drafted.probability(token)

@@ -3,7 +3,8 @@
 The frontier is the end of the committed tokens. A walk yields what it needs or decided, and is sent the answer:
 
     NeedDraftToken -> the epoch's next DraftToken, or None to settle: none will come in time
-    NeedRow        -> the target's Row at the frontier
+                      (after a path: or None, the block ends)
+    NeedRow        -> the target's Row at the frontier, or after a path from it
     NeedSample     -> the target's own draw at the frontier, a token id
     NeedPrefix     -> float64 (n,): the drafter's probabilities that its text starts with each string
     Emit           -> None; the token is committed, and the frontier is after it
@@ -23,21 +24,29 @@ from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.types.statistics import Kind
+from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
 
 
 @dataclass(frozen=True)
 class NeedDraftToken:
-    """Requests the next draft token of the epoch."""
+    """Requests the next draft token of the epoch.
+
+    With a path, the draft tokens of a block that are not decided yet: the next one only if a pass has brought the row
+    to judge it with; else None, the block ends here.
+    """
+
+    path: Path = ()  # target ids, from the frontier on
 
 
 @dataclass(frozen=True, eq=False)
 class NeedRow:
-    """Requests the target's row at the frontier."""
+    """Requests the target's row at the end of a path from the frontier."""
 
     whole: bool = False  # the row must not have a tail
     listed: Ids = field(default_factory=lambda: NO_IDS)  # shape (n,), ids that it must list
     judging: bool = False  # it judges a revealed draft token: the epoch must not end before the answer
+    path: Path = ()  # target ids, from the frontier on; judging, if not empty
 
 
 @dataclass(frozen=True)
@@ -154,17 +163,19 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
     return None if same == min(len(left), len(right)) else offset + same
 
 
-def next_draft_token() -> Generator[Step, Answer, DraftToken | None]:
-    """The next draft token; None: settle."""
-    answer = yield NeedDraftToken()
+def next_draft_token(path: Path = ()) -> Generator[Step, Answer, DraftToken | None]:
+    """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
+    answer = yield NeedDraftToken(path)
     if answer is not None and not isinstance(answer, DraftToken):
         raise TypeError(f"NeedDraftToken was answered with {answer!r}")
     return answer
 
 
-def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False) -> Generator[Step, Answer, Row]:
-    """The target's row at the frontier, which lists at least `listed`, or everything if `whole`."""
-    row = yield NeedRow(whole, listed, judging)
+def target_row(
+    listed: Ids = NO_IDS, whole: bool = False, judging: bool = False, path: Path = ()
+) -> Generator[Step, Answer, Row]:
+    """The target's row after `path`, which lists at least `listed`, or everything if `whole`."""
+    row = yield NeedRow(whole, listed, judging, path)
     if not isinstance(row, Row) or (whole and not row.whole):
         raise TypeError(f"NeedRow was answered with {row!r}")
     return row
@@ -225,20 +236,28 @@ def undrafted(ground: Ground) -> Walk:
 
 
 def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
-    """Draw from (p - q)+, or from p without q.
+    """Draw from (p - q)+, or from p without q; their masses need not be one.
 
     If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
 
     Raises:
         KeyError: q lists an id that the row does not list, though it was asked to.
     """
-    weights = row.probabilities
-    if drafted is not None:
-        weights = np.maximum(weights - row.aligned(drafted), 0.0)
-    if not row.tail and not weights.any():
-        weights = row.probabilities  # p and q differ by rounding only; any draw from p is as good
-    place = chooser.categorical(np.append(weights, row.tail))
+    weights = residual(row, drafted)
+    if not weights.any():
+        weights = residual(row, None)  # p and q differ by rounding only; any draw from p is as good
+    place = chooser.categorical(weights)
     return int(row.ids[place]) if place < len(row.ids) else (yield from draw_unlisted(chooser, row))
+
+
+def residual(row: Row, drafted: Row | None) -> Probabilities:
+    """(p - q)+, or p without q, of each id that the row of p lists and of all others together, shape (n + 1,).
+
+    Raises:
+        KeyError: q lists an id that the row does not list, though it was asked to.
+    """
+    weights = row.probabilities if drafted is None else np.maximum(row.probabilities - row.aligned(drafted), 0.0)
+    return np.append(weights, row.tail)
 
 
 def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:

@@ -1,0 +1,204 @@
+"""Block verification: never fewer accepted draft tokens than token by token, and what breaks its distribution.
+
+That whole sessions are exact is enumerated with all other methods (test_exact_distributions and
+test_overlapped_distributions).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossdraft.speculation.choice import Choice
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.statistics import Kind
+from crossdraft.verification import rejection
+from crossdraft.verification.chooser import Chooser
+from crossdraft.verification.methods import STANDARD, TLI, Method
+from crossdraft.verification.rejection import Block
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Step, Walk
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
+from tests.verification.scheduling import Overlapped, Schedule
+from tests.verification.test_overlapped_distributions import LETTERS
+from tests.verification.toys import EXACT, SAME, Setup, as_ids, bias, error
+from tests.vocabularies import pair_of
+
+BIASED = 0.002  # total variation
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target's and a drafter's next-token distributions by the tokens before; of more tokens the last decides."""
+
+    target: np.ndarray  # float64 (contexts, tokens)
+    drafter: np.ndarray  # float64 (contexts, tokens)
+    head: int = 99  # most probable ids that a row of the target lists, besides the drafter's
+
+    def rows(self, path: tuple[int, ...]) -> tuple[Row, Row]:
+        """p and q after a path; q lists the ids that it gives any probability."""
+        context = (path[-1] + 1) % len(self.target) if path else 0
+        p, q = self.target[context], self.drafter[context]
+        ids = np.union1d(np.argsort(-p, kind="stable")[: self.head], np.flatnonzero(q))
+        return Row(ids, p[ids], max(0.0, 1.0 - float(p[ids].sum()))), Row(np.flatnonzero(q), q[q > 0])
+
+    def accepted(self, count: int, chooser: Chooser) -> int:
+        """How many draft tokens of a block of `count` are accepted."""
+        block = Block()
+        for _ in range(count):
+            p, q = self.rows(block.path)
+            block.add(int(q.ids[chooser.categorical(q.probabilities)]), p, q)
+        return block.accepted(chooser)
+
+    def in_blocks(self, count: int) -> list[float]:
+        """The probability that at least 1 ... `count` draft tokens are accepted, by enumeration."""
+        found = distribution_of(lambda chooser: self.accepted(count, chooser))
+        return [sum(chance for number, chance in found.items() if number >= least) for least in range(1, count + 1)]
+
+    def token_by_token(self, count: int, path: tuple[int, ...] = ()) -> np.ndarray:
+        """The same where each is accepted by itself, with min(1, p / q)."""
+        if not count:
+            return np.zeros(0)
+        p, q = self.rows(path)
+        reached = np.zeros(count)
+        for token, chance in zip(q.ids.tolist(), q.probabilities.tolist(), strict=True):
+            accepted = min(chance, p.probability(token))
+            reached += accepted * np.append(1.0, self.token_by_token(count - 1, (*path, token)))
+        return reached
+
+
+# Distributions that do not depend on the tokens before: the example of the paper's first section.
+EXAMPLE = Models(np.array([[1 / 3, 2 / 3]]), np.array([[2 / 3, 1 / 3]]))
+
+
+def test_the_papers_example() -> None:
+    """Of two draft tokens 11/9 are accepted in a block, 10/9 token by token."""
+    assert sum(EXAMPLE.in_blocks(2)) == pytest.approx(11 / 9, abs=EXACT)
+    assert sum(EXAMPLE.token_by_token(2)) == pytest.approx(10 / 9, abs=EXACT)
+
+
+def test_the_gain_grows_with_the_block() -> None:
+    """0, 10, 18 and 28 % more accepted draft tokens of 1 to 4."""
+    gains = [sum(EXAMPLE.in_blocks(count)) / sum(EXAMPLE.token_by_token(count)) - 1 for count in (1, 2, 3, 4)]
+    assert gains == pytest.approx([0, 0.1, 0.184, 0.277], abs=0.001)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(2, 4), (3, 3), (4, 2)]),
+    st.sampled_from([0.2, 1.0, 5.0]),
+    st.booleans(),
+)
+def test_a_block_never_accepts_fewer(seed: int, shape: tuple[int, int], concentration: float, truncated: bool) -> None:
+    """At least i draft tokens are accepted with at least the probability that they are token by token, for each i.
+
+    Random distributions after each token, peaked and flat, some with draft tokens that the target never says and, in
+    truncated rows, a tail.
+    """
+    size, count = shape
+    rng = np.random.default_rng(seed)
+    p, q = (rng.dirichlet(np.full(size, concentration), size + 1) for _ in range(2))
+    q[rng.random(q.shape) < 0.2] = 0.0
+    q[:, 0] += 0.1
+    models = Models(p, q / q.sum(axis=1, keepdims=True), 1 if truncated else 99)
+    assert (np.array(models.in_blocks(count)) >= models.token_by_token(count) - EXACT).all()
+
+
+# What breaks the distribution is seen.
+
+
+class IndependentEvents(Block):
+    """Accepts with w_i instead of h_i."""
+
+    def accepted(self, chooser: Chooser) -> int:
+        return next((i for i in range(len(self.rows), 0, -1) if chooser.bernoulli(self.weights[i])), 0)
+
+
+class Unweighed(Block):
+    """Draws corrections from (p - q)+ instead of (w p - q)+."""
+
+    def accepted(self, chooser: Chooser) -> int:
+        number = super().accepted(chooser)
+        self.rows = [
+            (Row(p.ids, p.probabilities / weight, p.tail / weight), q)
+            for (p, q), weight in zip(self.rows, self.weights[:-1], strict=True)
+        ]
+        return number
+
+
+class Unclipped(Block):
+    """Weights without the minimum with 1."""
+
+    def add(self, token: int | None, p: Row, q: Row) -> None:
+        super().add(token, p, q)
+        if token is not None:
+            self.weights[-1] = self.rows[-1][0].probability(token) / q.probability(token)
+
+
+@pytest.mark.parametrize("broken", [IndependentEvents, Unweighed, Unclipped])
+@pytest.mark.parametrize("method", [STANDARD, TLI], ids=lambda method: method.name)
+def test_a_broken_rule_is_seen(broken: type[Block], method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(SAME, method, 2, 3)
+    assert error(setup) < EXACT
+    monkeypatch.setattr(rejection, "Block", broken)
+    assert bias(setup) > BIASED
+
+
+Ends = Callable[[NeedDraftToken, DraftToken], bool]
+
+
+def ending(ends: Ends) -> Method:
+    """`tli` whose blocks end where `ends` says so of the need and its answer."""
+
+    def walk(ground: Ground) -> Walk:
+        walking = rejection.walk(ground)
+        step: Step = next(walking)
+        kept: Answer = None
+        while True:
+            if isinstance(step, NeedDraftToken) and kept is not None:
+                answer, kept = kept, None
+            else:
+                answer = yield step
+            if isinstance(step, NeedDraftToken) and step.path and isinstance(answer, DraftToken) and ends(step, answer):
+                answer, kept = None, answer
+            try:
+                step = walking.send(answer)
+            except StopIteration:
+                return
+
+    return replace(TLI, name="ending", walk=walk)
+
+
+def test_a_block_may_end_by_what_is_revealed_but_not_by_what_is_hidden() -> None:
+    revealed = ending(lambda need, _: need.path[-1] == 0)
+    hidden = ending(lambda _, draft_token: draft_token.token == 0)
+    for schedule in (None, Schedule("DDT")):
+        for method, biased in ((revealed, False), (hidden, True)):
+            run = Setup(SAME, method, 2, 3) if schedule is None else Overlapped(SAME, method, (Choice(2, 2),), schedule)
+            assert (bias(run) > BIASED) if biased else (error(run) < EXACT)
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI], ids=lambda method: method.name)
+def test_overlapped_epochs_judge_in_blocks_as_well(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a pass covered, and the draft token after it: else the tests of their distribution would say nothing."""
+    sizes: list[int] = []
+    accepted = Block.accepted
+
+    def counted(self: Block, chooser: Chooser) -> int:
+        sizes.append(len(self.rows))
+        return accepted(self, chooser)
+
+    monkeypatch.setattr(Block, "accepted", counted)
+    Overlapped(LETTERS, method, (Choice(4, 2),), Schedule("DDDT"), 3, 1).run(EnumeratingChooser([]))
+    assert max(sizes) > 1
+
+
+def test_a_draft_token_outside_the_target_ends_its_block() -> None:
+    """Nothing after it can be accepted, so that no further draft token is asked for."""
+    walking = rejection.walk(Ground(pair_of(("a", "b"), ("a", "c")), EnumeratingChooser([])))
+    assert next(walking) == NeedDraftToken()
+    assert isinstance(walking.send(DraftToken(1, Row(as_ids(0, 1), np.array([0.5, 0.5])))), NeedRow)
+    assert walking.send(Row(as_ids(0, 1), np.array([0.5, 0.5]))) == Emit(1, Kind.CORRECTED)
