@@ -188,7 +188,8 @@ def _group(
             continue
         seen = visible(members, width, used, window)
         skip = 0 if window is None else int(seen[real].any(0).argmax())
-        mask, seen = None, seen[:, :, skip:]
+        seen = seen[:, :, skip:]
+        mask: Tensor | None = None
         if not seen.all():
             mask = sent(torch.from_numpy(np.where(seen[:, None], ZERO, -INFINITY)).to(dtype), device)
         view = Strided(keys.start + skip, keys.step)
@@ -261,8 +262,9 @@ class Sections(NamedTuple, Generic[T]):
     @staticmethod
     def of(parts: Sequence[T]) -> "Sections[T]":
         own, each = len(Sections._fields) - 1, len(Marks._fields)
-        marks = (Marks(*parts[first : first + each]) for first in range(own, len(parts), each))
-        return Sections(*parts[:own], marks=tuple(marks))
+        marks = tuple(Marks(*parts[first : first + each]) for first in range(own, len(parts), each))
+        found: Sections[T] = Sections._make((*parts[:own], marks))
+        return found
 
 
 @dataclass(frozen=True)
