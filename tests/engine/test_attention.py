@@ -1,12 +1,15 @@
 """Groups of sessions, and attention over a layout against one softmax a token."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from crossdraft.engine.attention import Gathered, attend
+from crossdraft.engine import attention
+from crossdraft.engine.attention import Gathered, LayerLayout, Layouts, Scores, Window, attend
 from crossdraft.engine.batch import ALONE, CALL, BatchSlice, batch_of, grouped, visible
 from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
@@ -15,6 +18,7 @@ from crossdraft.types.trees import ROOT, TokenTree, tree_of
 from tests.engine.tiny import examples
 
 CPU = torch.device("cpu")
+WINDOWS = (None, Window(5), Window(6, chunked=True))
 PLACES = 2048
 
 
@@ -63,34 +67,41 @@ def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
         place = 128 * data.draw(st.sampled_from([number, number, 2 * number]))
         if all(place + size <= one.extent.start or one.extent.end <= place for one in pieces):
             pieces.append(piece(number, place, size, held, data.draw(st.sampled_from(trees)), text))
-    batch = batch_of(pieces, data.draw(st.sampled_from([1, CALL])), torch.float32, CPU)
-    softcap = data.draw(st.sampled_from([None, 1.5]))
+    batch = batch_of(pieces, data.draw(st.sampled_from([1, CALL])), torch.float32, CPU, WINDOWS)
+    number = data.draw(st.integers(0, len(WINDOWS) - 1))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     key, value = (torch.randn(1, key_heads, PLACES, width, generator=generator) for _ in range(2))
     tokens = batch.ids.shape[1]
     query = torch.randn(1, tokens, key_heads * share, width, generator=generator).transpose(1, 2)
-    found, _ = attend(nn.Module(), query, key, value, None, layout=batch.layout, scaling=0.4, softcap=softcap)
+    sinks = data.draw(st.sampled_from([None, torch.randn(key_heads * share, generator=generator)]))
+    how = Scores(0.4, data.draw(st.sampled_from([None, 1.5])), sinks)
+    module = nn.Module()
+    module.layer_layout = LayerLayout(Layouts(), number)
+    module.layer_layout.layouts.of_layers = batch.layouts
+    with patch.object(attention, "SCORES", data.draw(st.sampled_from([100, attention.SCORES]))):
+        found, _ = attend(module, query, key, value, None, scaling=0.4, softcap=how.softcap, s_aux=sinks)
     assert found.shape == (1, tokens, key_heads * share, width)
-    expected = _expected(batch.slices, query[0], key[0], value[0], softcap)
+    expected = _expected(batch.slices, query[0], key[0], value[0], how, WINDOWS[number])
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
     target = torch.arange(PLACES)[batch.slot_mapping] if isinstance(batch.slot_mapping, slice) else batch.slot_mapping
     assert target.tolist() == [one.extent.start + place for one in batch.slices for place in one.inputs.slots]
 
 
 def _expected(
-    pieces: tuple[BatchSlice, ...], query: Tensor, key: Tensor, value: Tensor, softcap: float | None
+    pieces: tuple[BatchSlice, ...], query: Tensor, key: Tensor, value: Tensor, how: Scores, window: Window | None
 ) -> Tensor:
     """Token by token and head by head."""
     rows = []
     for one in pieces:
-        for seen in torch.from_numpy(visible([one], one.count, one.used)[0]):
+        for seen in torch.from_numpy(visible([one], one.count, one.used, window)[0]):
             places = one.extent.start + seen.nonzero()[:, 0]
             heads = []
             for head, asked in enumerate(query[:, len(rows)]):
                 mine = head // (len(query) // len(key))
                 scores = key[mine, places] @ asked * 0.4
-                scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-                heads.append(torch.softmax(scores, 0) @ value[mine, places])
+                scores = scores if how.softcap is None else torch.tanh(scores / how.softcap) * how.softcap
+                aside = torch.zeros(0) if how.sinks is None else how.sinks[head, None]
+                heads.append(torch.softmax(torch.cat((scores, aside)), 0)[: len(places)] @ value[mine, places])
             rows.append(torch.stack(heads))
     return torch.stack(rows)
 
@@ -101,7 +112,7 @@ def test_without_a_layout_it_is_ordinary_causal_attention() -> None:
     draw = torch.Generator().manual_seed(2)
     query, key, value = (torch.randn(2, heads, 5, 8, generator=draw) for heads in (4, 2, 2))
     found, _ = attend(module, query, key, value, None, scaling=0.4)
-    expected = _expected((piece(0, 0, 64, 0, text=5),), query[1], key[1], value[1], None)
+    expected = _expected((piece(0, 0, 64, 0, text=5),), query[1], key[1], value[1], Scores(), None)
     torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="need its eager attention"):
         attend(module, query, key, value, None, softcap=2.0)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crossdraft.engine.attention import Window
 from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of, visible
 from crossdraft.engine.kv_cache_manager import Extent, size_for
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
@@ -54,26 +55,33 @@ def test_what_is_better_as_it_is() -> None:
 TREES = [NO_TREE, chain(3), chain(NODES), tree_of([(1, 2, 3), (1, 4), (5,)], 9), TokenTree((1, 2, 3), (ROOT, ROOT, 0))]
 
 
+WINDOWS = (None, Window(9), Window(7, chunked=True))
+
+
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30), st.sampled_from(TREES)), min_size=1, max_size=5))
 def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, TokenTree]]) -> None:
     pieces = [piece(held, text, tree, 256 * number) for number, (held, text, tree) in enumerate(sessions)]
-    bucket = bucket_of(pieces)
+    bucket = bucket_of(pieces, WINDOWS)
     if bucket is None:
         assert sum(one.count for one in pieces) > TOKENS
         return
     numbers = bucket.numbers(pieces, NOBODYS)
-    parts = Sections(*np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
+    parts = Sections.of(np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
     token = 0
     for one in pieces:
-        (seen,) = visible([one], one.count, one.used)
-        for sees, place, rank in zip(seen, one.inputs.slots, range(one.count), strict=False):
+        for place, rank in zip(one.inputs.slots, range(one.count), strict=True):
             row = parts.cells[token + rank]
-            lane = row // bucket.width
             assert parts.rows[row] == token + rank
             assert parts.targets[token + rank] == one.extent.start + place
-            assert (parts.starts[lane], parts.lengths[lane]) == (one.extent.start, one.used)
-            line = {parts.bases[lane] + bit for bit in range(NODES) if int(parts.lines[row]) >> bit & 1}
-            assert {*range(parts.limits[row]), *line} == {*np.flatnonzero(sees)}
+            assert parts.starts[row // bucket.width] == one.extent.start
+        for window, marks in zip(WINDOWS, parts.marks, strict=True):
+            (seen,) = visible([one], one.count, one.used, window)
+            for sees, row in zip(seen, parts.cells[token : token + one.count], strict=True):
+                lane = row // bucket.width
+                line = {marks.bases[lane] + bit for bit in range(NODES) if int(marks.lines[row]) >> bit & 1}
+                found = {*range(marks.lows[row], marks.limits[row]), *line}
+                assert {marks.skips[lane] + place for place in found} == {*np.flatnonzero(sees)}
+                assert max(found) < marks.lengths[lane] <= bucket.used_in(window)
         token += one.count
     assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.inputs.tokens]).all()
     assert (parts.targets[token:] == NOBODYS).all()

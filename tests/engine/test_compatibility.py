@@ -5,14 +5,7 @@ from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCau
 
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.engine import Engine
-from tests.engine.tiny import seeded, tiny_llama, tiny_qwen2
-
-
-def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
-    window = tiny_qwen2(use_sliding_window=True, sliding_window=32, max_window_layers=0)
-    with pytest.raises(UnsupportedModelError, match="set --max-model-len below 32"):
-        Engine(window)
-    assert Engine(window, max_length=31).max_length == 31
+from tests.engine.tiny import seeded, tiny_llama
 
 
 def test_models_whose_attention_is_not_given_by_mask_and_positions_are_refused() -> None:

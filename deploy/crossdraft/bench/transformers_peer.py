@@ -24,7 +24,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import CommandFailed
-from crossdraft.engine.compatibility import layer_shapes
+from crossdraft.engine.compatibility import layers_of
+from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap
@@ -293,7 +294,7 @@ def continuous_batching(
 def _configuration(
     model: PreTrainedModel, mib: int, page_tokens: int, max_batch_tokens: int | None
 ) -> ContinuousBatchingConfig:
-    place = sum(shape.heads * (shape.key + shape.value) for shape in layer_shapes(model)) * model.dtype.itemsize
+    place = KVCache.slot_bytes(layers_of(model).shapes, model.dtype)
     return ContinuousBatchingConfig(
         page_size=page_tokens,
         num_blocks=max(1, mib * MIB // (place * page_tokens)),

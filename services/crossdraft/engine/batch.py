@@ -14,13 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crossdraft.engine.attention import Group, Layout, Strided
+from crossdraft.engine.attention import Group, Layout, Strided, Window
 from crossdraft.engine.device import sent
 from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import InputTokens
 from crossdraft.types.trees import ROOT
 
 Numbers = NDArray[np.int64]
+Windows = tuple[Window | None, ...]  # the different ones of a model's layers; None: a layer sees the whole text
+WHOLE: Windows = (None,)
 SHORT = 8  # tokens; slices up to here attend together, longer ones with those of similar length
 ALONE = 64  # tokens; slices longer than this attend by themselves
 CALL = 3000  # slots times rows times heads whose attention takes as long as one more call of the kernel
@@ -56,17 +58,40 @@ class Batch:
     positions: Tensor  # int64 (1, n)
     slot_mapping: slice | Tensor  # slots of the KV cache, in order of the tokens
     kept: Tensor | None  # int64, the tokens whose logits are asked for; None: all
-    layout: Layout
+    layouts: tuple[Layout, ...]  # for each window
     slices: tuple[BatchSlice, ...]  # in order of their tokens
+    gathered: Tensor | None = None  # int64, slots: the layouts count among these; None: among all of the KV cache
 
 
-def batch_of(slices: Sequence[BatchSlice], heads: int, dtype: torch.dtype, device: torch.device) -> Batch:
-    """One forward of a model with so many attention heads, for slices of different sessions."""
+def batch_of(
+    slices: Sequence[BatchSlice],
+    heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    windows: Windows = WHOLE,
+    gathers: bool = False,
+) -> Batch:
+    """One forward of a model with so many attention heads, for slices of different sessions.
+
+    Args:
+        slices: at least one.
+        heads: of attention.
+        dtype: of the model.
+        device: of the model.
+        windows: of its layers.
+        gathers: whether what is cached is gathered before it becomes keys and values.
+    """
     ordered: list[BatchSlice] = []
-    groups: list[Group] = []
+    groups: list[tuple[Group, ...]] = []  # each as every window has it
+    slots_of: list[Numbers] = []  # of each group
     for members in grouped(slices, heads):
-        begin = groups[-1].end if groups else 0
-        groups.append(_group(members, begin, dtype, device))
+        begin = groups[-1][0].end if groups else 0
+        keys, used = _strided(members), max(one.used for one in members)
+        if gathers:
+            own = [np.arange(used) + one.extent.start for one in members]
+            keys = Strided(sum(map(len, slots_of)), used)
+            slots_of.append(np.concatenate(own))
+        groups.append(_group(members, begin, keys, windows, dtype, device))
         ordered += members
     tokens = _flat([one.inputs.tokens for one in ordered])
     positions = _flat([one.inputs.positions for one in ordered])
@@ -82,8 +107,9 @@ def batch_of(slices: Sequence[BatchSlice], heads: int, dtype: torch.dtype, devic
         places[None],
         slice(first, first + one.count) if in_a_row else mapping,
         None if len(kept) == len(tokens) else rows,
-        tuple(groups),
+        tuple(zip(*groups, strict=True)),
         tuple(ordered),
+        sent(torch.from_numpy(np.concatenate(slots_of)), device) if gathers else None,
     )
 
 
@@ -131,28 +157,51 @@ def _kind(one: BatchSlice) -> tuple[int, int]:
     return one.extent.size, max(one.count, SHORT).bit_length()
 
 
-def _group(members: Sequence[BatchSlice], begin: int, dtype: torch.dtype, device: torch.device) -> Group:
+def _strided(members: Sequence[BatchSlice]) -> Strided:
+    first = members[0].extent.start
+    return Strided(first, members[1].extent.start - first if len(members) > 1 else 0)
+
+
+def _group(
+    members: Sequence[BatchSlice],
+    begin: int,
+    keys: Strided,
+    windows: Windows,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Group, ...]:
+    """The group as each window has it: from the first slot on that any of its tokens sees."""
     counts = [one.count for one in members]
     end, width, used = begin + sum(counts), max(counts), max(one.used for one in members)
-    first = members[0].extent.start
-    step = members[1].extent.start - first if len(members) > 1 else 0
-    seen = visible(members, width, used)
-    rows = cells = mask = None
-    if len(members) * width != end - begin:
-        real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
+    real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
+    rows = cells = None
+    if not real.all():
         cells = sent(torch.from_numpy(np.flatnonzero(real)), device)
         numbers = np.full(real.shape, begin)
         numbers[real] = np.arange(begin, end)
         rows = sent(torch.from_numpy(numbers.ravel()), device)
-    if not seen.all():
-        mask = sent(torch.from_numpy(np.where(seen[:, None], ZERO, -INFINITY)).to(dtype), device)
-    return Group(begin, end, len(members), width, used, Strided(first, step), mask, rows, cells)
+    longest = max(max(one.inputs.positions) for one in members)
+    made: dict[Window | None, Group] = {}
+    effective = [window if window is not None and window.first(longest) > 0 else None for window in windows]
+    for window in effective:
+        if window in made:
+            continue
+        seen = visible(members, width, used, window)
+        skip = 0 if window is None else int(seen[real].any(0).argmax())
+        seen = seen[:, :, skip:]
+        mask: Tensor | None = None
+        if not seen.all():
+            mask = sent(torch.from_numpy(np.where(seen[:, None], ZERO, -INFINITY)).to(dtype), device)
+        view = Strided(keys.start + skip, keys.step)
+        made[window] = Group(begin, end, len(members), width, used - skip, view, mask, rows, cells)
+    return tuple(made[window] for window in effective)
 
 
-def visible(slices: Sequence[BatchSlice], width: int, used: int) -> NDArray[np.bool_]:
+def visible(slices: Sequence[BatchSlice], width: int, used: int, window: Window | None = None) -> NDArray[np.bool_]:
     """Which of the first `used` slots each token attends to, shape (slices, width, used); padding attends to all.
 
-    Committed tokens see all slots up to their own; a node sees the committed ones, its ancestors and itself.
+    Committed tokens see all slots up to their own; a node sees the committed ones, its ancestors and itself. Of these a
+    window leaves those whose positions are in it.
     """
     spare = [used]
     limits = np.array([[*one.inputs.slots, *spare * (width - one.count)] for one in slices], dtype=np.int64)
@@ -166,6 +215,11 @@ def visible(slices: Sequence[BatchSlice], width: int, used: int) -> NDArray[np.b
             bits = b"".join(line.to_bytes(size, "little") for line in ancestors)
             lines = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(-1, size), 1, within, "little")
             seen[row, nodes, inputs.committed :] = lines
+        if window is not None:
+            places = np.arange(used)
+            depths = inputs.depths[:within]
+            places[inputs.committed : inputs.committed + len(depths)] = inputs.committed + np.array(depths, np.int64)
+            seen[row, : one.count] &= places >= window.first(np.array(inputs.positions))[:, None]
     return seen
 
 
@@ -182,6 +236,17 @@ FREE = 1 << 15  # slots that may be gathered in any case
 WASTE = 8  # ... and so many times those that are seen
 
 
+class Marks(NamedTuple, Generic[T]):
+    """What a window lets rows see; slots are counted from the first that any row of the lane sees."""
+
+    lows: T  # (lanes * width,), a row sees the slots from this one on
+    limits: T  # ... to before this one,
+    lines: T  # ... and from the lane's base on, those whose bits are set
+    skips: T  # (lanes,), the lane's first slot, counted from its session's first
+    lengths: T  # (lanes,), slots that a lane has
+    bases: T  # (lanes,), the slot of its tree's first node
+
+
 class Sections(NamedTuple, Generic[T]):
     """The parts of a forward's numbers, int64, in this order."""
 
@@ -191,11 +256,15 @@ class Sections(NamedTuple, Generic[T]):
     cells: T  # (tokens,), the row of each token
     kept: T  # (tokens,), first the tokens whose logits are asked for
     rows: T  # (lanes * width,), the token in each row
-    limits: T  # (lanes * width,), how many slots from the lane's first one on a row sees,
-    lines: T  # ... and beyond them, from the lane's base on, those whose bits are set
-    starts: T  # (lanes,), first slots
-    lengths: T  # (lanes,), slots that a lane has
-    bases: T  # (lanes,), the slot of its tree's first node, counted from the first slot
+    starts: T  # (lanes,), the first slot of each one's session
+    marks: tuple[Marks[T], ...]  # for each window
+
+    @staticmethod
+    def of(parts: Sequence[T]) -> "Sections[T]":
+        own, each = len(Sections._fields) - 1, len(Marks._fields)
+        marks = tuple(Marks(*parts[first : first + each]) for first in range(own, len(parts), each))
+        found: Sections[T] = Sections._make((*parts[:own], marks))
+        return found
 
 
 @dataclass(frozen=True)
@@ -205,49 +274,60 @@ class Bucket:
     tokens: int
     lanes: int
     width: int  # rows of a lane
-    used: int  # slots of a lane
+    used: int  # slots of a lane, where a layer sees the whole text
+    windows: Windows = WHOLE
 
     @property
-    def sizes(self) -> Sections[int]:
+    def sizes(self) -> list[int]:
+        """How many numbers each part of `Sections` has, those of `Marks` last."""
         each, rows, lanes = self.tokens, self.lanes * self.width, self.lanes
-        return Sections(each, each, each, each, each, rows, rows, rows, lanes, lanes, lanes)
+        return [*[each] * 5, rows, lanes, *[rows, rows, rows, lanes, lanes, lanes] * len(self.windows)]
+
+    def used_in(self, window: Window | None) -> int:
+        """Slots of a lane where layers have this window: what the first of its rows may see, and all of the others."""
+        return self.used if window is None else min(self.used, _power_of_two(window.size + WIDTHS[-1] + NODES))
 
     def numbers(self, slices: Sequence[BatchSlice], padding_slot: int) -> Numbers:
         """All parts one after another; padding is written at `padding_slot`, and sees one slot that is nobody's."""
-        parts: Sections[list[int]] = Sections(*([] for _ in self.sizes))
-        for one in slices:
-            self._put(one, parts)
-        parts.kept.extend(wanted_tokens(slices).tolist())
         numbers = np.zeros(sum(self.sizes), dtype=np.int64)
-        room = Sections(*np.split(numbers, [*accumulate(self.sizes)][:-1]))
+        room = Sections.of(np.split(numbers, [*accumulate(self.sizes)][:-1]))
         room.targets.fill(padding_slot)
-        room.limits.fill(1)
-        for empty, part in zip(room, parts, strict=True):
-            empty[: len(part)] = part
+        for marks in room.marks:
+            marks.limits.fill(1)
+        token = lane = 0
+        for one in slices:
+            self._put(one, token, lane, room)
+            token, lane = token + one.count, lane + -(-one.count // self.width)
+        kept = wanted_tokens(slices)
+        room.kept[: len(kept)] = kept
         return numbers
 
-    def _put(self, one: BatchSlice, parts: Sections[list[int]]) -> None:
-        """Adds one slice; its lanes follow each other, and only the last one may have spare rows."""
-        inputs, count, start = one.inputs, one.count, one.extent.start
-        token, row, lanes = len(parts.ids), len(parts.rows), -(-count // self.width)
-        spare = [0] * (lanes * self.width - count)
-        parts.ids.extend(inputs.tokens)
-        parts.positions.extend(inputs.positions)
-        parts.targets.extend([start + slot for slot in inputs.slots])
-        parts.cells.extend(range(row, row + count))
-        parts.rows.extend([*range(token, token + count), *spare])
-        parts.limits.extend([*(min(slot + 1, inputs.committed) for slot in inputs.slots), *([1] * len(spare))])
-        parts.lines.extend([*_ancestor_bits(inputs), *spare])
-        parts.starts.extend([start] * lanes)
-        parts.lengths.extend([one.used] * lanes)
-        parts.bases.extend([inputs.committed] * lanes)
+    def _put(self, one: BatchSlice, token: int, lane: int, room: Sections[Numbers]) -> None:
+        """Writes a slice from a token and a lane on; only the last of its lanes may have spare rows."""
+        inputs, count, row = one.inputs, one.count, lane * self.width
+        tokens, rows = slice(token, token + count), slice(row, row + count)
+        slots, positions = np.array(inputs.slots), np.array(inputs.positions)
+        room.ids[tokens], room.positions[tokens] = inputs.tokens, positions
+        room.targets[tokens] = one.extent.start + slots
+        room.cells[tokens], room.rows[rows] = np.arange(row, rows.stop), np.arange(token, tokens.stop)
+        begins = np.arange(0, count, self.width)  # the first row of each lane
+        lanes = slice(lane, lane + len(begins))
+        room.starts[lanes] = one.extent.start
+        for window, marks in zip(self.windows, room.marks, strict=True):
+            firsts = np.zeros_like(slots) if window is None else window.first(positions).clip(0)
+            skips = np.minimum.reduceat(firsts, begins)
+            own = skips.repeat(self.width)[:count]
+            marks.lows[rows], marks.limits[rows] = firsts - own, np.minimum(slots + 1, inputs.committed) - own
+            marks.lines[rows] = _ancestor_bits(inputs, None if window is None else firsts.tolist())
+            marks.skips[lanes], marks.bases[lanes] = skips, inputs.committed - skips
+            marks.lengths[lanes] = np.maximum.reduceat(slots, begins) + 1 - skips
 
 
 LARGEST = Bucket(TOKENS, TOKENS, WIDTHS[-1], 0)  # no bucket has more numbers
 
 
-def bucket_of(slices: Sequence[BatchSlice]) -> Bucket | None:
-    """The smallest bucket for some slices; None: they run as a flat batch.
+def bucket_of(slices: Sequence[BatchSlice], windows: Windows = WHOLE) -> Bucket | None:
+    """The smallest bucket for some slices of a model with such windows; None: they run as a flat batch.
 
     That is where there is much to compute anyway, where a few long sessions would make all read as far as they do, and
     where a tree has too many nodes.
@@ -260,7 +340,7 @@ def bucket_of(slices: Sequence[BatchSlice]) -> Bucket | None:
     lanes = [-(-one.count // width) for one in slices]
     used = max(SLOTS, _power_of_two(max(one.used for one in slices)))
     seen = sum(count * one.used for count, one in zip(lanes, slices, strict=True))
-    bucket = Bucket(_power_of_two(tokens), _power_of_two(sum(lanes)), width, used)
+    bucket = Bucket(_power_of_two(tokens), _power_of_two(sum(lanes)), width, used, windows)
     return bucket if bucket.lanes * used <= max(FREE, WASTE * seen) else None
 
 
@@ -268,9 +348,21 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _ancestor_bits(inputs: InputTokens) -> list[int]:
-    """For each token: bit i is set where it sees node i of the tree, an ancestor or itself."""
+def _ancestor_bits(inputs: InputTokens, firsts: Sequence[int] | None = None) -> list[int]:
+    """For each token: bit i is set where it sees node i of the tree, an ancestor or itself.
+
+    Args:
+        inputs: the tokens.
+        firsts: the first position that each token sees; None: it sees all.
+    """
     lines: list[int] = []
     for node, parent in enumerate(inputs.tree.parents):
         lines.append((0 if parent == ROOT else lines[parent]) | 1 << node)
-    return [lines[slot - inputs.committed] if slot >= inputs.committed else 0 for slot in inputs.slots]
+    base = inputs.committed
+    found = [lines[slot - base] if slot >= base else 0 for slot in inputs.slots]
+    if firsts is None or max(firsts) <= base:
+        return found
+    deep = [0] * (max(inputs.positions) - base + 2)  # by depth, the nodes that lie so deep or deeper
+    for node, depth in enumerate(inputs.depths):
+        deep = [bits | 1 << node if least <= depth else bits for least, bits in enumerate(deep)]
+    return [line & deep[max(0, first - base)] for line, first in zip(found, firsts, strict=True)]

@@ -2,19 +2,23 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from crossdraft.engine.attention import NAME
+from crossdraft.engine.attention import NAME, LayerLayout, Layouts, Window
 from crossdraft.engine.kv_cache import LayerShape
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import ROOT, TokenTree
 
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # the same setting in different configurations
+NOTING = NAME + "-noting"  # an attention implementation that notes what a module sees, and computes nothing
+Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, position and that of a key: whether it does
 PROBE = ForwardRequest("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}  # of 1 + the largest logit; less exact numbers: 0.1
 
@@ -23,22 +27,13 @@ class UnsupportedModelError(ValueError):
     """The engine cannot run this model correctly; the text says why and what may help."""
 
 
-def check_configuration(model: PreTrainedModel, max_length: int) -> None:
-    """Refuses what the configuration shows to be unsupported.
+def check_rotary_positions(model: PreTrainedModel, max_length: int) -> None:
+    """Refuses rotary positions that change within a session.
 
     Raises:
-        UnsupportedModelError: sliding or chunked attention that `max_length` tokens would exceed, or rotary positions
-            that change for a text so long.
+        UnsupportedModelError: they are others for a text of up to `max_length` tokens than for a shorter one.
     """
-    config = model.config.get_text_config()
-    for name in WINDOWS:
-        window = getattr(config, name, None)
-        if isinstance(window, int) and 0 < window <= max_length:
-            raise UnsupportedModelError(
-                f"{name} of this model is {window} tokens, and trees need full attention: "
-                f"set --max-model-len below {window} (it is {max_length})"
-            )
-    ropes = getattr(config, "rope_parameters", None) or {}
+    ropes = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):  # once, or by type of layer
         original = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and isinstance(original, int) and original < max_length:
@@ -49,18 +44,119 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
             )
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionLayer:
+    """What was noted of an attention module."""
+
+    module: nn.Module
+    sees: Sees | None  # None: its mask was not made by transformers' functions
+    key: tuple[int, int]  # heads, and the width of a key that it attends to
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLayers:
+    """What the layers of a model cache, and what they see."""
+
+    shapes: tuple[LayerShape, ...]
+    attention: tuple[AttentionLayer, ...]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether keys and values are made of what is cached (multi-head latent attention)."""
+        return any(layer.key not in {(shape.heads, shape.key) for shape in self.shapes} for layer in self.attention)
+
+    def windows(self, model: PreTrainedModel, length: int) -> tuple[Window | None, ...]:
+        """Of each attention module, in sessions of so many tokens, as the model's own masks have it.
+
+        Raises:
+            UnsupportedModelError: a mask is neither causal nor a window, or not known where there is a window.
+        """
+        found: dict[Sees | None, Window | None] = {None: None}
+        for layer in self.attention:
+            if layer.sees is None:
+                _check_no_window(model, length)
+            elif layer.sees not in found:
+                found[layer.sees] = window_of(layer.sees, length, embedding_weight(model).device)
+        return tuple(found[layer.sees] for layer in self.attention)
+
+
+def window_of(sees: Sees, length: int, device: torch.device) -> Window | None:
+    """The window of a mask, found in what it lets the tokens of a text of so many see; None: all before.
+
+    Raises:
+        UnsupportedModelError: it is no window.
+    """
+    none = torch.zeros((), dtype=torch.int64, device=device)
+    places = torch.arange(length, device=device)
+    blind = ~sees(none, none, places, none).broadcast_to(places.shape)  # who does not see the first token
+    window = None
+    if blind.any():
+        size = int(blind.int().argmax())
+        if not size:
+            raise UnsupportedModelError(
+                "the sliding window of this model is 0 tokens: set sliding_window to null in its config.json"
+            )
+        chunked = size > 1 and not bool(sees(none, none, none + size, none + 1))
+        window = Window(size, chunked)
+    edges = (0, 1, window.size - 1, window.size, window.size + 1, 2 * window.size) if window else (0, 1)
+    for position in {*edges, length // 2, length - 1} & {*range(length)}:
+        expected = places <= position
+        if window is not None:
+            expected &= places >= window.first(position)
+        if not torch.equal(sees(none, none, none + position, places).broadcast_to(places.shape), expected):
+            raise UnsupportedModelError(
+                "a mask of this model is neither causal, nor a sliding window, nor one of chunks "
+                f"(in what the token at position {position} sees)"
+            )
+    return window
+
+
+def _check_no_window(model: PreTrainedModel, length: int) -> None:
+    config = model.config.get_text_config()
+    for name in WINDOWS:
+        window = getattr(config, name, None)
+        if isinstance(window, int) and 0 < window < length:
+            raise UnsupportedModelError(
+                f"{name} of this model is {window} tokens, and it does not say by transformers' masks in which layers: "
+                f"set --max-model-len to {window} or less (it is {length})"
+            )
+
+
+def _note(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """In place of attention: notes at the module what it is given; the result has the right shape only."""
+    sees: Sees | None = getattr(attention_mask, "sees", None)
+    vars(module)["noted"] = AttentionLayer(module, sees, (key.shape[1], key.shape[3]))
+    batch, heads, tokens, _ = query.shape
+    return value.new_zeros(batch, tokens, heads, value.shape[3]), None
+
+
+def _noted_mask(q_length: int, kv_length: int, mask_function: Sees, device: torch.device, **options: Any) -> Tensor:
+    """In place of a mask: one that has the function by which it would be made."""
+    mask = torch.zeros(1, 1, q_length, kv_length, device=device)
+    vars(mask)["sees"] = mask_function
+    return mask
+
+
+AttentionInterface.register(NOTING, _note)
+AttentionMaskInterface.register(NOTING, _noted_mask)
+
+
 @torch.inference_mode()
-def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """What each layer caches, seen in a forward of one token.
+def layers_of(model: PreTrainedModel) -> ModelLayers:
+    """What each layer caches and sees, noted in a forward of one token.
 
     Raises:
         UnsupportedModelError: the model keeps something other than keys and values.
     """
     usual = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the engine's own has no soft-capped scores in a plain call
     ids = torch.zeros(1, 1, dtype=torch.int64, device=embedding_weight(model).device)
-    cache = getattr(model(ids, use_cache=True), "past_key_values", None)
-    model.set_attn_implementation(usual)
+    model.set_attn_implementation(NOTING)
+    try:
+        cache = getattr(model(ids, use_cache=True), "past_key_values", None)
+    finally:
+        model.set_attn_implementation(usual)
     shapes = []
     for layer in cache.layers if isinstance(cache, DynamicCache) else (None,):
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
@@ -68,7 +164,17 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
                 "this model keeps more than keys and values (linear attention, state space, encoder)"
             )
         shapes.append(LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]))
-    return tuple(shapes)
+    noted = [vars(module).pop("noted", None) for module in model.modules()]
+    return ModelLayers(tuple(shapes), tuple(layer for layer in noted if layer is not None))
+
+
+def lay_out(model: PreTrainedModel, layers: ModelLayers) -> Layouts:
+    """Has the attention modules of a model look for what they see in the result, which all its engines share."""
+    known = (vars(layer.module).get("layer_layout") for layer in layers.attention)
+    layouts = next((each.layouts for each in known if isinstance(each, LayerLayout)), Layouts())
+    for number, layer in enumerate(layers.attention):
+        vars(layer.module)["layer_layout"] = LayerLayout(layouts, number)
+    return layouts
 
 
 def install(model: PreTrainedModel, name: str = NAME) -> None:

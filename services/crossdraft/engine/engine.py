@@ -13,10 +13,11 @@ from crossdraft.engine.compatibility import (
     PROBE,
     UnsupportedModelError,
     check_agreement,
-    check_configuration,
+    check_rotary_positions,
     embedding_weight,
     install,
-    layer_shapes,
+    lay_out,
+    layers_of,
     length_of,
     plain_logits,
 )
@@ -33,7 +34,8 @@ CHUNK = 512  # tokens
 class Engine:
     """A causal language model with a KV cache for many sessions. For one thread at a time.
 
-    The model's attention is replaced by the engine's own; plain calls still work where scores have no soft cap.
+    The model's attention is replaced by the engine's own; plain calls still work where scores have neither soft cap nor
+    sinks.
 
     Raises:
         ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
@@ -57,18 +59,19 @@ class Engine:
         self.computed = 0  # tokens computed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
-        shapes = layer_shapes(model)
-        size = KVCache.slot_bytes(shapes, model.dtype)
+        layers = layers_of(model)
+        size = KVCache.slot_bytes(layers.shapes, model.dtype)
         unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else math.inf
         plan = CachePlan.of(size, budget, unused, context, asked=max_length is not None)
         self.max_length = plan.length
-        check_configuration(model, plan.length)
+        check_rotary_positions(model, plan.length)
+        expected = plain_logits(model)
+        self.windows = layers.windows(model, plan.length)  # of each attention layer
         self._shares_memory = isinstance(budget, MemoryShare) and self.device.type == "cpu"
-        self._cache = KVCache(shapes, plan.slots, model.dtype, self.device)
+        self._cache = KVCache(layers.shapes, plan.slots, model.dtype, self.device, layers.gathers)
         self._log_size(-(-plan.slots * size // MIB), context)
         self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
-        self.runner = ModelRunner(model, self._cache)
-        expected = plain_logits(model)
+        self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
         self._check_agreement(expected)
         if graphs or (graphs is None and self.device.type == "cuda"):

@@ -90,11 +90,26 @@ class KVCache(Cache):
     Which slots a token attends to is in `attention.Layout`. Memory starts as zeros: a masked slot has weight zero, and
     zero times NaN is NaN. Layers whose keys or values have the same shape share one tensor, so that copying, clearing
     or moving slots in all of them is one call.
+
+    Args:
+        shapes: of each layer.
+        slots: that are handed out.
+        dtype: of the model.
+        device: of the model.
+        gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
+            attention): then only the slots that the forward reads are returned.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        gathers: bool = False,
+    ) -> None:
         super().__init__(layers=[])
-        self.slots = slots
+        self.slots, self.gathers = slots, gathers
         self.null_slot = slots  # never written: read in place of slots that do not exist
         self.padding_slot = slots + 1  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
@@ -106,6 +121,8 @@ class KVCache(Cache):
         tensors = [next(rows[part]) for part in parts]  # (1, heads, slots, width) each
         self.keys, self.values = tensors[::2], tensors[1::2]
         self._mapping: slice | Tensor = slice(0, 0)
+        self._positions: Tensor | None = None
+        self._gathered: Tensor | None = None
 
     @staticmethod
     def slot_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
@@ -134,9 +151,17 @@ class KVCache(Cache):
         for block in self._blocks.values():
             block[:, :, : int(share * block.shape[2])].zero_()
 
-    def map_slots(self, mapping: slice | Tensor) -> None:
-        """Sets where the next forward's keys and values go: slots in the order of its tokens, int64 if a tensor."""
-        self._mapping = mapping
+    def map_slots(
+        self, mapping: slice | Tensor, positions: Tensor | None = None, gathered: Tensor | None = None
+    ) -> None:
+        """Sets where the next forward's keys and values go, and what it reads.
+
+        Args:
+            mapping: slots in the order of its tokens, int64 if a tensor.
+            positions: of its tokens, int64 (tokens,).
+            gathered: the slots that are returned, int64; None: all.
+        """
+        self._mapping, self._positions, self._gathered = mapping, positions, gathered
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copies `count` slots from `source` on to `target` and on; they must not overlap."""
@@ -165,7 +190,7 @@ class KVCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes what a layer computed, (1, heads, tokens, width), and returns all slots of the layer."""
+        """Writes what a layer computed, (1, heads, tokens, width), and returns its slots, all or the gathered."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         mapping = self._mapping
         if isinstance(mapping, slice):
@@ -174,11 +199,18 @@ class KVCache(Cache):
         else:
             keys.index_copy_(2, mapping, key_states)
             values.index_copy_(2, mapping, value_states)
-        return keys, values
+        if self._gathered is None:
+            return keys, values
+        return keys.index_select(2, self._gathered), values.index_select(2, self._gathered)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero, since positions are explicit."""
-        return 0
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """What to add to the tokens' numbers to have their positions, int64 (tokens,), where a layer asks (Llama 4).
+
+        Models do not ask, since positions are explicit, or use it for a mask, which is explicit too: 0.
+        """
+        if layer_idx is None or self._positions is None:
+            return 0
+        return self._positions - torch.arange(len(self._positions), device=self._positions.device)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Length and offset of what a mask would cover; there is none."""

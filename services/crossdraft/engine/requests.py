@@ -79,6 +79,12 @@ class InputTokens:
     moves: tuple[int, ...] = ()  # slots of cached nodes that are kept; first they move to `move_start` and on
     move_start: int = 0
 
+    @property
+    def depths(self) -> Sequence[int]:
+        """Of each node of the tree; 0 directly follows the committed tokens."""
+        nodes = range(len(self.tree.tokens))
+        return nodes if self.tree.is_chain else _depths(self.tree, nodes)
+
     def scheduled(self, limit: int) -> int:
         """How many of the tokens a step with a limit computes: part of the text, or everything.
 

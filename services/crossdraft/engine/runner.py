@@ -6,13 +6,26 @@ Forwards of one bucket are captured as a CUDA graph: all their kernels are repla
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from crossdraft.engine.attention import Gathered, Group, Layout
-from crossdraft.engine.batch import LARGEST, SLOTS, TOKENS, BatchSlice, Bucket, Sections, batch_of, bucket_of
+from crossdraft.engine.attention import Gathered, Group, Layout, Layouts
+from crossdraft.engine.batch import (
+    LARGEST,
+    SLOTS,
+    TOKENS,
+    WHOLE,
+    BatchSlice,
+    Bucket,
+    Marks,
+    Sections,
+    Windows,
+    batch_of,
+    bucket_of,
+)
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import staged
 from crossdraft.engine.kv_cache import KVCache
@@ -68,12 +81,24 @@ class GraphRunner:
     load; a capture takes as long as a few ordinary forwards.
     """
 
-    def __init__(self, call: Call, cache: KVCache, dtype: torch.dtype, device: torch.device, longest: int) -> None:
+    def __init__(
+        self,
+        call: Call,
+        cache: KVCache,
+        dtype: torch.dtype,
+        device: torch.device,
+        longest: int,
+        windows: Windows = WHOLE,
+        gathers: bool = False,
+    ) -> None:
         self._call, self._cache, self._dtype = call, cache, dtype
+        self._windows, self._gathers = windows, gathers
         self._recorder: Recorder | None = recorder_for(device)
         self._recorded: dict[Bucket, Callable[[], None]] = {}
-        self._numbers = torch.zeros(sum(LARGEST.sizes), dtype=torch.int64, device=device)
-        self._offsets = torch.arange(max(SLOTS, 2 * longest), device=device)  # a bucket's slots are a power of two
+        most = sum(replace(LARGEST, windows=windows).sizes)
+        self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
+        # A bucket's slots are a power of two, as are its lanes.
+        self._offsets = torch.arange(max(SLOTS, TOKENS, 2 * longest), device=device)
         self._logits: Tensor | None = None  # (TOKENS, V): the output of all graphs, so that none keeps its own
 
     @property
@@ -85,7 +110,7 @@ class GraphRunner:
 
         It returns the logits asked for, float32 (rows, V), in order.
         """
-        bucket = bucket_of(slices)
+        bucket = bucket_of(slices, self._windows)
         if bucket is None or not (bucket in self._recorded or self._records):
             return None
         numbers = torch.from_numpy(bucket.numbers(slices, self._cache.padding_slot))
@@ -121,28 +146,43 @@ class GraphRunner:
     def _forward(self, bucket: Bucket) -> None:
         """From the numbers to the logits; nothing here or in the model may depend on the numbers' values."""
         parts = self._parts(bucket)
-        self._cache.map_slots(parts.targets)
-        logits = self._call(parts.ids[None], parts.positions[None], self._layout(bucket, parts))[0]
+        gathered = None
+        if self._gathers:  # one more than all lanes have, which is nobody's
+            slots = self._slots(bucket.used, parts.starts, parts.marks[0], self._cache.null_slot)
+            gathered = nn.functional.pad(slots, (0, 1), value=self._cache.null_slot)
+        self._cache.map_slots(parts.targets, parts.positions, gathered)
+        layouts = [self._layout(bucket, parts, number) for number in range(len(bucket.windows))]
+        logits = self._call(parts.ids[None], parts.positions[None], layouts)[0]
         if self._logits is None:  # the first time of all, before anything is captured
             self._logits = torch.empty(TOKENS, logits.shape[-1], dtype=logits.dtype, device=logits.device)
         self._logits[: bucket.tokens].copy_(logits)
 
     def _parts(self, bucket: Bucket) -> Sections[Tensor]:
-        return Sections(*self._numbers[: sum(bucket.sizes)].split(bucket.sizes))
+        return Sections.of(self._numbers[: sum(bucket.sizes)].split(bucket.sizes))
 
-    def _layout(self, bucket: Bucket, parts: Sections[Tensor]) -> Layout:
-        """Where each lane's keys are, and which of them its rows see."""
-        lanes, width, used = bucket.lanes, bucket.width, bucket.used
+    def _layout(self, bucket: Bucket, parts: Sections[Tensor], number: int) -> Layout:
+        """Where each lane's keys are, and which of them its rows see, in layers that have this window."""
+        lanes, width, marks = bucket.lanes, bucket.width, parts.marks[number]
+        used = bucket.used_in(bucket.windows[number])
         offsets = self._offsets[:used]
-        starts, lengths, bases = (part[:, None] for part in (parts.starts, parts.lengths, parts.bases))
-        # Beyond a lane's own slots there may be another session's, and those may be NaN, which no mask hides.
-        slots = (starts + offsets).masked_fill_(offsets >= lengths, self._cache.null_slot)
-        behind = (offsets - bases).clamp(0, 63)[:, None]  # (lanes, 1, used); before the base every node's limit counts
-        lines = parts.lines.view(lanes, width, 1) >> behind & 1
-        seen = (offsets < parts.limits.view(lanes, width, 1)) | (lines != 0)
+        lows, limits, lines = (part.view(lanes, width, 1) for part in (marks.lows, marks.limits, marks.lines))
+        behind = (offsets - marks.bases[:, None])[:, None]  # (lanes, 1, used)
+        nodes = (lines >> behind.clamp(0, 63) & 1 != 0) & (behind >= 0)
+        seen = (offsets >= lows) & (offsets < limits) | nodes
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-        keys = Gathered(slots.view(-1))
+        if self._gathers:
+            starts, nobodys = self._offsets[:lanes] * bucket.used, lanes * bucket.used
+        else:
+            starts, nobodys = parts.starts, self._cache.null_slot
+        keys = Gathered(self._slots(used, starts, marks, nobodys))
         return (Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),)
+
+    def _slots(self, used: int, starts: Tensor, marks: Marks[Tensor], nobodys: int) -> Tensor:
+        """The slots of all lanes one after another, shape (lanes * used,)."""
+        offsets = self._offsets[:used]
+        # Beyond a lane's own slots there may be another session's, and those may be NaN, which no mask hides.
+        slots = (starts + marks.skips)[:, None] + offsets
+        return slots.masked_fill_(offsets >= marks.lengths[:, None], nobodys).view(-1)
 
 
 class ModelRunner:
@@ -151,20 +191,27 @@ class ModelRunner:
     Args:
         model: with the engine's attention installed by the time of the first forward.
         cache: where keys and values are.
+        layouts: where the model's attention modules find what they see.
+        windows: of each attention module.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache, layouts: Layouts, windows: Windows) -> None:
         self.graphs: GraphRunner | None = None  # for forwards that fit into a bucket; None: all are flat batches
-        self._model, self._cache = model, cache
+        self._model, self._cache, self._layouts = model, cache, layouts
         self._device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
         self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
         self._keeps_logits = keeps_logits(model)
+        # The first is that of what is gathered.
+        self._windows: Windows = tuple(dict.fromkeys((*(WHOLE if cache.gathers else ()), *windows)))
+        self._numbers = [self._windows.index(window) for window in windows]  # of each attention module's window
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
 
     def use_graphs(self, longest: int) -> None:
         """From now on forwards that fit run in buckets, for sessions of at most so many slots."""
-        self.graphs = GraphRunner(self._call, self._cache, self._dtype, self._device, longest)
+        self.graphs = GraphRunner(
+            self._call, self._cache, self._dtype, self._device, longest, self._windows, self._cache.gathers
+        )
 
     def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
@@ -174,24 +221,28 @@ class ModelRunner:
         return _split(prepared(), slices)
 
     def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
-        batch = batch_of(slices, self._heads, self._dtype, self._device)
-        self._cache.map_slots(batch.slot_mapping)
+        batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
+        self._cache.map_slots(batch.slot_mapping, batch.positions[0], batch.gathered)
         options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}
-        logits = self._call(batch.ids, batch.positions, batch.layout, **options)[0]
+        logits = self._call(batch.ids, batch.positions, batch.layouts, **options)[0]
         if batch.kept is not None and not options:
             logits = logits.index_select(0, batch.kept)
         return _split(logits.float(), batch.slices)
 
-    def _call(self, ids: Tensor, positions: Tensor, layout: Layout, **options: Tensor) -> Tensor:
-        logits: Tensor = self._model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=self._mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            layout=layout,
-            **options,
-        ).logits
+    def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout], **options: Tensor) -> Tensor:
+        """The model's logits, (1, tokens, V), where layers see what the layout of their window says."""
+        self._layouts.of_layers = [layouts[number] for number in self._numbers]
+        try:
+            logits: Tensor = self._model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=self._mask,
+                past_key_values=self._cache,
+                use_cache=True,
+                **options,
+            ).logits
+        finally:
+            self._layouts.of_layers = None
         return logits
 
 
