@@ -5,11 +5,14 @@ import json
 import sys
 from contextlib import AsyncExitStack
 
+import pytest
+
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
+from tests.rpc.unhurried import unhurry
 
 AT_ONCE = Listening(grace_seconds=0)
 SLOW = Emulation(Pace.parsed("25,0"))
@@ -26,4 +29,6 @@ async def serve(target: str, drafter: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(*sys.argv[1:]))
+    with pytest.MonkeyPatch.context() as patch:
+        unhurry(patch)  # nobody is taken for lost because the machine stands still
+        asyncio.run(serve(*sys.argv[1:]))

@@ -114,7 +114,8 @@ def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on_and_all_
         assert server.ready["workers"] == [first, second]
         again = [begun(server) for _ in range(FEW)]
         assert [rest(stream, text) for _, stream, text in again] == [whole[0]] * FEW
-        assert successes(server.address) == len(whole) + FEW
+        # One that was killed may have counted an output whose last bytes never left it.
+        assert len(whole) + FEW <= successes(server.address) <= STREAMS + FEW
         last = [begun(server) for _ in range(FEW)]
         server.end()  # all are drained
         assert [rest(stream, text) for _, stream, text in last] == [whole[0]] * FEW

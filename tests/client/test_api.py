@@ -15,7 +15,7 @@ from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
-from tests.client.together import ended, open_together
+from tests.client.together import ended
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.text.kinds import kind
@@ -108,11 +108,10 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline
 
 @pytest.mark.usefixtures("drafter_first")
 async def test_outputs_at_once_share_a_controller_and_each_recording_has_its_choices(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, tmp_path: Path
 ) -> None:
     """Each has its own text, and epochs add up."""
     due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
-    open_together(6, monkeypatch)  # a target's session and a drafter's for each
     files = [tmp_path / f"{seed}.rec" for seed in range(3)]
     runs = [
         pipeline.generate(PROMPT, max_tokens=24, seed=seed, record=file, explain=True)

@@ -260,7 +260,7 @@ class Heard:
 @asynccontextmanager
 async def streams(client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> AsyncIterator[list[Heard]]:
     """Streams with these seeds, each with a chunk at least; at the end of the block all of them have ended."""
-    opened = [await opened_stream(client, seed, tokens) for seed in seeds]
+    opened = await asyncio.gather(*(opened_stream(client, seed, tokens) for seed in seeds))
     heard = [Heard() for _ in seeds]
     begun = [asyncio.Event() for _ in seeds]
     async with asyncio.TaskGroup() as group:

@@ -1,5 +1,6 @@
 """`crossdraft deploy` and `status`, typed where a cluster runs; it was itself deployed so."""
 
+import asyncio
 import json
 import subprocess
 from io import StringIO
@@ -11,7 +12,7 @@ from crossdraft.cli.cluster import table_of
 from crossdraft.cluster import capacity
 from crossdraft.cluster.deploy import Deployed, alone
 from crossdraft.cluster.directory import Entry, Load, Role
-from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster
+from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
 
 def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster) -> None:
@@ -56,7 +57,7 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
         f"HTTP at 127.0.0.1:{cluster.http} of every node with an http front; `crossdraft status` shows which",
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]
-    assert cluster.entries() == before
+    asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
 def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
@@ -77,7 +78,7 @@ def test_a_resource_that_no_node_has_is_said_with_what_they_have(cluster: Runnin
     assert f"node {TARGETS}" in done.stderr
     assert "target 3 of 3 left" in done.stderr
     assert "Traceback" not in done.stderr
-    assert cluster.entries() == before
+    asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
 @pytest.mark.full
@@ -96,7 +97,7 @@ def test_nothing_is_begun_while_a_node_has_another_crossdraft(
     monkeypatch.setattr(capacity, "installed", lambda: "0.2.0+other")
     with pytest.raises(NotServedError, match=rf"0\.2\.0\+other is to run, and node .*{TARGETS}"):
         cluster.deploy(cluster.configuration())
-    assert cluster.entries() == before
+    asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
 def _lines(done: "subprocess.CompletedProcess[str]") -> list[str]:

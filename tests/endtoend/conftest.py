@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.console import processes
+from crossdraft.speculation.choice import Fixed
 from tests.endtoend.reference import Reference
 from tests.endtoend.stack import TARGET, Stack, serving
 from tests.rpc.unhurried import unhurry
@@ -18,6 +19,12 @@ def unhurried() -> Iterator[None]:
         unhurry(patch)
         patch.setattr(processes, "START_SECONDS", 600.0)
         yield
+
+
+@pytest.fixture
+def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No output begins before its drafter has opened, however slow the machine is: else it may be over by then."""
+    monkeypatch.setattr(Fixed, "waits_for_drafter", True)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ def trial() -> Trial:
     return Trial(f"bundled:{TARGET}", PROMPT)
 
 
+@pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "drafter", "settings"), CASES)
 async def test_the_first_two_tokens(
     stack: Stack, trial: Trial, method: str, drafter: str, settings: dict[str, Any]

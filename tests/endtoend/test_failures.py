@@ -16,7 +16,6 @@ from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipe
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
-from crossdraft.speculation.choice import Fixed
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.endtoend.stack import AT_ONCE, TARGET, model
 from tests.prompts import prompts
@@ -31,12 +30,6 @@ PACE = "15,0"  # of a target: what is killed is in the middle of it
 def request(overlap: Overlap) -> GenerationRequest:
     text = prompts()[3].text
     return GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
-
-
-@pytest.fixture
-def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No output begins before its drafter has opened, however slow the machine is."""
-    monkeypatch.setattr(Fixed, "waits_for_drafter", True)
 
 
 @dataclass(frozen=True)

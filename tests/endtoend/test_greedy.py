@@ -10,7 +10,6 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.client import Generation, GenerationRequest, Overlap
 from crossdraft.engine.names import BUNDLED
-from crossdraft.speculation.choice import Fixed
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
@@ -94,11 +93,9 @@ async def test_with_a_drafter_of_another_vocabulary(
     assert sum(figure.tokens for figure in figures) > sum(figure.passes - figure.row_misses for figure in figures)
 
 
+@pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "drafter"), OVERLAPPING)
-async def test_with_a_drafter_that_drafts_on(
-    stack: Stack, reference: Reference, method: str, drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Fixed, "waits_for_drafter", True)  # else an output may be over before its drafter is there
+async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference, method: str, drafter: str) -> None:
     generations = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
     figures = [statistics(generation) for generation in generations]
     assert sum(figure.accepted for figure in figures)
@@ -118,6 +115,7 @@ async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) ->
     assert sum(figure.tokens for figure in figures) > 3 * sum(figure.passes for figure in figures)
 
 
+@pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("kind", "method", "drafter"), first(4, KINDS))
 async def test_with_penalties_and_biases(
     stack: Stack, reference: Reference, kind: str, method: str, drafter: str

@@ -74,6 +74,7 @@ ROUNDS = [OFF | {"num_speculative_tokens": k} for k in (3, 1, 8)]
 AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 3, "branch_width": 2, "paths": 4}
 
 
+@pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(
     ("drafter", "settings"),
     [("drafter-a", OFF), ("drafter-b", AHEAD), (NGRAM, OFF)]

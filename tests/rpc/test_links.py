@@ -90,7 +90,7 @@ async def test_a_frozen_process_is_noticed_and_a_killed_one_at_once(monkeypatch)
             await asyncio.wait_for(described(client), BOUND)
         unhurry(monkeypatch)  # pings would tell after a minute
         async with TargetClient(ready["address"]) as client:
-            killed = await client.open(OPEN)
+            killed = await opened(client)
             process.kill()
             with pytest.raises(Unreachable):
                 await asyncio.wait_for(killed.receive(), BOUND)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import GRID
-from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -16,7 +15,6 @@ from crossdraft.types.messages import (
     MOST_RUN,
     Advance,
     Branch,
-    Description,
     Draft,
     Drafted,
     FetchRow,
@@ -227,22 +225,6 @@ drafter_replies = st.one_of(
         queued=seconds,
     ),
     st.builds(Scored, numbers, scores, seconds),
-)
-tokens = st.dictionaries(st.sampled_from(["bos_token", "eos_token"]), st.text(max_size=4)).map(
-    lambda named: tuple(sorted(named.items()))
-)
-descriptions = st.builds(
-    Description,
-    model=st.text(max_size=8),
-    tokenizer_json=st.text(min_size=1, max_size=20),
-    controls=st.lists(st.tuples(ids, st.sampled_from([role.name for role in Role])), max_size=3).map(tuple),
-    stops=id_tuples,
-    vocabulary_size=st.just(SIZE),
-    context=numbers,
-    fingerprint=st.text(min_size=1, max_size=8),
-    affinity=st.text(max_size=8),
-    copies=st.booleans(),
-    chat_template=st.none() | st.builds(ChatTemplate, st.text(min_size=1, max_size=8), tokens),
 )
 
 

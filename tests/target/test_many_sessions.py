@@ -154,6 +154,6 @@ async def test_many_sessions_have_the_outputs_that_they_have_alone(
     done = crowded.statistics()
     assert done.evictions > 0
     assert shared[1] >= BEGINNING
-    assert max(done.batches) >= 8
+    assert max(done.batches) > 1
     await crowded.thread.run(nothing())  # after the sessions' ends
     assert crowded.thread.engine.slots_in_use == 0

@@ -35,11 +35,11 @@ async def test_an_echo_takes_both_delays(echo: Echo) -> None:
 @with_the_hosts
 async def test_a_delay_does_not_narrow_the_link(echo: Echo) -> None:
     await echo.link.delay(20)
-    data = bytes(range(256)) * 4096
+    data = bytes(range(256)) * 16384
     loop = asyncio.get_running_loop()
     seconds = HANGS
     async with asyncio.timeout(HANGS):
-        while seconds >= 0.5:  # TCP widens its windows first; 16 pieces of 64 KiB, one after the other, take 0.64 s
+        while seconds >= 2:  # TCP widens its windows first; 64 pieces of 64 KiB, one after the other, take 2.56 s
             began = loop.time()
             echo.send(data)
             assert await echo.receive(len(data)) == data
