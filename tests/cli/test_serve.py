@@ -105,7 +105,7 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
     [
         (["ngram", "--min-ngram", "0"], "must be at least 1 and at most the longest, got 0 and 24"),
         (["ngram", "--max-ngram", "3"], "must be at least 1 and at most the longest, got 4 and 3"),
-        (["ngram", "--max-sessions", "0"], "sessions must be at least 1, got 0"),
+        (["ngram", "--max-sessions", "0"], "--max-sessions must be at least 1, got 0"),
         (["ngram", "--max-sessions", "4", "--max-sessions-per-peer", "5"], "between 1 and those of all, 4, got 5"),
         (["ngram", "--idle-seconds", "0"], "idle_seconds must be above 0, got 0"),
         (["ngram", "--model", "x"], "No such option: --model"),

@@ -39,7 +39,7 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ({"sessions": 0}, "sessions must be at least 1, got 0"),
+        ({"sessions": 0}, "--max-sessions must be at least 1, got 0"),
         ({"sessions": 5, "per_peer": 6}, "between 1 and those of all, 5, got 6"),
         ({"per_peer": 0}, "got 0"),
         ({"idle_seconds": 0}, "idle_seconds must be above 0, got 0"),

@@ -416,7 +416,7 @@ async def test_a_peer_has_no_more_links_than_it_may(service, monkeypatch):
         async with RawLink(server.address) as refused:
             assert await refused.ended() == (
                 StatusCode.RESOURCE_EXHAUSTED,
-                "no room for another session: 1 links of ipv4:127.0.0.1 are open",
+                "no room for another session: 1 connections of ipv4:127.0.0.1 are open",
             )
         await link.send((1, Close()))
         await link.call.done_writing()

@@ -125,7 +125,7 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
         (RequestError("k must be smaller"), RequestError, "k must be smaller"),
         (OverloadedError("64 outputs are being made", 2.5), errors.Overloaded, "64 outputs"),
         (errors.Unreachable("target at 10.0.0.1:7: gone"), errors.Unreachable, "no target can make"),
-        (errors.Full("target at 10.0.0.1:7: full"), errors.Overloaded, "as many sessions as they take"),
+        (errors.Full("target at 10.0.0.1:7: full"), errors.Overloaded, "at their limit of sessions"),
         (errors.TooLarge("target at 10.0.0.1:7: 9 MiB"), errors.TooLarge, "the prompt is too large"),
         (errors.TimedOut("target at 10.0.0.1:7: slow"), errors.Unreachable, "no target can make"),
         (errors.ContextTooLong("the context is full"), errors.ContextTooLong, "the context is full"),

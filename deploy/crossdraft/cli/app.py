@@ -113,7 +113,7 @@ def _options(
 @command(app, runs="crossdraft.cli.demo:demo")
 def demo(
     prompt: Prompt = None,
-    k: int = option(6, "Draft tokens in a lock-step round.", "-k"),
+    k: int = option(6, "Draft tokens in a lock-step round.", "--num-speculative-tokens", "-k"),
     max_tokens: MaxTokens = 30,
     temperature: list[float] = option([0.0, 0.8], "Sampling temperature, 0 is greedy; repeatable."),
     seed: int = option(3, "Random seed of both generations, so that their texts must be equal."),
@@ -121,7 +121,7 @@ def demo(
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards.
 
-    The target is made as large as it needs to be to show a gain: its layers are more and wider, and its texts the same.
+    The target is padded with layers that add nothing: it is as slow as a larger model, and writes the same texts.
     """
 
 
@@ -148,7 +148,7 @@ def inspect(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Compare two vocabularies. It counts the tokens that both have, and those that the other can spell."""
+    """Compare two vocabularies. It counts the tokens that both have, and those that the other can write."""
 
 
 @command(app)
@@ -164,6 +164,7 @@ def select(
         None,
         "Numbers of draft tokens in a round to choose from; repeatable. "
         "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
+        "--num-speculative-tokens",
         "--k",
         "-k",
     ),
@@ -205,8 +206,8 @@ def replay(file: Recorded) -> None:
 def timeline(
     file: Recorded,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write (.html).")],
-    first: int = option(1, "First round that is seen when the page is opened; it has all of them.", min=1),
-    rounds: int = option(15, "Rounds that are seen then.", min=1),
+    first: int = option(1, "First round in view when the page opens; the page has all of them.", min=1),
+    rounds: int = option(15, "Rounds in view when the page opens.", min=1),
 ) -> None:
     """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
 

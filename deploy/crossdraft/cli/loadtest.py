@@ -269,7 +269,10 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
     """Raises UsageError."""
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
-            raise UsageError("--compare and --delay-ms are for services that are started; give --target beside --url")
+            raise UsageError(
+                "--compare and --delay-ms need services that this command starts: leave out --url, --server, --target "
+                "and --drafter (a running server is compared by --target beside --url)"
+            )
         return Addressed(servers)
     models = (
         Served(services.target_model, services.pace_target, engine=services.engine),

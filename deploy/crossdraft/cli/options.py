@@ -209,8 +209,8 @@ class ApiOptions:
     grace_seconds: float = option(30.0, "Seconds that open requests may go on after SIGTERM.")
     workers: int = option(
         1,
-        "Processes that serve the port; one that dies is replaced. --max-outputs, --rate and --burst are of all "
-        "together: each allows its share, so a client with one connection gets the share of one worker.",
+        "Processes that serve the port; one that dies is replaced. --max-outputs, --rate and --burst are divided among "
+        "them, and a connection stays with one: a client with one connection gets the share of one worker.",
         min=1,
     )
     worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)
@@ -292,7 +292,7 @@ class RequestOptions:
     presence_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     frequency_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     min_tokens: int = option(0, "Tokens before which the output may not end.")
-    bad_words: list[str] | None = option(None, "A text that is not written; repeatable.", "--bad-word", metavar="TEXT")
+    bad_words: list[str] | None = option(None, "A text that the output must not contain; repeatable.", "--bad-word", metavar="TEXT")
     logit_bias: list[str] | None = option(None, "Added to the logit of a token; repeatable.", metavar="ID:BIAS")
     stop: list[str] | None = option(None, "End the output before this text; repeatable.", metavar="TEXT")
     stop_token_ids: list[int] | None = option(

@@ -37,7 +37,7 @@ class EngineOptions:
     cache_mib: int | None = option(
         None,
         "Size of the KV cache in MiB, allocated at start. By default what --gpu-memory-utilization leaves, on a CPU "
-        "half of the free memory; at most what --max-sessions can use.",
+        "half of the free memory, but no more than all sessions can use.",
         envvar="CROSSDRAFT_CACHE_MIB",
         show_envvar=True,
     )

@@ -194,7 +194,7 @@ class LocalOptions:
 
     def __post_init__(self) -> None:
         if self.max_outputs < 1:
-            raise ValueError(f"max_outputs must be at least 1, got {self.max_outputs}")
+            raise ValueError(f"--max-outputs must be at least 1, got {self.max_outputs}")
 
 
 class Connection:

@@ -138,7 +138,7 @@ def _errors_of_clients() -> Iterator[None]:
     except errors.TooLarge as error:
         raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
     except errors.Full as error:
-        text = "the targets have as many sessions as they take; ask again later"
+        text = "all targets are at their limit of sessions; ask again later"
         raise errors.Overloaded(text, MIN_RETRY_SECONDS) from error
     except errors.ServiceError as error:
         log.info("an output failed: %s", error)

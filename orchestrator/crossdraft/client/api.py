@@ -311,7 +311,7 @@ class Pipeline:
 
         Args:
             request: what to generate.
-            watch: such as `trace.timeline.Watch`: is told the session's steps.
+            watch: such as `trace.live_spans.Watch`: is told the session's steps.
             prompts: what `prompts` has made of the request's; None: it is tokenized here.
 
         Raises:

@@ -140,7 +140,7 @@ def _places(rows: Ids, ids: Ids) -> Ids:
     known = rows[np.minimum(places, len(rows) - 1)] == ids if len(rows) else np.zeros(len(ids), dtype=np.bool_)
     if not known.all():
         raise ValueError(
-            f"draft token {int(ids[~known][0])} is not a token of the target; only those of T∩D have a row"
+            f"draft token {int(ids[~known][0])} is not a token of the target; only shared tokens have a row"
         )
     return places
 

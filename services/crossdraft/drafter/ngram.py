@@ -42,8 +42,7 @@ class Lengths:
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
             raise ValueError(
-                "match lengths are in letters: the shortest must be at least 1 and at most the longest, "
-                f"got {self.shortest} and {self.longest}"
+                f"--min-ngram must be between 1 and --max-ngram, got {self.shortest} and {self.longest}"
             )
 
 

@@ -249,7 +249,6 @@ def length_of(model: PreTrainedModel, max_length: int | None) -> int:
     least = len(PROBE.context) + len(PROBE.tree)
     if not least <= length <= (context or length):
         raise NumberOutOfRangeError(
-            f"the most tokens of a session (--max-model-len) must be between {least} and the model's context "
-            f"{context}, got {length}"
+            f"--max-model-len must be between {least} and the model's context, {context}, got {length}"
         )
     return length

@@ -34,7 +34,8 @@ class Patience:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value:g}")
+                named = "--target-wait-seconds" if name == "target_seconds" else name
+                raise ValueError(f"{named} must be above 0, got {value:g}")
 
 
 @dataclass(eq=False)

@@ -105,10 +105,10 @@ class SessionLimits:
 
     def __post_init__(self) -> None:
         if self.sessions < 1:
-            raise ValueError(f"sessions must be at least 1, got {self.sessions}")
+            raise ValueError(f"--max-sessions must be at least 1, got {self.sessions}")
         if self.per_peer is not None and not 1 <= self.per_peer <= self.sessions:
             raise ValueError(
-                f"sessions of one peer must be between 1 and those of all, {self.sessions}, got {self.per_peer}"
+                f"--max-sessions-per-peer must be between 1 and --max-sessions ({self.sessions}), got {self.per_peer}"
             )
         if not 0 < self.idle_seconds < float("inf"):
             raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
@@ -279,7 +279,7 @@ class Handlers(Generic[Open, Ask, Answer]):
         link = ServerLink(self, context)
         try:
             if sum(other.peer == link.peer for other in self._links) >= MOST_LINKS:
-                raise Full(f"{MOST_LINKS} links of {link.peer} are open")
+                raise Full(f"{MOST_LINKS} connections of {link.peer} are open")
             self._links.add(link)
             await context.send_initial_metadata(())  # else a first write that is cancelled keeps the status back
             await link.run(requests)

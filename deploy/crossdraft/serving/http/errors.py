@@ -97,7 +97,7 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.KeyRefused: ABSENT,
     errors.NotAllowed: ABSENT,
     errors.Unreachable: ABSENT,
-    errors.Full: Meaning(429, BUSY, "overloaded", "the targets have as many sessions as they take; try again later"),
+    errors.Full: Meaning(429, BUSY, "overloaded", "all targets are at their limit of sessions; ask again later"),
     errors.Overloaded: Meaning(429, BUSY, "overloaded"),
     errors.TimedOut: LATE,
     errors.Cancelled: ABSENT,
