@@ -174,7 +174,7 @@ def test_frequencies_that_cannot_be_counted(cli: Cli, drafter_folder: Path, corp
         (["--vocab-keep", "20"], "go together"),
         (["--frequencies", "FILE"], "go together"),
         (["--vocab-keep", "0", "--frequencies", "FILE"], "Invalid value for '--vocab-keep'"),
-        (["--vocab-keep", "99999", "--frequencies", "FILE"], "the whole vocabulary, got 99999"),
+        (["--vocab-keep", "99999", "--frequencies", "FILE"], "the size of the vocabulary, got 99999"),
         (["--vocab-keep", "20", "--frequencies", "none"], "cannot read the frequencies"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_corpus_without_tokens_has_no_ranking() -> None:
 def test_the_most_frequent_ids(count: int, size: int, always: tuple[int, ...], kept: list[int]) -> None:
     assert RANKING.most_frequent(count, size, always).tolist() == kept
     for wrong in (-1, 0, size + 1):
-        with pytest.raises(ValueError, match=f"must be 1 to {size}, the whole vocabulary, got {wrong}"):
+        with pytest.raises(ValueError, match=f"must be between 1 and {size}, the size of the vocabulary, got {wrong}"):
             RANKING.most_frequent(wrong, size)
 
 
