@@ -30,7 +30,7 @@ WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a known s
 
 
 class MismatchError(Exception):
-    """A service that describes itself, but cannot be used beside the others of its role; the text says why."""
+    """A service that describes itself, but cannot be used while others of its role are there; the text says why."""
 
 
 Client = TypeVar("Client", TargetClient, DrafterClient)
@@ -42,8 +42,8 @@ class Probe:
 
     Args:
         client: of the service.
-        welcome: called once with the client and its description; raises ServiceError if the service cannot be used
-            now, and MismatchError if it never can.
+        welcome: called with the client and its description until it raises neither ServiceError, as the service cannot
+            be used now, nor MismatchError.
     """
 
     def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
@@ -72,8 +72,7 @@ class Probe:
                 pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self._tried()
-        if self.mismatch is None:
-            await self._watch(client)
+        await self._watch(client)
 
     async def _watch(self, client: Client) -> NoReturn:
         self.reachable = True
@@ -86,12 +85,15 @@ class Probe:
         """Ask once; whether there is nothing more to ask."""
         try:
             await welcome(client, await client.describe())
-            self.error = None
+            self.error = self.mismatch = None
             if self._warned:
                 log.warning("%s is there now", client.service)
         except MismatchError as error:
+            if self.mismatch is None:
+                log.warning("%s is not used: %s", client.service, error)
             self.mismatch = error
-            log.warning("%s is not used: %s", client.service, error)
+            self._tried()
+            return False
         except ServiceError as error:
             self.error = error
             self._tried()
@@ -145,7 +147,7 @@ class Discovery:
         self._parted: list[tuple[Roster[Any], str, ProbedClient]] = []  # removed, with sessions that still go on
         self.drafter_known = asyncio.Event()  # a drafter has described itself
         self._known = asyncio.Event()  # a target has
-        self._learning = (asyncio.Lock(), asyncio.Lock())  # one target and one drafter at a time
+        self._learning = asyncio.Lock()  # one service at a time
         self._following = asyncio.Lock()  # calls of `follow` are carried out in order: the last one counts
 
     async def gather(self, needs_drafter: bool = False) -> Models:
@@ -200,7 +202,7 @@ class Discovery:
             await member.probe.close()
             roster.remove(address)
             self._parted.append((roster, address, member))
-        over = [one for one in self._parted if one[0] is roster and one[1] not in roster]
+        over = [one for one in self._parted if one[1] not in one[0]]
         self._parted = [one for one in self._parted if one not in over]
         for _, _, member in over:
             await member.client.close()
@@ -220,12 +222,15 @@ class Discovery:
         return self.models
 
     async def _welcome_target(self, client: TargetClient, about: Description) -> None:
-        async with self._learning[0]:
-            if self.models is None:
-                # In a thread: with vocabularies of 128,000 tokens this takes a second.
-                self.models = Models(about, await asyncio.to_thread(_tokenization, about, Side.TARGET))
+        async with self._learning:
+            known = self.models and self.models.target
+            if known is None or (about != known and not len(self.services.targets)):
+                self.models = await asyncio.to_thread(_learned, about, self.models)
                 self._known.set()
-            known = self.models.target
+                if known is not None and about.fingerprint != known.fingerprint:
+                    # Outputs of the model before do not go on here.
+                    self.services = replace(self.services, targets=Roster("target"))
+                known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
                 raise MismatchError(
                     f"{client.service} serves {about.model!r} with {about.context} tokens of context, and another "
@@ -235,12 +240,14 @@ class Discovery:
 
     async def _welcome_drafter(self, client: DrafterClient, about: Description) -> None:
         await self._known.wait()
-        async with self._learning[1]:
+        async with self._learning:
             assert self.models is not None
             known = self.models.drafter
-            if known is None:
+            if known is None or (_served(about) != _served(known) and not len(self.services.drafters)):
                 about = about if self._trusted else replace(about, chat_template=None)
                 self.models = await asyncio.to_thread(_paired, self.models, about)
+                if known is not None:
+                    self.services = replace(self.services, drafters=Roster("drafter"))
             elif _served(about) != _served(known):
                 raise MismatchError(
                     f"it serves {about.model!r}, and another drafter {known.model!r} with other tokens or another "
@@ -260,6 +267,12 @@ def _none_of(errors: Sequence[ServiceError]) -> ServiceError:
 def _served(about: Description) -> tuple[str, str, bool]:
     """What all drafters must have in common: the vocabulary, the affinity matrix, whether they copy."""
     return about.fingerprint, about.affinity, about.copies
+
+
+def _learned(target: Description, before: Models | None) -> Models:
+    """With the drafter of the models before. With vocabularies of 128,000 tokens this takes a second."""
+    models = Models(target, _tokenization(target, Side.TARGET))
+    return models if before is None or before.drafter is None else _paired(models, before.drafter)
 
 
 def _paired(models: Models, drafter: Description) -> Models:
