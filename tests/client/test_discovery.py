@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,13 @@ SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 0.001)
     monkeypatch.setattr("crossdraft.client.discovery.LONGEST_PAUSE", 0.01)
+
+
+async def used(holds: Callable[[], bool]) -> None:
+    while True:
+        if holds():
+            return
+        await asyncio.sleep(0)
 
 
 def another_model() -> Server:
@@ -153,15 +161,13 @@ async def test_another_model_is_served_once_the_targets_of_the_one_before_have_l
         assert pipeline.models.target is known
         services = pipeline._connected.services
         await pipeline.follow(other.address, drafter.address)
-        while other.address not in pipeline._connected.services.targets:
-            await asyncio.sleep(0)
+        await used(lambda: other.address in pipeline._connected.services.targets)
         assert pipeline.models.target != known
         assert pipeline.models.drafter == paired
         assert other.address not in services.targets
         ids += [token.id async for token in running]
         await pipeline.follow(target.address, drafter.address)
-        while target.address not in pipeline._connected.services.targets:
-            await asyncio.sleep(0)
+        await used(lambda: target.address in pipeline._connected.services.targets)
         again = pipeline.generate(PROMPT, **SETTINGS)
         assert [token.id async for token in again] == ids
 
@@ -177,8 +183,7 @@ async def test_drafters_of_another_vocabulary_are_used_once_the_ones_before_have
         plain = pipeline.generate(PROMPT, **SETTINGS)
         ids = [token.id async for token in plain]
         await pipeline.follow(target.address, other.address)
-        while other.address not in pipeline._connected.services.drafters:
-            await asyncio.sleep(0)
+        await used(lambda: other.address in pipeline._connected.services.drafters)
         again = pipeline.generate(PROMPT, **SETTINGS)
         assert [token.id async for token in again] == ids
         assert again.statistics.draft_tokens > 0

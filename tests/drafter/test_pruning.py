@@ -155,7 +155,8 @@ async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: 
 
 
 @pytest.mark.parametrize(
-    ("keep", "complaint"), [(0, "must be between 1 and"), (100_000, r"must be between 1 and \d+, the size of the vocabulary, got 100000")]
+    ("keep", "complaint"),
+    [(0, "must be between 1 and"), (100_000, r"must be between 1 and \d+, the size of the vocabulary, got 100000")],
 )
 def test_how_many_are_kept_is_checked(drafter_folder: Path, frequencies: Path, keep: int, complaint: str) -> None:
     with pytest.raises(FrequenciesError, match=complaint):

@@ -50,6 +50,8 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
 class Instant:
     """A client whose server answers at once, with two chunks of four tokens each."""
 
+    chats = True
+
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         at = time.monotonic()
         yield Chunk(at)
@@ -90,6 +92,8 @@ def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest
 
 class Refusing:
     """A client whose server refuses all requests but the first `answered`."""
+
+    chats = True
 
     def __init__(self, answered: int) -> None:
         self.answered = answered
@@ -157,8 +161,14 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         (["--plot", "report.txt"], "its name must end with .png"),
         (["--url", "nowhere"], "--url must be such as"),
         (["--server", "nowhere"], "--server must be HOST:PORT"),
-        (["--server", "127.0.0.1:9", "--compare"], "--compare and --delay-ms need services that this command starts: leave out --url"),
-        (["--target", "127.0.0.1:9", "--delay-ms", "0"], "--compare and --delay-ms need services that this command starts: leave out --url"),
+        (
+            ["--server", "127.0.0.1:9", "--compare"],
+            "--compare and --delay-ms need services that this command starts: leave out --url",
+        ),
+        (
+            ["--target", "127.0.0.1:9", "--delay-ms", "0"],
+            "--compare and --delay-ms need services that this command starts: leave out --url",
+        ),
         (["--drafter", "127.0.0.1:9"], "--drafter has an address and --target has none"),
     ],
 )

@@ -139,7 +139,9 @@ async def test_another_servers_stream() -> None:
     ("card", "sent"),
     [({"id": "llama"}, {"model": "llama"}), ({"id": "llama", "drafters": []}, {"speculative": {"trace": True}})],
 )
-async def test_a_server_that_is_not_crossdrafts_is_sent_what_it_knows(card: object, sent: dict[str, object]) -> None:
+async def test_a_server_that_is_not_crossdrafts_is_sent_what_it_knows(
+    card: dict[str, object], sent: dict[str, object]
+) -> None:
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": [card]})
 
@@ -152,6 +154,10 @@ async def test_a_server_that_is_not_crossdrafts_is_sent_what_it_knows(card: obje
     app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
     async with TestServer(app) as server, HttpClient(str(server.make_url("")).rstrip("/")) as client:
         await client.learn()
+        assert client.chats
+        card["chats"] = False
+        await client.learn()
+        assert not client.chats
         await heard(client)
     assert {name: bodies[0][name] for name in ("model", "speculative") if name in bodies[0]} == sent
 

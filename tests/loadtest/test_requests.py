@@ -46,6 +46,12 @@ def test_chats() -> None:
     assert asked.for_pipeline.prompt == CHAT.content
 
 
+def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None:
+    chat = Chat((Message("system", "Be short."), Message("user", "Why?")))
+    found = requests.texts_of((Prompt("a", chat), Prompt("b", "def main(")))
+    assert found == (Prompt("a", "Be short.\n\nWhy?"), Prompt("b", "def main("))
+
+
 def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
     asked = Request(0, TEXT, RequestOptions(trace=False))
     assert set(asked.body) == {"max_tokens", "temperature", "stream", "prompt", "stream_options"}

@@ -50,6 +50,7 @@ class Timed:
     seen: list[int] = field(default_factory=list)
     failing: dict[int, Exception] = field(default_factory=dict)
     ended: int = 0
+    chats: bool = True
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         self.seen.append(request.number)

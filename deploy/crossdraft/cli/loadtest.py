@@ -54,6 +54,7 @@ from crossdraft.loadtest.requests import Prompt, RequestOptions, requests_over
 from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
 from crossdraft.loadtest.timeline import Client, Timeline
+from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import GenerationClient
 from crossdraft.rpc.security import TlsFiles, trusting_credentials
 
@@ -150,7 +151,7 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, Client]]
             with checked_options():
                 tls = None if ca is None else trusting_credentials(ca)
             server = await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
-            clients[GRPC] = GrpcClient(server)
+            clients[GRPC] = GrpcClient(server, await _chats(server))
         if given.target:
             clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
         yield clients
@@ -188,6 +189,14 @@ def base_url(url: str) -> str:
     if not known or parts.query or parts.fragment:
         raise UsageError(complaint)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+async def _chats(server: GenerationClient) -> bool:
+    """Whether a model has a chat template; of a server that does not answer, requests will say so."""
+    try:
+        return any(model.chats for model in await server.models())
+    except ServiceError:
+        return True
 
 
 async def _http(stack: AsyncExitStack, url: str, key: str) -> Client:
@@ -331,7 +340,8 @@ class LoadTest:
         """The first `count` requests under a load."""
         with counted(count, title) as advance:
             runner = Runner(client, self.timeout_seconds, partial(self._ended, advance))
-            return await runner.run(load, requests_over(self.prompts, count, self.conditions.wishes), seed)
+            prompts = self.prompts if client.chats else requests.texts_of(self.prompts)
+            return await runner.run(load, requests_over(prompts, count, self.conditions.wishes), seed)
 
     def _ended(self, advance: Callable[[], None], timeline: Timeline, text: str) -> None:
         advance()

@@ -34,6 +34,7 @@ class GrpcClient:
     """A server of Generation."""
 
     server: GenerationClient
+    chats: bool = True
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         with _failures():
@@ -53,6 +54,11 @@ class PipelineClient:
 
     pipeline: Pipeline
     plain: Pipeline
+
+    @property
+    def chats(self) -> bool:
+        """As `Client.chats`."""
+        return self.plain.models.target.chat_template is not None
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         pipeline = self.plain if request.options.drafter == "" else self.pipeline

@@ -38,6 +38,7 @@ class HttpClient:
     def __init__(self, base: str, key: str = "") -> None:
         self._base = base
         self._model: str | None = None  # the first of a server that is not crossdraft's
+        self.chats = True  # unless the server says that its first model has no chat template
         # Compressed streams would come in blocks and not token by token.
         self._headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
         self._headers["User-Agent"] = "crossdraft-loadtest"
@@ -64,6 +65,7 @@ class HttpClient:
             async with self._session.get(f"{self._base}/v1/models", timeout=LEARNING) as response:
                 card = (await response.json())["data"][0]
                 self._model = None if "drafters" in card else str(card["id"])
+                self.chats = bool(card.get("chats", True))
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             self._model = None
 

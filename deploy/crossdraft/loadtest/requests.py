@@ -8,7 +8,7 @@ mathematical reasoning, and answers from passages that were retrieved.
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -47,6 +47,15 @@ def read(path: Path) -> tuple[Prompt, ...]:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the prompts: {error}") from error
+
+
+def texts_of(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """For a model without a chat template: of a chat, what its messages say."""
+
+    def text(content: str | Chat) -> str:
+        return content if isinstance(content, str) else "\n\n".join(one.content for one in content.messages)
+
+    return tuple(replace(prompt, content=text(prompt.content)) for prompt in prompts)
 
 
 def parse(text: str, name: str) -> tuple[Prompt, ...]:

@@ -135,6 +135,11 @@ class RequestFailedError(Exception):
 class Client(Protocol):
     """A way to have outputs made."""
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template: else chats are sent to it as texts."""
+        ...
+
     def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
         """One output: its chunks as they come, then its end. Closing the generator early cancels the request.
 
