@@ -62,7 +62,7 @@ NARROW = 4  # reports of each output after which no wider pass is waited for: se
 SAME_LOAD = 1.25  # times the outputs that a policy was made for, up or down: draft tokens cost about the same
 GROWN = 8  # part more observations, of those a policy rests on, after which it is made again: estimates have moved
 RENEWED = 64.0  # observations of each output, after which it is made again in any case: some 20 epochs
-POLICIES = 32  # made in a second at most, of all kinds, at some 3 ms of the event loop each
+POLICIES = 32  # made in a second at most, at some 3 ms of the event loop each; half of them for those that have one
 CHUNK_PASS = 3  # part of a pass in which the draft tokens of a reply are made at most: fewer replies, none too late
 CHUNK = 4  # ... and so many at most: a message costs less than a draft step from there on
 KINDS = 32  # of requests whose acceptance is kept apart, or one for each output: the least recent is forgotten
@@ -352,7 +352,8 @@ class TargetController:
             return before
         if not (self.known and output.acceptance.tested) or self._too_many:
             return None
-        if len(self._made) == POLICIES and now - self._made[0] < 1:
+        most = POLICIES if latest is None else POLICIES // 2
+        if len(self._made) >= most and now - self._made[-most] < 1:
             return latest
         self._made.append(now)
         self._policies.pop(key, None)

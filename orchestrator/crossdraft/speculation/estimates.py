@@ -17,9 +17,7 @@ LATEST = 50.0  # ... in the recent share: a clear change is seen after some 20
 CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
-# Times the expected duration that a step counts as at most, and part of it at least: a pause of the machine is no cost,
-# and steps count by relative errors, so that one of no time would count as thousands.
-OUTLIER = 4.0
+OUTLIER = 4.0  # times, or part, of the expected duration that a step counts as at most, or least: a pause is no cost
 RECENT = 15  # numbers of which a quartile is taken: four below it, and a change is seen after twelve
 TESTED = 3.0  # draft tokens of a kind after which its acceptance is more than a prior
 CERTAIN = 0.995  # most that any chance is taken for: what was refused once in hundreds is no rule
@@ -51,8 +49,8 @@ class FittedCost:
         self._cost = before
         self._stale = False
         self._steps = 0.0  # seen, discounted
-        # Sums over steps of what follows by its square and the others, each step weighted by 1 / seconds^2: one,
-        # sessions, tokens, seconds.
+        # Sums over steps of what follows by its square and the others: one, sessions, tokens, seconds. Each step is
+        # weighted by 1 / seconds^2 as expected, since with those that it took the shortest would count most.
         self._sums = [[0.0] * 4 for _ in range(3)]
 
     @property
@@ -66,10 +64,9 @@ class FittedCost:
             return
         if not self.known:
             self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
-        if not 1 / OUTLIER <= seconds / self._cost.seconds(sessions, tokens) <= OUTLIER:
-            usual = self.cost.seconds(sessions, tokens)
-            seconds = min(max(seconds, usual / OUTLIER), usual * OUTLIER)
-        kept, weight = FADING**share, share / seconds**2
+        expected = self.cost.seconds(sessions, tokens)
+        seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
+        kept, weight = FADING**share, share / expected**2
         self._steps = kept * self._steps + share
         values = (1.0, sessions, tokens, seconds)
         for row, value in zip(self._sums, values, strict=False):
