@@ -157,14 +157,8 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         (["--plot", "report.txt"], "its name must end with .png"),
         (["--url", "nowhere"], "--url must be such as"),
         (["--server", "nowhere"], "--server must be HOST:PORT"),
-        (
-            ["--server", "127.0.0.1:9", "--compare"],
-            "--compare and --delay-ms need services that this command starts: leave out --url",
-        ),
-        (
-            ["--target", "127.0.0.1:9", "--delay-ms", "0"],
-            "--compare and --delay-ms need services that this command starts: leave out --url",
-        ),
+        (["--server", "127.0.0.1:9", "--compare"], "--compare and --delay-ms need services that this command starts: leave out --url"),
+        (["--target", "127.0.0.1:9", "--delay-ms", "0"], "--compare and --delay-ms need services that this command starts: leave out --url"),
         (["--drafter", "127.0.0.1:9"], "--drafter has an address and --target has none"),
     ],
 )

@@ -292,9 +292,7 @@ class RequestOptions:
     presence_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     frequency_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     min_tokens: int = option(0, "Tokens before which the output may not end.")
-    bad_words: list[str] | None = option(
-        None, "A text that the output must not contain; repeatable.", "--bad-word", metavar="TEXT"
-    )
+    bad_words: list[str] | None = option(None, "A text that the output must not contain; repeatable.", "--bad-word", metavar="TEXT")
     logit_bias: list[str] | None = option(None, "Added to the logit of a token; repeatable.", metavar="ID:BIAS")
     stop: list[str] | None = option(None, "End the output before this text; repeatable.", metavar="TEXT")
     stop_token_ids: list[int] | None = option(

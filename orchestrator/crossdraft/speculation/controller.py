@@ -51,10 +51,10 @@ EXPLORED = 128  # tokens of each output between trials of a drafter that does no
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
-HELD = 4.0  # ... times as many that what a mode has brought weighs at most: forecasts are a fifth of what is believed
+HELD = 4.0  # ... times as many that what a mode has brought weighs at most: a fifth is the forecast's
+FADED = 4000.0  # tokens of each output after which what a mode brought that is not in use weighs 1/e
 IN_STEP = 0.75  # exponent: twice as many outputs are seen in step, and tell less each
-ALL = 0.9  # of the outputs that use a mode: what fewer do says little of what it would bring if all did
-FADED = 4000.0  # ... after which what a mode brought that is not in use weighs 1/e
+NEARLY_ALL = 0.9  # of the outputs that use a mode: what fewer do says little of what it would bring if all did
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 WIDER = 2.0  # times the widest pass seen that more outputs may be: what their pass costs is seen before they draft
@@ -63,12 +63,12 @@ SAME_LOAD = 1.25  # times the outputs that a policy was made for, up or down: dr
 GROWN = 8  # part more observations, of those a policy rests on, after which it is made again: estimates have moved
 RENEWED = 64.0  # observations of each output, after which it is made again in any case: some 20 epochs
 POLICIES = 32  # made in a second at most, at some 3 ms of the event loop each; half of them for those that have one
-CHUNK_PASS = 3  # part of a pass in which the draft tokens of a reply are made at most: fewer replies, none too late
-CHUNK = 4  # ... and so many at most: a message costs less than a draft step from there on
-KINDS = 32  # of requests whose acceptance is kept apart, or one for each output: the least recent is forgotten
-ROUNDED = 1  # digits of temperatures after the point: draft tokens fare alike within a tenth
+CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
+CHUNK = 4  # ... with so many draft tokens at most: a quarter of the messages, at 0.2 ms of the event loop each
+KINDS = 32  # of requests whose acceptance is kept apart, or as many as outputs: the one not asked for longest goes
+ROUNDED = 1  # digits after the point by which temperatures are told apart: draft tokens fare alike within a tenth
 
-Kind = tuple[str | None, float, float | None]  # method and both temperatures, of a request
+Kind = tuple[str | None, float, float | None]  # method and both temperatures
 
 
 class Mode(Enum):
@@ -207,7 +207,7 @@ class TargetController:
         return OutputController(self, kind, limits, acceptance)
 
     def _limit(self, kept: dict[Any, Any]) -> None:
-        """Forget the oldest, but as many as outputs are under way."""
+        """Forget the oldest of more than KINDS; as many as outputs are under way may be in use."""
         while len(kept) > max(KINDS, len(self._outputs)):
             del kept[next(iter(kept))]
 
@@ -247,7 +247,7 @@ class TargetController:
 
     def brought(self, mode: Mode, tokens: float, forecast: float) -> None:
         """An output has emitted so many tokens in a mode in which so many were forecast."""
-        if self._using[mode] < ALL * len(self._outputs):
+        if self._using[mode] < NEARLY_ALL * len(self._outputs):
             return
         used = self._share(mode)
         kept = max(0.0, 1 - forecast / (FADED * self.outputs))
@@ -320,8 +320,8 @@ class TargetController:
         return self._overdue(next(iter(self._waiting.values()), now), now)
 
     def _overdue(self, since: float, now: float) -> bool:
-        patience = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
-        return self.target.known and now - since > patience
+        longest = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
+        return self.target.known and now - since > longest
 
     def may_try(self) -> int:
         """Tokens of an output until a drafter that does not pay may be tried; 0: now."""
@@ -430,7 +430,7 @@ def overlapped(
     given: Conditions, limits: Limits, windows: Iterable[int], waits: Iterable[int | None]
 ) -> Iterable[Choice]:
     """Overlapped choices; those without a number of draft tokens to wait for never wait."""
-    chunk = max(1, min(CHUNK, int(given.pass_seconds(0) / CHUNK_PASS / given.draft_seconds)))  # a reply is work for all
+    chunk = max(1, min(CHUNK, int(given.pass_seconds(0) / CHUNKS / given.draft_seconds)))  # a reply is work for all
     fixed = limits.min_draft_tokens
     for window, number in product(windows, waits):
         wait = 0 if number is None else number if fixed is None else fixed

@@ -18,10 +18,10 @@ CLEAR = 3.0  # standard deviations of the recent share from the usual one that a
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
 OUTLIER = 4.0  # times, or part, of the expected duration that a step counts as at most, or least: a pause is no cost
-RECENT = 15  # numbers of which a quartile is taken: four below it, and a change is seen after twelve
+RECENT = 15  # numbers of which the lower quartile is taken: what is faster is seen after 4 of them, slower after 12
 TESTED = 3.0  # draft tokens of a kind after which its acceptance is more than a prior
 CERTAIN = 0.995  # most that any chance is taken for: what was refused once in hundreds is no rule
-LEAST_WORTH = 0.2  # target tokens of an accepted draft token at least: it has a letter at least, and a token few more
+LEAST_WORTH = 0.2  # target tokens of an accepted draft token at least: a letter of a token of five
 PLACES = (0, 1, 2, 4, 8, 16)  # begins of the ranges of places with one acceptance each: later ones are seen less often
 
 

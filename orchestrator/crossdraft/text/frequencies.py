@@ -48,9 +48,7 @@ class TokenFrequencies:
             FrequenciesError: `count` is out of its range.
         """
         if not 1 <= count <= size:
-            raise FrequenciesError(
-                f"--vocab-keep must be between 1 and {size}, the size of the vocabulary, got {count}"
-            )
+            raise FrequenciesError(f"--vocab-keep must be between 1 and {size}, the size of the vocabulary, got {count}")
         keys = np.zeros(size, dtype=np.int64)
         common = min(size, len(self.counts))
         keys[:common] = self.counts[:common]

@@ -41,7 +41,9 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
-            raise ValueError(f"--min-ngram must be between 1 and --max-ngram, got {self.shortest} and {self.longest}")
+            raise ValueError(
+                f"--min-ngram must be between 1 and --max-ngram, got {self.shortest} and {self.longest}"
+            )
 
 
 def continuation(text: Letters, count: int, lengths: Lengths) -> Letters:

@@ -39,11 +39,7 @@ class HttpOptions:
     cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page
 
     def __post_init__(self) -> None:
-        for name, option in (
-            ("max_bytes", "--max-body-mib"),
-            ("max_choices", "--max-choices"),
-            ("stalled_seconds", "stalled_seconds"),
-        ):
+        for name, option in (("max_bytes", "--max-body-mib"), ("max_choices", "--max-choices"), ("stalled_seconds", "stalled_seconds")):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{option} must be above 0, got {getattr(self, name)}")
 
