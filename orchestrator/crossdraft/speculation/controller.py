@@ -6,8 +6,8 @@ next one brings more than it costs target and drafter. An output whose draft tok
 more or fewer of them, down to the same chance.
 
 It begins by drafting. Forecasts are corrected by what each mode has really brought at that load, and such a correction
-fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain decoding is
-tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
+fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain
+decoding is tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
 """
 
 from collections import Counter, defaultdict, deque
