@@ -6,7 +6,7 @@ from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Lost, Open, Ready, Replied
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Choice
+from crossdraft.speculation.choice import Choice, DraftSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone
 from crossdraft.types.rows import DraftToken, Row
@@ -106,6 +106,13 @@ def test_a_promised_draft_token_is_planned_for_before_it_comes_again() -> None:
     (sent,) = (one for one in requests(out) if isinstance(one, Pass))
     assert sent.committed == (1,)
     assert sent.tree.tokens == (1,)
+
+
+def test_draft_tokens_that_come_again_are_not_taken_for_fast_ones() -> None:
+    session, _, controller = refused()
+    again = Drafted(2, (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0))), 0.25)
+    session.handle(Replied(DRAFTER, again), 3.0)
+    assert controller.seen[-1] == DraftSeen(1, 1.0, 0.25)
 
 
 def test_a_tree_with_room_holds_what_follows_the_refusal_too() -> None:

@@ -1,8 +1,10 @@
 """The controller of a target among simulated outputs, beside fixed choices and plain decoding."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,18 @@ from crossdraft.speculation.choice import (
     PassSeen,
     Started,
 )
-from crossdraft.speculation.controller import EXPLORED, Estimates, Limits, Mode, OutputController, TargetController
+from crossdraft.speculation.controller import (
+    EXPLORED,
+    KINDS,
+    POLICIES,
+    Estimates,
+    Kind,
+    Limits,
+    Mode,
+    OutputController,
+    TargetController,
+)
+from crossdraft.speculation.estimates import StepCost
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
 from tests.verification.enumerating import full
 
@@ -294,3 +307,132 @@ def test_no_drafter_is_wanted_where_drafting_does_not_pay_but_to_try_it() -> Non
         for output in (first, second):
             output.observe(Judged(0, 0, False, 1, 1), 10 + 0.01 * number)
     assert [output.wants_drafter(20.0) for output in (first, second)].count(True) == 1
+
+
+def test_what_drafting_brought_among_many_outputs_is_not_held_against_it_with_one() -> None:
+    world = World(0.7)
+    shared = TargetController(learned())
+    many = [shared.output(KIND, Limits()) for _ in range(64)]
+    for mode in (Mode.LOCK_STEP, Mode.OVERLAPPED, Mode.HURRIED):
+        for output in many:
+            shared.begun(output, mode)
+        for _ in range(800):
+            shared.brought(mode, 5, 10)
+    for output in many:
+        output.observe(Ended(), 0.0)
+    simulation = Simulation(world, lambda: shared.output(KIND, Limits()), 256, 1, 1)
+    simulation.speed(1.0)
+    assert simulation.speed(2.0) >= 0.85 * best(world, 256, 1, 1.0)
+
+
+def test_a_pass_waits_for_as_many_draft_tokens_as_an_output_gets_of_its_own() -> None:
+    shared = TargetController(learned())
+    good, usual = (shared.output(KIND, Limits(rounds_only=True)) for _ in range(2))
+    chosen = []
+    for number in range(120):
+        now = 0.02 * number
+        for output, accepted in ((good, 6), (usual, number % 4)):
+            choice = output.choose(now)
+            output.observe(PassSeen(0.009, 0.008, sessions=2, fed=10), now)
+            output.observe(DraftSeen(4, 0.005, 0.004), now)
+            output.observe(Judged(0, accepted, output is usual, accepted + 1, 0), now)
+            if output is good and choice.drafts:
+                chosen.append(choice)
+                assert choice.patience > 2 * output.conditions.draft_arrives(choice.min_draft_tokens)
+    assert max(choice.min_draft_tokens for choice in chosen) >= 16
+
+
+def crowd(shared: TargetController, outputs: int) -> list[OutputController]:
+    """So many more outputs, and what a pass of theirs costs: drafting does not pay."""
+    more = [shared.output(KIND, Limits()) for _ in range(outputs)]
+    for output in more:
+        output.observe(Started(), 1.0)
+    for _ in range(16):
+        more[0].observe(PassSeen(0.01, 0.0095, sessions=outputs + 1, fed=outputs + 1), 1.0)
+    return more
+
+
+def crowded_out() -> tuple[TargetController, OutputController, list[OutputController]]:
+    """An output that had asked for draft tokens, then decoded plainly among many others, which end."""
+    shared = TargetController(replace(learned(), drafter=StepCost(0.001, 0.001)))
+    output = shared.output(KIND, Limits())
+    output.observe(PassSeen(0.0085, 0.008), 1.0)
+    assert output.choose(1.0).drafts
+    return shared, output, crowd(shared, 63)
+
+
+def test_an_output_that_stopped_its_drafter_waits_for_no_answer() -> None:
+    shared, output, others = crowded_out()
+    assert not output.choose(1.02).drafts
+    for other in others:
+        other.observe(Ended(), 1.1)
+    for _ in range(16):
+        output.observe(PassSeen(0.0085, 0.008), 1.2)
+    assert not shared.silent(10.0)
+    assert output.choose(10.0).drafts
+
+
+def test_a_drafter_whose_answer_was_overdue_is_silent_however_its_outputs_go_on() -> None:
+    shared, output, others = crowded_out()
+    assert not output.choose(5.0).drafts
+    assert shared.silent(5.0)
+    shared.asked(others[0], 5.0)
+    output.observe(Ended(), 5.0)
+    assert not shared.silent(5.0)  # the other one has waited for a moment
+    assert shared.silent(10.0)
+
+
+@pytest.mark.parametrize(("own", "others", "targets"), [(16, 112, 1), (32, 0, 4)])
+def test_a_draft_step_is_forecast_for_the_outputs_that_its_cost_is_fitted_over(
+    own: int, others: int, targets: int
+) -> None:
+    """Those of other orchestrators are in the cost; and several targets do not share the drafter out."""
+    shared = TargetController()
+    outputs = [shared.output(KIND, Limits(targets=targets)) for _ in range(own)]
+    for drafting in [*range(1, own + 1)] * 8:
+        for place, output in enumerate(outputs):
+            shared.begun(output, Mode.HURRIED if place < drafting else Mode.PLAIN)
+        total = drafting * (own + others) // own
+        seconds = 0.001 + 0.00005 * total
+        outputs[0].observe(PassSeen(0.009, 0.008, sessions=(own + others) // targets, fed=400), 0.0)
+        outputs[0].observe(DraftSeen(4, 0.001 + 4 * seconds, 4 * seconds), 0.0)
+    assert outputs[0].conditions.draft_seconds == pytest.approx(0.001 + 0.00005 * (own + others), rel=0.05)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
+    """The limits that policies are made for."""
+    seen: list[Limits] = []
+    decide = TargetController._decide
+
+    def counted(self: TargetController, limits: Limits, *rest: Any) -> Any:
+        seen.append(limits)
+        return decide(self, limits, *rest)
+
+    monkeypatch.setattr(TargetController, "_decide", counted)
+    return seen
+
+
+def chosen_by(kinds: Sequence[tuple[Kind, Limits]], seconds: float) -> None:
+    """Outputs of these kinds, all of which choose every 10 ms for so long."""
+    shared = TargetController(learned())
+    outputs = [shared.output(*one) for one in kinds]
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    for number in range(round(100 * seconds)):
+        for output in outputs:
+            output.observe(PassSeen(0.009, 0.008, sessions=len(outputs), fed=2 * len(outputs)), 0.01 * number)
+            output.observe(Judged(0, 3, True, 4, 0), 0.01 * number)
+            output.choose(0.01 * number)
+
+
+def test_requests_of_nearly_one_temperature_share_their_policy(made: list[Limits]) -> None:
+    chosen_by([(("coupled", 0.96 + number / 1000, None), Limits()) for number in range(64)], 0.5)
+    assert 1 <= len(made) <= POLICIES
+
+
+def test_more_kinds_than_are_kept_cost_no_more_policies_than_fit_into_the_event_loop(made: list[Limits]) -> None:
+    kinds = [(KIND, Limits(max_draft_tokens=1 + number)) for number in range(KINDS + 16)]
+    chosen_by(kinds, 3.0)
+    assert len(made) <= 4 * POLICIES
+    assert {*made} == {limits for _, limits in kinds}  # each gets one, as none is forgotten while it is used

@@ -50,6 +50,17 @@ def test_a_pause_of_the_machine_is_no_cost_and_a_real_change_is() -> None:
     assert found.cost.seconds(1) == pytest.approx(5 * usual, rel=0.1)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 5e-6])
+def test_a_step_of_no_time_is_no_cost_and_a_fast_service_is(seconds: float) -> None:
+    found = fitted((1, 0))
+    usual = found.cost.seconds(1)
+    found.add(seconds, 1)
+    assert found.cost.seconds(1) > 0.75 * usual
+    for _ in range(300):
+        found.add(usual / 5, 1)
+    assert found.cost.seconds(1) == pytest.approx(usual / 5, rel=0.1)
+
+
 def test_the_median_of_the_latest_ignores_stalls() -> None:
     recent = Recent(0.5)
     for number in (0.1, 0.1, 9.0, 0.1):

@@ -25,6 +25,7 @@ def conditions(world: World, outputs: int) -> Conditions:
         outputs,
         StepCost(world.pass_base, world.pass_each, world.pass_each),
         StepCost(world.step_base, world.step_each),
+        outputs,
         world.target_trip + 2 * TURN,
         world.drafter_trip + 2 * TURN,
         samples=world.samples,

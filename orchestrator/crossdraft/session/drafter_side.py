@@ -29,6 +29,7 @@ class DrafterSide:
         self.asked = 0  # draft tokens of that epoch asked for
         self.received = 0  # ... received
         self.scoring: Score | None = None  # the request for scores that it has not answered
+        self._adopted = 0  # draft tokens of that epoch that were drafted before it
         self._given = assignment
         self._lanes = lanes
         self._failures = 0  # since it last answered
@@ -106,7 +107,8 @@ class DrafterSide:
         choice = epoch.choice
         start, drafted = self._known
         same = common_length(drafted, text[start : epoch.start])
-        count = choice.max_draft_tokens if branch is None else max(choice.max_draft_tokens, len(branch.tokens))
+        self._adopted = 0 if branch is None else len(branch.tokens)
+        count = max(choice.max_draft_tokens, self._adopted)
         draft = Draft(
             epoch.number,
             start + same,
@@ -116,7 +118,7 @@ class DrafterSide:
             choice.branch_depth,
             choice.branch_width,
             0 if branch is None else branch.number,
-            choice.first if branch is None else max(choice.first, len(branch.tokens)),
+            max(choice.first, self._adopted),
         )
         self.end_epoch()
         self.epoch, self.asked, self._aside = epoch.number, count, False
@@ -167,15 +169,16 @@ class DrafterSide:
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Add draft tokens that were due and have no fault to the epoch's draft."""
         first = self.received == 0
+        count = len(drafted.draft_tokens)
         seen = DraftSeen(
-            len(drafted.draft_tokens),
+            count - min(count, max(0, self._adopted - drafted.first)),
             now - self._asked_at if first else None,
             drafted.seconds,
             drafted.queued,
             bool(drafted.reason),
         )
         epoch.extend(drafted.draft_tokens)
-        self.received += len(drafted.draft_tokens)
+        self.received += count
         self.branches.add(drafted.branches)
         self._known = (epoch.start, epoch.drafted)
         self._aside = self._aside or bool(drafted.reason)

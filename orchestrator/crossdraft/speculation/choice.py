@@ -80,7 +80,7 @@ PLAIN = Choice(max_draft_tokens=0, run=LONG_RUN, reason="plain decoding")
 class DraftSeen:
     """A reply of the drafter arrived."""
 
-    draft_tokens: int
+    draft_tokens: int  # drafted for it; those of an adopted continuation were there
     waited: float | None  # seconds since the drafter was asked, for an epoch's first reply; else None
     seconds: float  # from its first step on, or since the reply before
     queued: float = 0.0  # until its first step

@@ -5,16 +5,18 @@ second to all outputs together if all make it: draft tokens in the order of thei
 next one brings more than it costs target and drafter. An output whose draft tokens fare better or worse than usual gets
 more or fewer of them, down to the same chance.
 
-It begins by drafting. Forecasts are corrected by what each mode has really brought, and such a correction fades while
-its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain decoding is
-tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
+It begins by drafting. Forecasts are corrected by what each mode has really brought at that load, and such a correction
+fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain
+decoding is tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
+from math import log2
+from typing import Any
 
 from crossdraft.speculation.choice import (
     LONG_RUN,
@@ -29,7 +31,16 @@ from crossdraft.speculation.choice import (
     StallSeen,
     Started,
 )
-from crossdraft.speculation.estimates import LATEST, OUTLIER, Acceptance, FittedCost, Recent, Share, StepCost
+from crossdraft.speculation.estimates import (
+    CERTAIN,
+    LATEST,
+    OUTLIER,
+    Acceptance,
+    FittedCost,
+    Recent,
+    Share,
+    StepCost,
+)
 from crossdraft.speculation.forecast import MATCHES, Conditions, Forecast, forecast
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
@@ -40,12 +51,22 @@ EXPLORED = 128  # tokens of each output between trials of a drafter that does no
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
-FADED = 4000.0  # ... after which what a mode brought that is not in use weighs 1/e
+HELD = 4.0  # ... times as many that what a mode has brought weighs at most: a fifth is the forecast's
+FADED = 4000.0  # tokens of each output after which what a mode brought that is not in use weighs 1/e
+IN_STEP = 0.75  # exponent: twice as many outputs are seen in step, and tell less each
+NEARLY_ALL = 0.9  # of the outputs that use a mode: what fewer do says little of what it would bring if all did
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 WIDER = 2.0  # times the widest pass seen that more outputs may be: what their pass costs is seen before they draft
 NARROW = 4  # reports of each output after which no wider pass is waited for: several targets share the outputs
-KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
+SAME_LOAD = 1.25  # times the outputs that a policy was made for, up or down: draft tokens cost about the same
+GROWN = 8  # part more observations, of those a policy rests on, after which it is made again: estimates have moved
+RENEWED = 64.0  # observations of each output, after which it is made again in any case: some 20 epochs
+POLICIES = 32  # made in a second at most, at some 3 ms of the event loop each; half of them for those that have one
+CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
+CHUNK = 4  # ... with so many draft tokens at most: a quarter of the messages, at 0.2 ms of the event loop each
+KINDS = 32  # of requests whose acceptance is kept apart, or as many as outputs: the one not asked for longest goes
+ROUNDED = 1  # digits after the point by which temperatures are told apart: draft tokens fare alike within a tenth
 
 Kind = tuple[str | None, float, float | None]  # method and both temperatures
 
@@ -144,19 +165,22 @@ class TargetController:
         self.target_trip = Recent(before.target_trip or None)
         self.drafter_trip = Recent(before.drafter_trip or None)
         self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
-        self._brought = {mode: Share() for mode in Mode}  # tokens that were brought, of those that were forecast
+        # Tokens that were brought, of those that were forecast, by mode and load: a step that costs more than was
+        # forecast with many outputs says nothing of one.
+        self._brought: defaultdict[tuple[Mode, int], Share] = defaultdict(Share)
         self._outputs: dict[OutputController, Mode] = {}  # under way
         self._using: Counter[Mode] = Counter()  # outputs
         self._others = Recent()  # outputs of other orchestrators in a pass
-        self._policies: dict[tuple[Kind, Limits], Policy] = {}
+        self._policies: dict[tuple[Kind, Limits], Policy] = {}  # the latest made last
+        self._made: deque[float] = deque(maxlen=POLICIES)  # seconds: when the latest were
         self._seen = 0  # observations
         self._pass = (0, 0)  # sessions and tokens of the latest pass
         self._told: set[OutputController] = set()  # who told of it
         self._widest = 1.0  # sessions of the widest pass
         self._narrow = 0  # reports of passes that were not wide enough to decide
         self._targets = 1  # that share the outputs
-        # Since when the drafter has answered nobody, in seconds, and who asked it then.
-        self._unanswered: tuple[float, OutputController] | None = None
+        # Who has asked the drafter since it answered anybody, and when in seconds, in this order.
+        self._waiting: dict[OutputController, float] = {}
         self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
         self._measuring: dict[Kind, OutputController] = {}  # that try a drafter: nothing is known, or it does not pay
@@ -174,12 +198,18 @@ class TargetController:
 
     def output(self, kind: Kind, limits: Limits) -> "OutputController":
         """The controller of a new output."""
+        method, temperature, drafting = kind
+        kind = method, round(temperature, ROUNDED), drafting and round(drafting, ROUNDED)
         acceptance = self._acceptance.pop(kind, None) or Acceptance()
         self._acceptance[kind] = acceptance
-        if len(self._acceptance) > KINDS:
-            del self._acceptance[next(iter(self._acceptance))]
+        self._limit(self._acceptance)
         self._targets = limits.targets
         return OutputController(self, kind, limits, acceptance)
+
+    def _limit(self, kept: dict[Any, Any]) -> None:
+        """Forget the oldest of more than KINDS; as many as outputs are under way may be in use."""
+        while len(kept) > max(KINDS, len(self._outputs)):
+            del kept[next(iter(kept))]
 
     # What outputs report.
 
@@ -203,7 +233,7 @@ class TargetController:
     def drafted(self, seen: DraftSeen) -> None:
         """A reply of the drafter to any output."""
         self._seen += 1
-        self._unanswered = None
+        self._waiting.clear()
         if seen.draft_tokens:
             drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
             self.drafter.add(seen.seconds / seen.draft_tokens, drafting, share=1 / drafting)
@@ -217,15 +247,19 @@ class TargetController:
 
     def brought(self, mode: Mode, tokens: float, forecast: float) -> None:
         """An output has emitted so many tokens in a mode in which so many were forecast."""
-        if self._using[mode] < 0.9 * len(self._outputs):
-            return  # what some do says little of what it would bring if all did
+        if self._using[mode] < NEARLY_ALL * len(self._outputs):
+            return
+        used = self._share(mode)
         kept = max(0.0, 1 - forecast / (FADED * self.outputs))
-        for other, share in self._brought.items():
-            if other is mode:
-                share.held, share.seen = share.held + tokens, share.seen + forecast
-                share.limit(4 * self.trusted)
-            else:
-                share.limit(kept * share.seen)
+        for other in self._brought.values():
+            if other is not used:
+                other.limit(kept * other.seen)
+        used.held, used.seen = used.held + tokens, used.seen + forecast
+        used.limit(HELD * self.trusted)
+
+    def _share(self, mode: Mode) -> Share:
+        """What a mode has brought at about this load: twice as many outputs are another one."""
+        return self._brought[mode, round(log2(self.outputs))]
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -248,13 +282,16 @@ class TargetController:
 
     def waits_no_more(self, output: "OutputController") -> None:
         """An output's drafter is gone, or the output is over."""
-        if self._unanswered is not None and self._unanswered[1] is output:
-            self._unanswered = None
+        self._waiting.pop(output, None)
 
     def asked(self, output: "OutputController", now: float) -> None:
         """The drafter is asked for draft tokens."""
-        if self._unanswered is None:
-            self._unanswered = now, output
+        self._waiting.setdefault(output, now)
+
+    def stopped(self, output: "OutputController", now: float) -> None:
+        """An output wants no draft tokens any more. That none come says nothing then, unless they were overdue."""
+        if not self._overdue(self._waiting.get(output, now), now):
+            self.waits_no_more(output)
 
     # What is decided.
 
@@ -275,13 +312,16 @@ class TargetController:
 
     @property
     def trusted(self) -> float:
-        """Tokens of all outputs that a forecast weighs: twice as many outputs are seen in step, and tell less each."""
-        return TRUSTED * float(self.outputs**0.75)
+        """Tokens of all outputs that a forecast weighs."""
+        return TRUSTED * float(self.outputs**IN_STEP)
 
     def silent(self, now: float) -> bool:
         """Whether the drafter does not answer."""
-        patience = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
-        return self._unanswered is not None and self.target.known and now - self._unanswered[0] > patience
+        return self._overdue(next(iter(self._waiting.values()), now), now)
+
+    def _overdue(self, since: float, now: float) -> bool:
+        longest = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
+        return self.target.known and now - since > longest
 
     def may_try(self) -> int:
         """Tokens of an output until a drafter that does not pay may be tried; 0: now."""
@@ -302,20 +342,23 @@ class TargetController:
             measuring = self._measuring[output.kind] = output
         return measuring is output
 
-    def policy(self, output: "OutputController") -> Policy | None:
+    def policy(self, output: "OutputController", now: float) -> Policy | None:
         """What outputs like this one are to do now; None: too little is known."""
-        kind, limits, acceptance = output.kind, output.limits, output.acceptance
-        before = self._policies.get((kind, limits))
-        if before is not None and not 0.8 < before.conditions.outputs / self.outputs < 1.25:
-            before = None  # another load
-        if before is not None and self._seen - before.seen < min(before.seen / 8, 64 * self.outputs):
+        key = output.kind, output.limits
+        latest = before = self._policies.get(key)
+        if before is not None and not 1 / SAME_LOAD < before.conditions.outputs / self.outputs < SAME_LOAD:
+            before = None
+        if before is not None and self._seen - before.seen < min(before.seen / GROWN, RENEWED * self.outputs):
             return before
-        if not (self.known and acceptance.tested) or self._too_many:
+        if not (self.known and output.acceptance.tested) or self._too_many:
             return None
-        policy = self._decide(limits, acceptance, before)
-        if len(self._policies) > KINDS:
-            self._policies.clear()
-        self._policies[kind, limits] = policy
+        most = POLICIES if latest is None else POLICIES // 2
+        if len(self._made) >= most and now - self._made[-most] < 1:
+            return latest
+        self._made.append(now)
+        self._policies.pop(key, None)
+        self._policies[key] = policy = self._decide(output.limits, output.acceptance, before)
+        self._limit(self._policies)
         return policy
 
     def conditions(self, acceptance: Acceptance, samples: bool) -> Conditions:
@@ -325,9 +368,10 @@ class TargetController:
             self.outputs,
             self.target.cost,
             self.drafter.cost,
+            max(1, len(self._outputs)),  # as its cost is fitted: what others have it do is in the cost
             self.target_trip.value,
             self.drafter_trip.value,
-            max(0.1, acceptance.worth.mean(1.0)),
+            acceptance.tokens_each,
             samples,
         )
 
@@ -354,17 +398,17 @@ class TargetController:
         return Policy(best, rated, given, self._seen, until)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
-        expected, mode = forecast(given, choice), Mode.of(choice)
+        expected = forecast(given, choice)
         usual = self._drafting_brought if choice.drafts else 1.0
-        return Rated(choice, expected, expected.speed * self._brought[mode].mean(usual, self.trusted))
+        return Rated(choice, expected, expected.speed * self._share(Mode.of(choice)).mean(usual, self.trusted))
 
     @property
     def _drafting_brought(self) -> float:
         """Of what was forecast of any drafting: where one mode disappoints, such as where all services share few
         processors, the others will; and where plain decoding does, drafting will too."""
-        shares = [share for mode, share in self._brought.items() if mode is not Mode.PLAIN]
+        shares = [self._share(mode) for mode in Mode if mode is not Mode.PLAIN]
         held, seen = sum(share.held for share in shares), sum(share.seen for share in shares)
-        plain = self._brought[Mode.PLAIN].mean(1.0, self.trusted)
+        plain = self._share(Mode.PLAIN).mean(1.0, self.trusted)
         return min(1.0, plain, (held + plain * self.trusted) / (seen + self.trusted))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
@@ -374,14 +418,19 @@ class TargetController:
 def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
     """Lock-step choices."""
     for size in limits.sizes:
-        yield Choice(size, size, overlap=False, patience=PATIENCE * given.draft_arrives(size))
+        yield Choice(size, size, overlap=False, patience=patience(given, size))
+
+
+def patience(given: Conditions, wait: int, chunk: int = 1) -> float:
+    """Seconds that a pass waits at most for the reply with so many draft tokens."""
+    return PATIENCE * given.draft_arrives(wait + chunk)
 
 
 def overlapped(
     given: Conditions, limits: Limits, windows: Iterable[int], waits: Iterable[int | None]
 ) -> Iterable[Choice]:
     """Overlapped choices; those without a number of draft tokens to wait for never wait."""
-    chunk = max(1, min(4, int(given.pass_seconds(0) / 3 / given.draft_seconds)))  # each reply is work for all
+    chunk = max(1, min(CHUNK, int(given.pass_seconds(0) / CHUNKS / given.draft_seconds)))  # a reply is work for all
     fixed = limits.min_draft_tokens
     for window, number in product(windows, waits):
         wait = 0 if number is None else number if fixed is None else fixed
@@ -389,7 +438,7 @@ def overlapped(
             yield Choice(
                 window,
                 wait,
-                patience=0.0 if number is None else PATIENCE * given.draft_arrives(wait + chunk),
+                patience=0.0 if number is None else patience(given, wait, chunk),
                 branch_depth=limits.branch_depth,
                 branch_width=limits.branch_width,
                 chunk=chunk,
@@ -452,7 +501,7 @@ class OutputController:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
         self._tokens += seen.tokens
         self._aside -= min(self._aside, seen.tokens)
-        worth = max(0.2, self.acceptance.worth.mean(1.0))
+        worth = self.acceptance.tokens_each
         compared = 0
         while self._behind > 0 and compared < seen.accepted:
             compared += 1
@@ -493,7 +542,7 @@ class OutputController:
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft; what was decoded since the last time is counted as plain."""
         self._compare(now)
-        policy = self.target.policy(self)
+        policy = self.target.policy(self, now)
         self._latest = policy or self._latest
         decoding = self._tokens > 0  # the prompt comes first, which says nothing of what follows
         self._policy = policy if decoding else None
@@ -512,6 +561,7 @@ class OutputController:
         if choice.drafts:
             self._run = 1
         else:
+            self.target.stopped(self, now)
             self._run = LONG_RUN if self._policy else min(LONG_RUN, 2 * self._run)  # short ones wait for round trips
             choice = replace(choice, run=min(self._run, self.target.longest_run()))
         self._running = choice
@@ -537,7 +587,7 @@ class OutputController:
         if self._aside:
             self._policy = None
             return replace(PLAIN, reason="the drafter cannot go on with this text")
-        self._policy = policy = target.policy(self)
+        self._policy = policy = target.policy(self, now)
         self._latest = policy or self._latest
         silent = target.silent(now)
         if policy is None and not silent:
@@ -563,8 +613,9 @@ class OutputController:
         if least and self.limits.min_draft_tokens is None:
             least = min(most, least + more)
         most = max(most, least)
+        waits = patience(given, least, choice.chunk) if choice.patience else 0.0
         reason = f"{policy.gain:.2f} times plain decoding expected"
-        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, reason=reason)
+        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, patience=waits, reason=reason)
 
     def _count(self, policy: Policy, factor: float) -> int:
         """Draft tokens that have the chance here that the last one of all has."""
@@ -572,7 +623,7 @@ class OutputController:
         usual = choice.min_draft_tokens or choice.max_draft_tokens
         least, own = (alive[usual] * alive[usual - 1]) ** 0.5, 1.0
         for place, chance in enumerate(policy.conditions.chances[: self.limits.max_draft_tokens]):
-            own *= min(0.995, factor * chance)
+            own *= min(CERTAIN, factor * chance)
             if own < least:
                 return max(1, place)
         return self.limits.max_draft_tokens if self.limits.min_draft_tokens is None else usual

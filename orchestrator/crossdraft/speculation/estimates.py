@@ -17,7 +17,11 @@ LATEST = 50.0  # ... in the recent share: a clear change is seen after some 20
 CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
-OUTLIER = 4.0  # times the expected duration that a step counts as at most: a pause of the machine is no cost
+OUTLIER = 4.0  # times, or part, of the expected duration that a step counts as at most, or least: a pause is no cost
+RECENT = 15  # numbers of which the lower quartile is taken: what is faster is seen after 4 of them, slower after 12
+TESTED = 3.0  # draft tokens of a kind after which its acceptance is more than a prior
+CERTAIN = 0.995  # most that any chance is taken for: what was refused once in hundreds is no rule
+LEAST_WORTH = 0.2  # target tokens of an accepted draft token at least: a letter of a token of five
 PLACES = (0, 1, 2, 4, 8, 16)  # begins of the ranges of places with one acceptance each: later ones are seen less often
 
 
@@ -45,8 +49,8 @@ class FittedCost:
         self._cost = before
         self._stale = False
         self._steps = 0.0  # seen, discounted
-        # Sums over steps of what follows by its square and the others, each step weighted by 1 / seconds^2: one,
-        # sessions, tokens, seconds.
+        # Sums over steps of what follows by its square and the others: one, sessions, tokens, seconds. Each step is
+        # weighted by 1 / seconds^2 as expected, since with those that it took the shortest would count most.
         self._sums = [[0.0] * 4 for _ in range(3)]
 
     @property
@@ -56,13 +60,13 @@ class FittedCost:
 
     def add(self, seconds: float, sessions: float, tokens: float = 0.0, share: float = 1.0) -> None:
         """A step, or a share of one: each of its sessions may tell of it."""
-        if not self.known:
-            self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
-        if seconds > OUTLIER * self._cost.seconds(sessions, tokens):
-            seconds = OUTLIER * self.cost.seconds(sessions, tokens)
         if seconds <= 0:
             return
-        kept, weight = FADING**share, share / seconds**2
+        if not self.known:
+            self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
+        expected = self.cost.seconds(sessions, tokens)
+        seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
+        kept, weight = FADING**share, share / expected**2
         self._steps = kept * self._steps + share
         values = (1.0, sessions, tokens, seconds)
         for row, value in zip(self._sums, values, strict=False):
@@ -101,7 +105,7 @@ class Recent:
     """The lower quartile of the latest numbers of one kind: without waits for other work."""
 
     def __init__(self, before: float | None = None) -> None:
-        self._latest: deque[float] = deque([] if before is None else [before], maxlen=15)
+        self._latest: deque[float] = deque([] if before is None else [before], maxlen=RECENT)
         self._value = before
 
     def add(self, number: float) -> None:
@@ -159,7 +163,12 @@ class Acceptance:
     @property
     def tested(self) -> bool:
         """Whether it rests on draft tokens and not on its prior only."""
-        return self._all.seen > 1.5 * PRIOR
+        return self._all.seen > PRIOR + TESTED
+
+    @property
+    def tokens_each(self) -> float:
+        """Target tokens that an accepted draft token is worth."""
+        return max(LEAST_WORTH, self.worth.mean(1.0))
 
     def add(self, first: int, accepted: int, refused: bool) -> None:
         """So many draft tokens from this place on were accepted, and the next one perhaps refused."""
@@ -193,7 +202,7 @@ class Acceptance:
         usual = self._all.mean(0.5, 0.1)
         ends = pairwise((*PLACES, MOST_DRAFT_TOKENS + 1))
         return [
-            min(0.995, max(0.0, share.mean(usual)))
+            min(CERTAIN, max(0.0, share.mean(usual)))
             for share, (begin, end) in zip(self._places, ends, strict=True)
             for _ in range(begin, end)
         ]

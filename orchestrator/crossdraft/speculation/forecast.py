@@ -30,9 +30,10 @@ class Conditions:
     """What a forecast depends on."""
 
     chances: Sequence[float]  # of each place that its draft token is accepted, if all before it were
-    outputs: float  # that share target and drafter
+    outputs: float  # that share the target
     target: StepCost
-    drafter: StepCost
+    drafter: StepCost  # of outputs counted like `drafting`
+    drafting: float  # outputs that share the drafter
     target_trip: float  # seconds of a round trip
     drafter_trip: float
     worth: float = 1.0  # target tokens of an accepted draft token
@@ -46,7 +47,7 @@ class Conditions:
     @cached_property
     def draft_seconds(self) -> float:
         """Of a draft token."""
-        return self.drafter.seconds(self.outputs)
+        return self.drafter.seconds(self.drafting)
 
     def draft_arrives(self, draft_tokens: int) -> float:
         """Seconds from asking for so many draft tokens to their arrival."""
