@@ -279,6 +279,16 @@ async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_se
         await talk.answer(request_sent)
 
 
+async def test_a_pass_that_draws_keeps_no_rows(target_model: RunningModel) -> None:
+    """No copy of its logits is made: with a large vocabulary that is megabytes a pass."""
+    talk = Talk(target_model, OpenTarget(PROMPT, SamplingOptions(), NoiseKey(11)))
+    await talk.passed(Pass(1, (60,), TREE))
+    assert (await fetched(talk, FetchRow(1, 0))).whole
+    await talk.passed(Pass(2, (5,), TREE, draws=True))
+    with pytest.raises(ProtocolBroken, match="pass 2 has drawn and keeps no rows; send a pass without draws for them"):
+        await talk.answer(FetchRow(2, 0))
+
+
 async def test_requests_wait_for_each_other_and_a_bad_one_for_the_replies_before_it(target_model: RunningModel) -> None:
     """The client does not wait for a reply before it asks again."""
     talk = Talk(target_model, OPENING)
