@@ -94,7 +94,8 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
     letters_of = target_model.tokenization.letters_of
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
         done = await session.run(Pass(1, committed, TREE, draws=True))
-        rows = [(await session.fetch(FetchRow(1, node))).row for node in range(len(done.nodes))]
+        await session.run(Pass(2, (), TREE))
+        rows = [(await session.fetch(FetchRow(2, node))).row for node in range(len(done.nodes))]
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
         again = await session.run(Pass(1, committed, TREE, draws=True))
     assert again.nodes == done.nodes

@@ -37,8 +37,8 @@ Join = Callable[[Message, Message], Message | None]
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
 # reads nothing must not fill the memory.
 MOST_WAITING = 4096
-# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a thread
-# would have to wait for the loop's turn.
+# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
+# thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
 TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
@@ -53,7 +53,7 @@ class Traffic:
 
 
 def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
-    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} leaves a frame")
+    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
 
 
 class Inbox:
