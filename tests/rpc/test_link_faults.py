@@ -6,7 +6,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -512,30 +512,26 @@ async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_wai
         await asking
 
 
-async def test_a_peer_has_no_more_links_than_it_may(service, monkeypatch):
+@pytest.mark.parametrize(("per_peer", "links"), [(1, 1), (3, 3), (None, 4)])
+async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeypatch, per_peer, links):
+    """Workers of one host are one peer, and each of them has a link for every model and drafter."""
     monkeypatch.setattr(handlers, "MOST_LINKS", 1)
-    async with serving(service, sessions=2, per_peer=1) as server, RawLink(server.address) as link:
-        await opened(link, 1)
-        async with RawLink(server.address) as refused:
-            assert await refused.ended() == (
-                StatusCode.RESOURCE_EXHAUSTED,
-                "no room for another session: 1 connections of ipv4:127.0.0.1 are open "
-                "(--max-sessions, --max-sessions-per-peer)",
-            )
-        await link.send((1, Close()))
-        await link.call.done_writing()
-        await link.ended()
+    async with serving(service, sessions=4, per_peer=per_peer) as server, AsyncExitStack() as others:
+        for _ in range(links - 1):
+            await opened(await others.enter_async_context(RawLink(server.address)), 1)
+        async with RawLink(server.address) as link:
+            await opened(link, 1)
+            async with RawLink(server.address) as refused:
+                assert await refused.ended() == (
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"no room for another session: {links} connections of ipv4:127.0.0.1 are open "
+                    "(--max-sessions, --max-sessions-per-peer)",
+                )
+            await link.send((1, Close()))
+            await link.call.done_writing()
+            await link.ended()
         async with RawLink(server.address) as again:
             await opened(again, 1)
-
-
-def test_a_peer_may_have_a_link_for_each_of_its_sessions(service):
-    """Workers of one host are one peer, and each of them has a link for every model and drafter."""
-
-    def most(**given: int) -> int:
-        return handlers.Handlers(TARGET, service, SessionLimits(**given), MessageLimit())._most_links
-
-    assert (most(), most(per_peer=100), most(sessions=1)) == (1024, 100, handlers.MOST_LINKS)
 
 
 async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
