@@ -245,7 +245,7 @@ class Outbox(Generic[Message]):
 
 
 class Owes:
-    """The replies that a service owes a session.
+    """What a service owes a session: replies, and draft tokens.
 
     A target owes one for each request, in order; for a run several, each within the time of one; for `RunTo` none. A
     drafter owes the newest `Draft` a first reply, and each `Score` since then one: nothing for older requests or for an
@@ -256,10 +256,18 @@ class Owes:
         self._opening = False
         self._epoch = 0
         self._draft = False
+        self._wanted, self._drafted = 0, 0  # draft tokens of the epoch
         self._answers = 0  # to all other requests
 
     @property
+    def works(self) -> bool:
+        """Whether the service has work to do in an open session: a reply, or draft tokens up to the number wanted
+        last."""
+        return self._answers > 0 or self._drafted < self._wanted
+
+    @property
     def due(self) -> bool:
+        """Whether a reply must come in time."""
         return self._opening or self._draft or self._answers > 0
 
     def sent(self, request: object) -> bool:
@@ -270,9 +278,12 @@ class Owes:
                 self._opening = True
             case Draft():
                 self._epoch, self._draft, self._answers = request.epoch, True, 0
+                self._wanted, self._drafted = request.count, 0
                 return True
+            case Advance(count=0):
+                self._draft, self._wanted = False, 0
             case Advance():
-                self._draft = self._draft and request.count > 0
+                self._wanted = max(self._wanted, request.count) if self._wanted else 0
             case RunTo():
                 pass
             case _:
@@ -280,11 +291,16 @@ class Owes:
         return self.due and not before
 
     def received(self, reply: object) -> None:
+        """Counts a reply; one of an older epoch is ignored."""
         match reply:
             case Opened():
                 self._opening = False
+            case Drafted(epoch=self._epoch):
+                self._draft = False
+                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
+                self._wanted = 0 if reply.reason else self._wanted  # no more will come
             case Drafted():
-                self._draft = self._draft and reply.epoch != self._epoch
+                pass
             case PassDone(more=True) | PromptScored(more=True):
                 pass
             case Scored() if reply.epoch != self._epoch:

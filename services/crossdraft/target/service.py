@@ -183,7 +183,7 @@ class TargetSession:
             if found is not None:
                 self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
-        except Exception as error:  # whatever a job raised ends its session
+        except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
             self._replies.fail(error)
 
     def _change_run(self, request: RunTo) -> None:
