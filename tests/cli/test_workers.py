@@ -1,11 +1,13 @@
 """`crossdraft serve http --workers` and `serve grpc --workers`: processes that share a port, die, return and end."""
 
+import asyncio
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +18,10 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from crossdraft.cli.workers import reserved
+from crossdraft.cli.workers import Shares, Worker, Workers, reserved
 from crossdraft.rpc.errors import CannotListen
 from tests.cli.conftest import COMMAND, Cli
+from tests.rpc.clock import HANGS
 
 STREAMS = 20  # that they all reach the same of two workers happens once in 500,000 runs
 FEW = 4
@@ -134,6 +137,20 @@ def test_grpc_with_metrics_of_all_and_workers_that_do_not_end_well(cli: Cli, slo
         assert server.process.poll() is None  # it waits for them
         for process in server.ready["workers"]:
             os.kill(process, signal.SIGKILL)
+
+
+async def test_a_worker_may_print_before_and_after_its_ready_line() -> None:
+    """Libraries do. Where nobody reads, the worker stops as soon as the pipe is full."""
+    printing = r"print('hello\n{\"ready\": true}', flush=True); print('x' * 2**22)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", printing, stdout=asyncio.subprocess.PIPE)
+    worker = Worker(process)
+    try:
+        assert await Workers(Shares(1, "127.0.0.1"), {}, print)._readiness(worker) is None
+        assert worker.ready == {"ready": True}
+        assert await asyncio.wait_for(process.wait(), HANGS) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
 
 
 def test_what_cannot_be_served(cli: Cli) -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from crossdraft.client.driver import Driver
-from crossdraft.client.measurements import LaneWatch, Owing, TripWatch
+from crossdraft.client.measurements import LaneWatch, TripWatch
 from crossdraft.client.roster import Services
-from crossdraft.rpc.links import Traffic
+from crossdraft.rpc.links import Owes, Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.text.letters import Letters
 from crossdraft.trace.recording import Step
@@ -121,13 +121,13 @@ def test_trips_are_counted_by_their_bounds() -> None:
 
 def owed(*happened: object) -> list[bool]:
     """After each question or answer, whether the service has anything to do."""
-    owing, found = Owing(), []
+    owes, found = Owes(), []
     for what in happened:
         if isinstance(what, PassDone | Drafted | RowFetched | Scored):
-            owing.answered(what)
+            owes.received(what)
         else:
-            owing.asked(what)
-        found.append(owing.owes)
+            owes.sent(what)
+        found.append(owes.works)
     return found
 
 

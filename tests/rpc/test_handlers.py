@@ -40,7 +40,7 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
     ("bad", "complaint"),
     [
         ({"sessions": 0}, "--max-sessions must be at least 1, got 0"),
-        ({"sessions": 5, "per_peer": 6}, "between 1 and those of all, 5, got 6"),
+        ({"sessions": 5, "per_peer": 6}, r"between 1 and --max-sessions \(5\), got 6"),
         ({"per_peer": 0}, "got 0"),
         ({"idle_seconds": 0}, "idle_seconds must be above 0, got 0"),
         ({"idle_seconds": float("nan")}, "idle_seconds must be above 0"),

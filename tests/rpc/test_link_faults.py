@@ -3,9 +3,10 @@
 import asyncio
 import random
 import re
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,16 +34,17 @@ from crossdraft.rpc.errors import (
     TooLarge,
     Unreachable,
 )
-from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.event_loop import SMALL, Beside
+from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, Begin, Close, Ended, FrameCodec
 from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, TARGET, UNREAD_LIMITS, SessionLimits
-from crossdraft.rpc.links import Outbox
+from crossdraft.rpc.links import MOST_IN_LOOP, Outbox
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
 from crossdraft.types.rows import Row
 from crossdraft.v1 import target_pb2
 from tests.conftest import FULL
-from tests.rpc.clock import Clock
+from tests.rpc.clock import HANGS, Clock
 from tests.rpc.linked import (
     OPEN,
     ROW,
@@ -151,18 +153,57 @@ async def test_too_much_before_a_session_is_open_ends_it_alone(link, service):
     assert "before the session is open" in ended.text
     service.opens.set()
     assert await link.receive() == (2, Opened("f1"))
-    await service.news.until(lambda: service.closed == 1)  # the one that was opened for nobody
-    assert [session.asked for session in service.sessions] == [[], []]
+    assert [session.asked for session in service.sessions] == [[]]
 
 
-async def test_a_session_that_is_closed_while_it_is_being_opened_is_closed_then(link, service):
+async def test_a_session_that_is_closed_while_it_is_being_opened_is_not_opened(link, service):
     service.opens.clear()
-    await link.send((1, OPEN), (1, one_pass(1)), (1, Close()), (2, OPEN))
+    await link.send((1, OPEN), (1, one_pass(1)))
+    await service.news.until(lambda: service.openings == 1)
+    await link.send((1, Close()), (2, OPEN))
     await service.news.until(lambda: service.openings == 2)
     service.opens.set()
     assert await link.receive() == (2, Opened("f1"))
-    await service.news.until(lambda: service.closed == 1)
     await goes_on(link, 2)
+    assert len(service.sessions) == 1
+
+
+async def test_of_sessions_that_are_closed_before_they_are_opened_no_work_is_left(service):
+    """Else whoever begins and closes sessions would occupy the threads beyond every limit on sessions."""
+    beside, first, free, prepared = Beside("openings"), asyncio.Event(), threading.Event(), list[int]()
+    loop = asyncio.get_running_loop()
+
+    def prepare(token: int) -> None:
+        loop.call_soon_threadsafe(first.set)
+        prepared.append(token)
+        free.wait()
+
+    class Preparing(PuppetService):
+        async def open(self, request: Any, replies: Any) -> PuppetSession:
+            await beside.run(SMALL + 1, prepare, request.prompt[0])
+            return await super().open(request, replies)
+
+    try:
+        async with serving(Preparing()) as server, RawLink(server.address) as link:
+            await link.send((1, begins(1)))
+            await first.wait()
+            for number in range(2, 8):
+                await link.send((number, begins(number)), (number, Close()))
+                await link.send((number + 10, begins(number)))
+                await link.send((number + 10, Close()))
+            await link.send((8, begins(8)))
+            await link.send((8, begins(8)))  # refused: then all before it has been read
+            assert (await link.receive())[0] == 8
+            await link.send((9, begins(9)))
+            free.set()
+            assert await link.received(2) == [(1, Opened("f1")), (9, Opened("f1"))]
+            assert prepared == [1, 9]
+    finally:
+        free.set()
+
+
+def begins(token: int) -> Begin[Any]:
+    return Begin(replace(OPEN.opening, prompt=(token,)))
 
 
 async def test_what_comes_for_a_session_that_has_ended_or_never_was_is_ignored(link, service):
@@ -236,6 +277,23 @@ async def test_a_reply_that_cannot_be_sent_ends_its_session_alone(service, nodes
         assert got[1].code == code.value[0]
         assert all(text in got[1].text for text in said)
         assert code is not StatusCode.UNKNOWN or "a session failed" in caplog.text
+
+
+async def test_nothing_follows_a_reply_that_cannot_be_sent(service):
+    """The client would take the next reply for one that is not due."""
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        for number, nodes in enumerate(((ROW,), (WIDE,), (ROW,), (ROW,)), 1):
+            session.replies.send(PassDone(number, nodes, 0.0))
+
+    service.answer = answer
+    async with serving(service, MessageLimit(1)) as server, RawLink(server.address) as link:
+        await opened(link, 1)
+        await link.send((1, one_pass(1)))
+        (_, done), (_, ended) = await link.received(2)
+        assert done.number == 1
+        assert ended.code == StatusCode.RESOURCE_EXHAUSTED.value[0]
+        await opened(link, 2)
 
 
 async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again(service):
@@ -320,6 +378,51 @@ async def test_a_frame_over_the_limit_ends_its_link_and_no_other(service):
         await goes_on(good, 1)
 
 
+@pytest.mark.parametrize("side", ["service", "client"])
+async def test_a_frame_has_a_limit_below_that_of_a_message(service, side):
+    large = bytes(MessageLimit().frame_bytes + 1)  # would be no frame
+    if side == "service":
+        async with serving(service) as server, RawLink(server.address) as bad:
+            await opened(bad, 1)
+            await bad.send_raw(large)
+            code, text = await bad.ended()
+            assert code is StatusCode.RESOURCE_EXHAUSTED
+    else:
+        async with a_client() as (raw_target, client):
+            stream, heard, _ = await begun(raw_target, client, 1)
+            await stream.send_raw(large)
+            (error,) = await all_lost(heard)
+            assert isinstance(error, TooLarge)
+            text = str(error)
+    assert "a frame of 8388609 bytes is over the 8388608 that this side's message limit of 32 MiB allows" in text
+
+
+async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_in_order(service):
+    read, in_loop = threading.Event(), threading.get_ident()
+
+    def decode(raw: bytes, size: int | None) -> Iterable[tuple[int, Any]]:
+        if len(raw) > MOST_IN_LOOP:
+            assert threading.get_ident() != in_loop
+            assert read.wait(HANGS)
+        return TARGET.decode_requests(raw, size)
+
+    limits = Listening(grace_seconds=0)
+    async with (
+        Server(replace(TARGET, decode_requests=decode), service, limits) as server,
+        RawLink(server.address) as busy,
+        RawLink(server.address) as good,
+    ):
+        await opened(busy, 1)
+        await opened(good, 1)
+        await busy.send((1, one_pass(1, *(7,) * (MOST_IN_LOOP + 1))))
+        await busy.send((1, one_pass(2)))
+        for number in range(1, 20):
+            await goes_on(good, 1, number)
+        assert service.sessions[0].asked == []
+        read.set()
+        assert [done.number for _, done in await busy.received(2)] == [1, 2]
+
+
 async def test_a_client_that_vanishes_leaves_nothing_behind(service):
     async with serving(service) as server, RawLink(server.address) as good:
         await opened(good, 1)
@@ -330,9 +433,9 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(service):
             await service.news.until(lambda: service.openings == 4)
         await service.news.until(lambda: service.closed == 2)
         service.opens.set()
-        await service.news.until(lambda: service.closed == 3)
         assert server.activity.open == 1
         await goes_on(good, 1)
+        assert len(service.sessions) == 3
 
 
 async def flood(link: RawLink, frames: list[bytes]) -> None:
@@ -409,18 +512,24 @@ async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_wai
         await asking
 
 
-async def test_a_peer_has_no_more_links_than_it_may(service, monkeypatch):
+@pytest.mark.parametrize(("per_peer", "links"), [(1, 1), (3, 3), (None, 4)])
+async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeypatch, per_peer, links):
+    """Workers of one host are one peer, and each of them has a link for every model and drafter."""
     monkeypatch.setattr(handlers, "MOST_LINKS", 1)
-    async with serving(service) as server, RawLink(server.address) as link:
-        await opened(link, 1)
-        async with RawLink(server.address) as refused:
-            assert await refused.ended() == (
-                StatusCode.RESOURCE_EXHAUSTED,
-                "no room for another session: 1 connections of ipv4:127.0.0.1 are open",
-            )
-        await link.send((1, Close()))
-        await link.call.done_writing()
-        await link.ended()
+    async with serving(service, sessions=4, per_peer=per_peer) as server, AsyncExitStack() as others:
+        for _ in range(links - 1):
+            await opened(await others.enter_async_context(RawLink(server.address)), 1)
+        async with RawLink(server.address) as link:
+            await opened(link, 1)
+            async with RawLink(server.address) as refused:
+                assert await refused.ended() == (
+                    StatusCode.RESOURCE_EXHAUSTED,
+                    f"no room for another session: {links} connections of ipv4:127.0.0.1 are open "
+                    "(--max-sessions, --max-sessions-per-peer)",
+                )
+            await link.send((1, Close()))
+            await link.call.done_writing()
+            await link.ended()
         async with RawLink(server.address) as again:
             await opened(again, 1)
 
@@ -734,6 +843,7 @@ class Small:
     """A limit that a few messages reach."""
 
     bytes: int = 100
+    frame_bytes: int = 100
 
     def __str__(self) -> str:
         return "limit"
@@ -783,6 +893,7 @@ async def _in_turn(done_in_turn: list[Any], light: int) -> None:
         ((_, message),) = which
         assert sum(message) > 100 if isinstance(fault, TooLarge) else 13 in message
         gone[session] += message
+        gone[session] += put[session][len(gone[session]) :]  # what waits behind it is dropped
 
     latest: list[Any] = []
 
@@ -815,6 +926,49 @@ async def _in_turn(done_in_turn: list[Any], light: int) -> None:
     outbox.finish()
     await writing
     assert gone == put
+
+
+async def test_a_message_that_may_wait_leaves_with_the_first_of_those_that_wait(clock: Clock):
+    left: list[tuple[Numbered, float]] = []
+    codec: FrameCodec[Numbered, Any] = FrameCodec(encode_numbered, lambda raw: (), sum)
+    outbox: Outbox[Numbered] = Outbox(codec, Small(), lambda *_: None)  # type: ignore[arg-type]
+    began = clock.now
+
+    async def send(raw: bytes) -> None:
+        """Takes no time."""
+
+    writing = asyncio.create_task(outbox.write(send, lambda _, message, *__: left.append((message, clock.now - began))))
+    for message, within in (((1,), 400.0), ((2,), 20.0), ((3,), 30.0)):
+        outbox.put(1, message, within)
+    await clock.until(lambda: len(left) == 3)
+    outbox.put(1, (4,), 400.0)
+    await clock.until(lambda: len(left) == 4)
+    assert [message for message, _ in left] == [(1,), (2,), (3,), (4,)]
+    (first,) = {after for _, after in left[:3]}
+    assert 20 <= first < 30 <= 400 <= left[3][1] - first
+    writing.cancel()
+
+
+async def test_messages_share_no_frame_that_is_too_large_for_several():
+    frames: list[int] = []
+    codec: FrameCodec[int, Any] = FrameCodec(
+        lambda messages: bytes(sum(size for _, size in messages)), lambda raw: (), lambda message: 1
+    )
+    outbox: Outbox[int] = Outbox(codec, MessageLimit(), lambda *_: None)
+    parts: list[int] = []
+
+    async def send(raw: bytes) -> None:
+        frames.append(len(raw))
+        assert sum(parts) == len(raw) <= MOST_SHARED or parts == [len(raw)]
+        parts.clear()
+
+    sizes = (MOST_SHARED // 2, MOST_SHARED // 2, MOST_SHARED // 2, 3 * MOST_SHARED, 1)
+    for session, size in enumerate(sizes):
+        outbox.put(session, size)
+    outbox.finish()
+    await outbox.write(send, lambda _, size, *__: parts.append(size))
+    assert sum(frames) == sum(sizes)
+    assert len(frames) < len(sizes)
 
 
 async def test_a_session_that_always_has_more_lets_others_through():

@@ -8,7 +8,9 @@ import pytest
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.types.messages import Drafted, Pass, PassDone, Sample
+from crossdraft.rpc.frames import MOST_SHARED
+from crossdraft.text.letters import Letters
+from crossdraft.types.messages import Branch, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
@@ -136,6 +138,11 @@ TARGET_REQUESTS = [
     (opening(options={"end_ids": [SIZE]}), "options.end_ids has the id 300"),
     (opening(stop_ids=[SIZE]), "stop_ids has the id 300"),
     (to_target(score={"first": 1, "likely": 21}), "likely must be at most 20, got 21"),
+    (passing(tree=tree([1], [0, 0])), "tree.parents has 2; at most 1 are taken"),
+    (passing(tree=tree([1], [0]), wanted=[0, 1, 1]), "wanted has 3; at most 2 are taken"),
+    (opening(stop_ids=[1] * (codec.MAX_STOPS + 1)), "stop_ids has 65537; at most 65536"),
+    (opening(options={"end_ids": [1] * (codec.MAX_STOPS + 1)}), "options.end_ids has 65537; at most 65536"),
+    (opening(options={"bad_word_ids": [{"ids": [1] * (codec.MAX_WORDS // 2 + 1)}] * 2}), "bad_word_ids has 1048578"),
     (passing(tree={"tokens": [1] * (target_codec.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
     (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
 ]
@@ -157,7 +164,7 @@ TARGET_REPLIES = [
     (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
     (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values"),
     (done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}), "3 likely ids and 3 values"),
-    (done(samples=LIKELY | {"likely": [1, SIZE]}), "samples.likely has the id 300"),
+    (done(samples=LIKELY | {"likely": [1, SIZE], "likely_counts": [1, 1]}), "samples.likely has the id 300"),
     (done(samples=LIKELY | {"likely_counts": [1] * 3}), "likely_counts has 3 numbers for 2 tokens"),
     (done(samples=TOO_LIKELY), "log-probability that is not at most 0"),
     (fetched(number=1), "a head or a whole row"),
@@ -190,7 +197,8 @@ DRAFTER_REQUESTS = [
 DRAFTER_REPLIES = [
     (of_drafter(), "one of opened, drafted, scored and ended"),
     (drafted(tokens=[SIZE]), "tokens has the id 300"),
-    (drafted(tokens=[0] * 65), "tokens has 65; one reply has at most 64"),
+    (drafted(tokens=[0] * 65), "tokens has 65; at most 64 are taken"),
+    (drafted(tokens=[0] * (codec.MAX_LISTS + 1), with_rows=True), "the frame's tokens with rows has 65537"),
     (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 rows for 2 tokens"),
     (drafted(rows=ROWS), "rows has 1 rows for 0 tokens"),
     (of_drafter(ROWS, drafted={"tokens": [1]}), "rows has 1 rows for 0 tokens"),
@@ -203,7 +211,8 @@ DRAFTER_REPLIES = [
     (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
     (of_drafter(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
     (of_drafter(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
-    (drafted(branches=[branch()] * (drafter_codec.MAX_BRANCHES + 1)), "branches has 4097"),
+    (drafted(branches=[branch()] * (drafter_codec.MAX_BRANCHES + 1)), "the frame's branches has 4097"),
+    (of_drafter(scored={"probabilities": [0.5] * (drafter_codec.MAX_STRINGS + 1)}), "probabilities has 4097"),
 ]
 REFUSED = {
     target_codec.decode_requests: TARGET_REQUESTS,
@@ -225,6 +234,37 @@ def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complai
     assert re.search(complaint, str(error)), error
 
 
+SHARED_HALF = {"prompt": [1] * (MOST_SHARED // 2)}
+BRANCHES_HALF = {"branches": [branch()] * (drafter_codec.MAX_BRANCHES // 2)}
+
+
+@pytest.mark.parametrize(
+    ("decode", "frame", "part", "complaint"),
+    [
+        (target_codec.decode_requests, target_pb2.VerifyRequests, {"open": SHARED_HALF}, "3 messages may have 2097152"),
+        (drafter_codec.decode_replies, drafter_pb2.DraftReplies, {"drafted": BRANCHES_HALF}, "branches has 6144"),
+    ],
+    ids=["bytes", "branches"],
+)
+def test_what_messages_have_together_has_a_limit_below_that_of_each(decode, frame, part, complaint):
+    def decoded(count: int) -> list[object]:
+        messages = [{"session": session} | part for session in range(1, count + 1)]
+        kind = "requests" if frame is target_pb2.VerifyRequests else "replies"
+        return list(decode(frame(**{kind: messages}).SerializeToString(), SIZE))
+
+    assert len(decoded(1)) == 1
+    with pytest.raises(BadMessage, match=complaint):
+        decoded(3)
+
+
+def test_a_description_has_no_more_of_anything_than_it_may():
+    plain = {"vocabulary_size": 9, "context": 9, "tokenizer_json": "{}", "fingerprint": "f"}
+    many = codec.MAX_LISTS + 1
+    for field in ({"controls": [{}] * many}, {"chat_template": {"tokens": {str(at): "" for at in range(many)}}}):
+        with pytest.raises(BadMessage, match="has 65537; at most 65536"):
+            codec.decode_description(common_pb2.Description(**plain | field))
+
+
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
@@ -233,6 +273,7 @@ def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complai
         (PassDone(1, (Sample(1, -1.0), Row.certain(1)), 0.0), "not 1 and 1"),
         (PassDone(1, (Sample(1, -1.0),), -1.0), "seconds is -1"),
         (Drafted(1, (), float("nan")), "seconds is nan"),
+        (Drafted(1, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),) * 4097), "4097 branches; at most 4096"),
         (Drafted(1, (DraftToken(1), DraftToken(1, Row.certain(1))), 0.0), "all have rows or none"),
         (Drafted(1, (DraftToken(1), DraftToken(1, None, Whose.TARGET)), 0.0), "use the same ids"),
     ],

@@ -229,6 +229,18 @@ def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
     assert fetched.answer(NeedRow()) is None
 
 
+def test_of_a_pass_that_draws_no_row_is_fetched() -> None:
+    """The target keeps none: another pass brings what the walk needs."""
+    session, _, _ = passing(Choice(3, 1))
+    (lane,) = session.target.lanes.values()
+    assert lane.latest is not None
+    number, listed = lane.latest.sent.number, np.array([1])
+    assert session.target._fetch(lane.number, number, 0, listed)
+    lane.owed.clear()
+    lane.latest = replace(lane.latest, sent=replace(lane.latest.sent, draws=True))
+    assert session.target._fetch(lane.number, number, 0, listed) is None
+
+
 def test_a_block_goes_on_as_far_as_a_pass_has_covered_the_draft() -> None:
     """Not along other paths whose rows are at hand; an earlier pass that returns late does not shorten it."""
     ids = [0]

@@ -94,7 +94,8 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
     letters_of = target_model.tokenization.letters_of
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
         done = await session.run(Pass(1, committed, TREE, draws=True))
-        rows = [(await session.fetch(FetchRow(1, node))).row for node in range(len(done.nodes))]
+        await session.run(Pass(2, (), TREE))
+        rows = [(await session.fetch(FetchRow(2, node))).row for node in range(len(done.nodes))]
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
         again = await session.run(Pass(1, committed, TREE, draws=True))
     assert again.nodes == done.nodes
@@ -277,6 +278,16 @@ async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_se
     await talk.passed(Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
     with pytest.raises(ProtocolBroken, match=complaint):
         await talk.answer(request_sent)
+
+
+async def test_a_pass_that_draws_keeps_no_rows(target_model: RunningModel) -> None:
+    """No copy of its logits is made: with a large vocabulary that is megabytes a pass."""
+    talk = Talk(target_model, OpenTarget(PROMPT, SamplingOptions(), NoiseKey(11)))
+    await talk.passed(Pass(1, (60,), TREE))
+    assert (await fetched(talk, FetchRow(1, 0))).whole
+    await talk.passed(Pass(2, (5,), TREE, draws=True))
+    with pytest.raises(ProtocolBroken, match="pass 2 has drawn and keeps no rows; send a pass without draws for them"):
+        await talk.answer(FetchRow(2, 0))
 
 
 async def test_requests_wait_for_each_other_and_a_bad_one_for_the_replies_before_it(target_model: RunningModel) -> None:

@@ -154,7 +154,9 @@ class ServiceOptions:
 
     host: Host = "127.0.0.1"
     port: Port = 0
-    max_message_mib: int = option(32, "Max size of a message, in MiB.")
+    max_message_mib: int = option(
+        32, "Max size of a message, in MiB; messages of sessions may have a quarter of it, at least 8 MiB."
+    )
     grace_seconds: float = option(10.0, "Seconds that open sessions may go on after SIGTERM.")
     pace: str | None = option(None, "For benchmarks: a step of n tokens takes at least A + B n ms.", metavar="A,B")
     tls: TlsOptions

@@ -23,6 +23,7 @@ from crossdraft.rpc.errors import CannotListen
 
 log = logging.getLogger(__name__)
 RESTART_SECONDS = 1.0  # before another one is started where a new worker did not become ready
+PIECE = 1 << 16  # bytes that are read at once
 SPARE_SECONDS = 30.0  # after the grace period, before a worker that does not end is killed
 
 
@@ -42,6 +43,7 @@ class Worker:
 
     process: Process
     ready: dict[str, Any] = field(default_factory=dict)  # its ready line
+    draining: asyncio.Task[None] | None = None  # of what it prints after that
 
 
 class Workers:
@@ -121,12 +123,14 @@ class Workers:
 
     async def _readiness(self, worker: Worker) -> int | None:
         """None once it is ready; the status of its process if it ended before."""
-        assert worker.process.stdout is not None
-        line = await worker.process.stdout.readline()
-        if not line:
-            return await worker.process.wait()
-        worker.ready = json.loads(line)
-        return None
+        output = worker.process.stdout
+        assert output is not None
+        while line := await output.readline():
+            if line.startswith(b"{"):  # else a library has printed it
+                worker.ready = json.loads(line)
+                worker.draining = asyncio.create_task(drain(output))
+                return None
+        return await worker.process.wait()
 
     async def _end(self) -> list[str]:
         """Ends all; returns those that were ready and whose status is not 0."""
@@ -145,6 +149,12 @@ class Workers:
         except TimeoutError:
             process.kill()
             return await process.wait()
+
+
+async def drain(output: asyncio.StreamReader) -> None:
+    """Reads up to the end: whoever writes to a pipe that nobody reads stops once it is full."""
+    while await output.read(PIECE):
+        pass
 
 
 def reserved(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from crossdraft.rpc.links import Owes
 from crossdraft.session.events import Reply
 from crossdraft.types.messages import (
     Advance,
@@ -90,48 +91,6 @@ def _answers(reply: Reply, request: object) -> bool:
             return isinstance(request, Score) and request.epoch == reply.epoch
 
 
-class Owing:
-    """Whether a service owes a session anything: a reply, or draft tokens up to the number wanted last."""
-
-    def __init__(self) -> None:
-        self._answers = 0  # passes, rows and scores
-        self._epoch, self._wanted, self._drafted = 0, 0, 0
-
-    @property
-    def owes(self) -> bool:
-        return self._answers > 0 or self._drafted < self._wanted
-
-    def asked(self, request: object) -> None:
-        """A request leaves. A new epoch ends all that was owed for the one before."""
-        match request:
-            case Draft():
-                self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
-            case Advance(count=0):
-                self._wanted = self._drafted = 0
-            case Advance():
-                self._wanted = max(self._wanted, request.count) if self._wanted else 0
-            case RunTo():
-                pass
-            case _:
-                self._answers += 1
-
-    def answered(self, reply: Reply) -> None:
-        """A reply came; one of an older epoch is ignored."""
-        match reply:
-            case Drafted(epoch=self._epoch):
-                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
-                if reply.reason:  # no more will come
-                    self._wanted = 0
-            case Drafted():
-                pass
-            case Scored() if reply.epoch != self._epoch:
-                pass
-            case PassDone(more=True) | PromptScored(more=True):
-                pass
-            case _:
-                self._answers = max(0, self._answers - 1)
-
-
 class LaneWatch:
     """The stop-watch of one lane."""
 
@@ -146,7 +105,7 @@ class LaneWatch:
         self._closed: float | None = None
         self._trips = TripWatch()
         self._model_seconds = 0.0
-        self._owing = Owing()
+        self._owes = Owes()
         self._owed = 0.0  # seconds in which the service owed anything, up to when it last owed nothing
         self._owed_since: float | None = None
 
@@ -159,7 +118,7 @@ class LaneWatch:
     def asked(self, request: object, now: float) -> None:
         """A request leaves; `Advance` and `RunTo` get no reply of their own."""
         self._trips.asked(request, now)
-        self._owing.asked(request)
+        self._owes.sent(request)
         self._note_owing(now)
         if not isinstance(request, Advance | RunTo):
             self._asked = now
@@ -167,7 +126,7 @@ class LaneWatch:
     def answered(self, reply: Reply, now: float) -> None:
         """A reply came. Of the first one after a request, time outside the model is wire, codecs and queues."""
         self._trips.answered(reply, now)
-        self._owing.answered(reply)
+        self._owes.received(reply)
         self._note_owing(now)
         self._model_seconds += model_seconds(reply)
         if self._asked is not None:
@@ -175,7 +134,7 @@ class LaneWatch:
             self._asked = None
 
     def _note_owing(self, now: float) -> None:
-        if self._owing.owes:
+        if self._owes.works:
             self._owed_since = now if self._owed_since is None else self._owed_since
         elif self._owed_since is not None:
             self._owed, self._owed_since = self._owed + now - self._owed_since, None

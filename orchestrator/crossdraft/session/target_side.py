@@ -512,9 +512,9 @@ class TargetSide:
         return fetch
 
     def _fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
-        """Ask once for more of a row; None: its pass is not the lane's latest any more."""
+        """Ask once for more of a row; None: its pass is not the lane's latest any more, or has drawn."""
         known = self.lanes.get(lane)
-        if known is None or known.latest is None or known.latest.sent.number != number:
+        if known is None or known.latest is None or known.latest.sent.number != number or known.latest.sent.draws:
             return None
         if node in known.owed:
             return []

@@ -34,6 +34,8 @@ MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
 MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
 MAX_BIASES = 1 << 16  # of a request's logit_bias, and of its bad_words
+MAX_STOPS = 1 << 16  # ids that may end an output
+MAX_WORDS = 1 << 20  # ids of all bad_words
 MAX_BITS = 32  # of a number
 SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
@@ -71,9 +73,11 @@ def decode_letters(raw: bytes, name: str) -> Letters:
     return Letters(text)
 
 
-def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None) -> tuple[int, ...]:
-    """A few token ids; raises BadMessage if one is outside the vocabulary (where its size is known)."""
-    check_max(len(field), MAX_IDS, name)
+def decode_id_tuple(
+    field: Sequence[int], name: str, vocabulary_size: int | None, most: int = MAX_IDS
+) -> tuple[int, ...]:
+    """At most so many token ids; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    check_max(len(field), most, name)
     ids = tuple(field)
     if vocabulary_size is not None and ids and max(ids) >= vocabulary_size:
         raise BadMessage(f"{name} has the id {max(ids)}, but the vocabulary has {vocabulary_size} ids")
@@ -109,6 +113,8 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
     """Sampling options; raises BadMessage when one is out of its range."""
     check_max(len(message.logit_bias), MAX_BIASES, "options.logit_bias")
     check_max(len(message.bad_word_ids), MAX_BIASES, "options.bad_word_ids")
+    check_max(sum(len(word.ids) for word in message.bad_word_ids), MAX_WORDS, "options.bad_word_ids")
+    check_max(len(message.end_ids), MAX_STOPS, "options.end_ids")
 
     def ids_of(field: Sequence[int], name: str) -> tuple[int, ...]:
         return decode_id_tuple(field, f"options.{name}", vocabulary_size)
@@ -151,14 +157,17 @@ def decode_description(message: pb.Description) -> Description:
     """
     if not (message.vocabulary_size and message.context and message.tokenizer_json and message.fingerprint):
         raise BadMessage("a description needs vocabulary_size, context, tokenizer_json and fingerprint")
+    for name, field in (("controls", message.controls), ("chat_template.tokens", message.chat_template.tokens)):
+        check_max(len(field), MAX_LISTS, name)
     for control in message.controls:
         if control.role not in Role.__members__:
             raise BadMessage(f"controls has the role {control.role!r}; known are {', '.join(Role.__members__)}")
     size = message.vocabulary_size
+    stops = decode_id_tuple(message.stops, "stops", size, MAX_STOPS)
     controls = decode_id_tuple([control.id for control in message.controls], "controls", size)
     given = plain_fields(message)
     given["controls"] = tuple(zip(controls, (control.role for control in message.controls), strict=True))
-    given["stops"] = decode_id_tuple(message.stops, "stops", size)
+    given["stops"] = stops
     return Description(
         **given, chat_template=_decode_template(message.chat_template) if message.HasField("chat_template") else None
     )
@@ -346,10 +355,10 @@ def _decode_likely(
     message: pb.Rows | target_pb.Samples, counts: Sequence[int], name: str, vocabulary_size: int | None
 ) -> Iterator[Likely]:
     """The most probable ids of each; raises BadMessage unless there are so many."""
+    given, count = len(message.likely), len(message.likely_log_probabilities)
+    if not given == count == sum(counts):
+        raise BadMessage(f"{name} has {given} likely ids and {count} values, and {sum(counts)} by its counts")
     ids = decode_id_tuple(message.likely, f"{name}.likely", vocabulary_size)
-    count = len(message.likely_log_probabilities)
-    if not len(ids) == count == sum(counts):
-        raise BadMessage(f"{name} has {len(ids)} likely ids and {count} values, and {sum(counts)} by its counts")
     pairs = iter(zip(ids, _logs(message.likely_log_probabilities, count, name).tolist(), strict=True))
     return (tuple(islice(pairs, count)) for count in counts)
 
@@ -460,12 +469,11 @@ def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
 
 def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
     """The same samples; raises BadMessage."""
-    check_max(len(message.tokens), MAX_LISTS, "samples.tokens")
-    tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
-    counts, ranks = tuple(message.likely_counts) or (0,) * len(tokens), tuple(message.ranks) or (0,) * len(tokens)
-    for name, numbers in (("likely_counts", counts), ("ranks", ranks)):
-        if len(numbers) != len(tokens):
+    tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size, MAX_LISTS)
+    for name, numbers in (("likely_counts", message.likely_counts), ("ranks", message.ranks)):
+        if len(numbers) not in (0, len(tokens)):
             raise BadMessage(f"samples.{name} has {len(numbers)} numbers for {len(tokens)} tokens")
+    counts, ranks = tuple(message.likely_counts) or (0,) * len(tokens), tuple(message.ranks) or (0,) * len(tokens)
     values = _logs(message.log_probabilities, len(tokens), "samples").tolist()
     likely = _decode_likely(message, counts, "samples", vocabulary_size)
     return tuple(map(Sample, tokens, values, likely, ranks))

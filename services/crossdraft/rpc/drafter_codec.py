@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, Role, Shares
+from crossdraft.rpc.frames import Begin, Close, Ended, Role, Shares, check_frame
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -30,7 +30,7 @@ Reply = Opened | Drafted | Scored | Ended
 MAX_ROW_WIDTH = 1 << 16  # ids
 MAX_STRINGS = 4096  # of one request for scores
 MAX_STRING = 1 << 16  # letters of each of them
-MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # in one reply
+MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # of a frame: as many as one reply may have
 
 
 def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
@@ -59,7 +59,7 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
 def decode_requests(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Request | BadMessage]]:
     """The messages of a frame to a drafter; raises BadMessage or DecodeError."""
     frame = pb.DraftRequests.FromString(raw)
-    check_max(len(frame.requests), MOST_MESSAGES, "the frame's requests")
+    check_frame(raw, frame.requests)
     for message in frame.requests:
         try:
             yield message.session, _decode_request(message, vocabulary_size)
@@ -85,7 +85,11 @@ def _decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Re
 
 
 def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
-    """A frame from a drafter; raises ValueError if only some of the draft tokens of a reply have rows."""
+    """A frame from a drafter; raises ValueError if only some of the draft tokens of a reply have rows, or if the
+    branches are too many for one frame."""
+    branches = sum(len(reply.branches) for _, reply in messages if isinstance(reply, Drafted))
+    if branches > MAX_BRANCHES:
+        raise ValueError(f"{branches} branches; at most {MAX_BRANCHES} are possible")
     frame, rows = pb.DraftReplies(), list[Row]()
     for session, reply in messages:
         match reply:
@@ -115,7 +119,10 @@ def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[in
     The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
     """
     frame = pb.DraftReplies.FromString(raw)
-    check_max(len(frame.replies), MOST_MESSAGES, "the frame's replies")
+    check_frame(raw, frame.replies)
+    check_max(sum(len(message.drafted.branches) for message in frame.replies), MAX_BRANCHES, "the frame's branches")
+    with_rows = sum(len(message.drafted.tokens) for message in frame.replies if message.drafted.with_rows)
+    check_max(with_rows, codec.MAX_LISTS, "the frame's tokens with rows")
     drawn = [token for message in frame.replies if message.drafted.with_rows for token in message.drafted.tokens]
     rows = Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows")
     for message in frame.replies:
@@ -210,6 +217,7 @@ def _check_draft_tokens(count: int, name: str, meaning: str) -> None:
 
 
 def _decode_scored(message: pb.Scored) -> Scored:
+    check_max(len(message.probabilities), MAX_STRINGS, "probabilities")
     probabilities = np.array(message.probabilities, dtype=np.float64)
     if not bool(np.all((probabilities >= 0) & (probabilities <= 1))):  # false for NaN as well
         raise BadMessage("probabilities has one that is not between 0 and 1")
@@ -238,7 +246,6 @@ def _encode_drafted(reply: Drafted, frame_rows: list[Row]) -> pb.Drafted:
 
 
 def _decode_drafted(message: pb.Drafted, rows: Sequence[Row], size: int | None) -> Drafted:
-    check_max(len(message.branches), MAX_BRANCHES, "branches")
     return Drafted(
         epoch=message.epoch,
         draft_tokens=_decode_draft_tokens(message, rows, size),
@@ -251,9 +258,7 @@ def _decode_drafted(message: pb.Drafted, rows: Sequence[Row], size: int | None) 
 
 
 def _decode_draft_tokens(message: pb.Drafted, rows: Sequence[Row], size: int | None) -> tuple[DraftToken, ...]:
-    tokens = codec.decode_id_tuple(message.tokens, "tokens", size)
-    if len(tokens) > MOST_DRAFT_TOKENS:
-        raise BadMessage(f"tokens has {len(tokens)}; one reply has at most {MOST_DRAFT_TOKENS}")
+    tokens = codec.decode_id_tuple(message.tokens, "tokens", size, MOST_DRAFT_TOKENS)
     whose = Whose.TARGET if message.target_ids else Whose.DRAFTER
     if not message.with_rows:
         return tuple(DraftToken(token, None, whose) for token in tokens)

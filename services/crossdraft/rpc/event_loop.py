@@ -26,12 +26,13 @@ class Beside:
     C that keeps the lock (`json.loads`) stops the loop from any thread.
     """
 
-    def __init__(self, name: str, threads: int = 1) -> None:
+    def __init__(self, name: str, threads: int = 1, small: int = SMALL) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._small = small  # bytes
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns or raises; `size`, in bytes, says how much there is to do, and little is done here."""
-        if size <= SMALL:
+        if size <= self._small:
             return work(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, _trimmed, size, lambda: work(*args, **kwargs)

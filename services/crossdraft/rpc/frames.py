@@ -31,6 +31,7 @@ Answer = TypeVar("Answer")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 MOST_MESSAGES = 256  # of a frame
+MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,14 @@ def _weight_of_node(node: Row | Sample) -> int:
     if isinstance(node, Sample):
         return 5 + likely
     return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
+
+
+def check_frame(raw: bytes, messages: Sequence[object]) -> None:
+    """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
+    if len(messages) > MOST_MESSAGES:
+        raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
+    if len(messages) > 1 and len(raw) > MOST_SHARED:
+        raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")
 
 
 class Shares(Generic[Received]):

@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
 from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, Unreachable, name_of, to_status
 from crossdraft.rpc.frames import Answer, Ask, Begin, Close, Ended, Open, Role
-from crossdraft.rpc.links import Join, Outbox
+from crossdraft.rpc.links import Inbox, Join, Outbox
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
     Description,
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
 MOST_UNREAD = 256  # replies of a session that wait for its client: one that has more does not read them
 UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
-MOST_LINKS = 64  # of one peer: a client has one, and one more for a while after its model or credentials have changed
+MOST_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
 MOST_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
 OK = 0  # gRPC's status code
@@ -80,7 +79,7 @@ class Service(Protocol[Open_contra, Ask_contra, Answer]):
         ...
 
     async def open(self, request: Open_contra, replies: Replies[Answer], /) -> Session[Ask_contra, Answer]:
-        """A new session; raises ServiceError."""
+        """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
         ...
 
     async def close(self) -> None:
@@ -255,7 +254,9 @@ class Handlers(Generic[Open, Ask, Answer]):
         self.service = service
         self.limit = limit
         self.idle_seconds = limits.idle_seconds
+        self._most_links = max(MOST_LINKS, limits.per_peer or limits.sessions)
         self.codec = role.server(service.description.vocabulary_size)
+        self.inbox = Inbox(self.codec, limit)
         self.draining = False
         self._role = role
         self._links: set[ServerLink] = set()
@@ -278,8 +279,9 @@ class Handlers(Generic[Open, Ask, Answer]):
         frame cannot be read, or when it has had no session for as long as a session may be silent."""
         link = ServerLink(self, context)
         try:
-            if sum(other.peer == link.peer for other in self._links) >= MOST_LINKS:
-                raise Full(f"{MOST_LINKS} connections of {link.peer} are open")
+            if sum(other.peer == link.peer for other in self._links) >= self._most_links:
+                what = f"{self._most_links} connections of {link.peer} are open"
+                raise Full(f"{what} (--max-sessions, --max-sessions-per-peer)")
             self._links.add(link)
             await context.send_initial_metadata(())  # else a first write that is cancelled keeps the status back
             await link.run(requests)
@@ -347,10 +349,7 @@ class ServerLink:
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         async for raw in requests:
-            try:
-                messages = list(self._handlers.codec.decode(raw))
-            except DecodeError as error:
-                raise BadMessage(f"not a frame of this link: {error}") from error
+            messages = await self._handlers.inbox.read(raw)
             share = len(raw) / max(1, len(messages))
             for number, message in messages:
                 self._received(number, message, share)
@@ -443,11 +442,7 @@ class ServerSession:
             self._opening.add_done_callback(self._opened)
 
     async def _open(self, service: Service[Any, Any, Any], opening: Any) -> None:
-        session = await service.open(opening, self)
-        if self._over:
-            session.close()
-            return
-        self._session = session
+        self._session = session = await service.open(opening, self)
         self.send(Opened(service.description.fingerprint))
         early, self._early = self._early, []
         for request in early:
@@ -495,5 +490,7 @@ class ServerSession:
 
     def close(self) -> None:
         self._over = True
+        if self._opening is not None:
+            self._opening.cancel()  # what has not begun of it never will
         if self._session is not None:
             self._session.close()

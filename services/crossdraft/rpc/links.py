@@ -15,7 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
-from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, Begin, Close, Ended, FrameCodec
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
@@ -36,6 +37,9 @@ Join = Callable[[Message, Message], Message | None]
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
 # reads nothing must not fill the memory.
 MOST_WAITING = 4096
+# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
+# thread would have to wait for the loop's turn.
+MOST_IN_LOOP = 1 << 18
 TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
 
@@ -48,15 +52,43 @@ class Traffic:
     codec_seconds: float = 0.0  # making frames of messages and messages of frames, shared in the same way
 
 
+def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
+    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
+
+
+class Inbox:
+    """Reads frames, of which one peer's must not hold up those of others.
+
+    Args:
+        codec: reads them.
+        limit: of a frame.
+    """
+
+    def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._beside = Beside("frames", small=MOST_IN_LOOP)
+
+    async def read(self, raw: bytes) -> list[tuple[int, Any]]:
+        """The messages of a frame; a large one is read in a thread. Raises TooLarge or BadMessage."""
+        if len(raw) > self._limit.frame_bytes:
+            raise too_large("frame", raw, self._limit)
+        try:
+            return await self._beside.run(len(raw), lambda: list(self._codec.decode(raw)))
+        except DecodeError as error:
+            raise BadMessage(f"not a frame of this link: {error}") from error
+
+
 class Outbox(Generic[Message]):
     """Messages of many sessions that wait for the stream.
 
-    A frame takes all that wait, up to MOST_MESSAGES and about half of the message limit.
+    A frame takes all that wait, up to MOST_MESSAGES and MOST_SHARED.
 
     Args:
         codec: makes frames.
         limit: of a frame.
-        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped.
+        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped, and with it
+            what waits of its session: later messages mean nothing without it.
     """
 
     def __init__(
@@ -67,6 +99,7 @@ class Outbox(Generic[Message]):
     ) -> None:
         self._codec = codec
         self._limit = limit
+        self._shared = min(limit.frame_bytes, MOST_SHARED)
         self._refused = refused
         self._waiting: dict[int, list[tuple[Message, int]]] = {}  # by session, with their weights
         self._count = 0  # messages that wait
@@ -94,9 +127,17 @@ class Outbox(Generic[Message]):
         self._count_in(waiting[-1:])
         if within <= 0:
             self._news.set()
-        elif self._later is None and not self._news.is_set():
-            self._later = asyncio.get_running_loop().call_later(within, self._news.set)
+        elif not self._news.is_set():
+            self._leave_within(within)
         return len(waiting)
+
+    def _leave_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._later is not None:
+            if self._later.when() <= loop.time() + seconds:
+                return
+            self._later.cancel()
+        self._later = loop.call_later(seconds, self._news.set)
 
     def finish(self) -> None:
         self._finished = True
@@ -147,7 +188,7 @@ class Outbox(Generic[Message]):
 
     def _taken(self) -> list[tuple[int, Message]]:
         taken: list[tuple[int, Message]] = []
-        room = self._limit.bytes // 2
+        room = self._shared // 4  # rows have three times their weight
         while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
             session = next(iter(self._waiting))
             messages = self._waiting.pop(session)
@@ -169,6 +210,7 @@ class Outbox(Generic[Message]):
                 return messages, self._encoded(messages)
             except (ValueError, TooLarge) as fault:
                 if len(messages) == 1:
+                    self.drop(messages[0][0])
                     self._refused(messages[0][0], fault)
                     return [], b""
             messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
@@ -177,10 +219,10 @@ class Outbox(Generic[Message]):
     def _encoded(self, messages: list[tuple[int, Message]]) -> bytes:
         """A frame; raises TooLarge or ValueError."""
         raw = self._codec.encode(messages)
-        if len(raw) > self._limit.bytes:
+        if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
             _, first = messages[0]
             what = type(first.opening if isinstance(first, Begin) else first).__name__
-            raise TooLarge(f"a {what} of {len(raw)} bytes is over this side's {self._limit}")
+            raise too_large(what, raw, self._limit)
         return raw
 
     def _put_back(self, messages: list[tuple[int, Message]]) -> None:
@@ -203,7 +245,7 @@ class Outbox(Generic[Message]):
 
 
 class Owes:
-    """The replies that a service owes a session.
+    """What a service owes a session: replies, and draft tokens.
 
     A target owes one for each request, in order; for a run several, each within the time of one; for `RunTo` none. A
     drafter owes the newest `Draft` a first reply, and each `Score` since then one: nothing for older requests or for an
@@ -214,10 +256,18 @@ class Owes:
         self._opening = False
         self._epoch = 0
         self._draft = False
+        self._wanted, self._drafted = 0, 0  # draft tokens of the epoch
         self._answers = 0  # to all other requests
 
     @property
+    def works(self) -> bool:
+        """Whether the service has work to do in an open session: a reply, or draft tokens up to the number wanted
+        last."""
+        return self._answers > 0 or self._drafted < self._wanted
+
+    @property
     def due(self) -> bool:
+        """Whether a reply must come in time."""
         return self._opening or self._draft or self._answers > 0
 
     def sent(self, request: object) -> bool:
@@ -228,9 +278,12 @@ class Owes:
                 self._opening = True
             case Draft():
                 self._epoch, self._draft, self._answers = request.epoch, True, 0
+                self._wanted, self._drafted = request.count, 0
                 return True
+            case Advance(count=0):
+                self._draft, self._wanted = False, 0
             case Advance():
-                self._draft = self._draft and request.count > 0
+                self._wanted = max(self._wanted, request.count) if self._wanted else 0
             case RunTo():
                 pass
             case _:
@@ -238,11 +291,16 @@ class Owes:
         return self.due and not before
 
     def received(self, reply: object) -> None:
+        """Counts a reply; one of an older epoch is ignored."""
         match reply:
             case Opened():
                 self._opening = False
+            case Drafted(epoch=self._epoch):
+                self._draft = False
+                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
+                self._wanted = 0 if reply.reason else self._wanted  # no more will come
             case Drafted():
-                self._draft = self._draft and reply.epoch != self._epoch
+                pass
             case PassDone(more=True) | PromptScored(more=True):
                 pass
             case Scored() if reply.epoch != self._epoch:
@@ -315,11 +373,11 @@ class Link:
         self.ended = False
         self.fingerprint = fingerprint
         self._service = service
-        self._codec = codec
         self._reply_seconds = reply_seconds
         self._sessions: dict[int, LinkSession] = {}
         self._latest = 0  # number of a session
         self._retired = False
+        self._inbox = Inbox(codec, limit)
         self._outbox: Outbox[Any] = Outbox(codec, limit, self._refuse)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
@@ -404,8 +462,10 @@ class Link:
                 break
             began = time.perf_counter()
             try:
-                messages = list(self._codec.decode(raw))
-            except (BadMessage, DecodeError) as error:
+                messages = await self._inbox.read(raw)
+            except TooLarge as error:
+                return error
+            except BadMessage as error:
                 return Internal(f"{self._service} sent a frame that cannot be decoded: {error}")
             shares = len(raw) / max(1, len(messages)), (time.perf_counter() - began) / max(1, len(messages))
             await self._handle(messages, *shares)

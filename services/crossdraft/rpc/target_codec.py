@@ -6,7 +6,7 @@ from typing import assert_never
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, Role, Shares
+from crossdraft.rpc.frames import Begin, Close, Ended, Role, Shares, check_frame
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -63,7 +63,7 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
 def decode_requests(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Request | BadMessage]]:
     """The messages of a frame to a target; raises BadMessage or DecodeError."""
     frame = pb.VerifyRequests.FromString(raw)
-    check_max(len(frame.requests), MOST_MESSAGES, "the frame's requests")
+    check_frame(raw, frame.requests)
     listed = Shares(codec.decode_lists(frame.listed, "listed", vocabulary_size).split(), "lists")
     for message in frame.requests:
         share = listed.take(message.next_pass.listed) if message.HasField("next_pass") else ()
@@ -121,7 +121,7 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
 def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Reply | BadMessage]]:
     """The messages of a frame from a target; raises BadMessage or DecodeError."""
     frame = pb.VerifyReplies.FromString(raw)
-    check_max(len(frame.replies), MOST_MESSAGES, "the frame's replies")
+    check_frame(raw, frame.replies)
     rows = Shares(codec.decode_rows(frame.rows, "rows", vocabulary_size), "rows")
     samples = Shares(codec.decode_samples(frame.samples, vocabulary_size), "samples")
     for message in frame.replies:
@@ -184,7 +184,7 @@ def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTar
         head=message.head if message.HasField("head") else DEFAULT_HEAD,
         likely=message.likely if message.HasField("likely") else None,
         ignore_stops=message.ignore_stops,
-        stop_ids=codec.decode_id_tuple(message.stop_ids, "stop_ids", vocabulary_size),
+        stop_ids=codec.decode_id_tuple(message.stop_ids, "stop_ids", vocabulary_size, codec.MAX_STOPS),
     )
 
 
@@ -210,6 +210,7 @@ def _encode_pass(request: Pass) -> pb.Pass:
 
 def _decode_pass(message: pb.Pass, listed: Sequence[Ids], vocabulary_size: int | None) -> Pass:
     tree = _decode_tree(message.tree, vocabulary_size)
+    check_max(len(message.wanted), 1 + len(tree), "wanted")
     wanted = tuple(message.wanted) or None
     if wanted is not None and (max(wanted) > len(tree) or list(wanted) != sorted(set(wanted))):
         raise BadMessage(f"wanted must be ascending, from 0 (the root) to {len(tree)} (the last node), got {wanted}")
@@ -231,8 +232,8 @@ def _decode_pass(message: pb.Pass, listed: Sequence[Ids], vocabulary_size: int |
 
 
 def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
-    check_max(len(message.tokens), MAX_NODES, "tree.tokens")
-    tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size)
+    tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size, MAX_NODES)
+    check_max(len(message.parents), len(tokens), "tree.parents")
     parents = tuple(parent - 1 for parent in message.parents) or tuple(range(ROOT, ROOT + len(tokens)))
     try:
         return TokenTree(tokens, parents)

@@ -9,12 +9,13 @@ import grpc
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 
 MIB = 1 << 20
+LEAST_FRAME = 8 * MIB  # a prompt of a million tokens as letters; a row of a whole vocabulary has 4
 ChannelOptions = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class MessageLimit:
-    """The largest message that is sent or accepted.
+    """The largest message that is sent or accepted; frames of links have a limit of their own below it.
 
     Raises:
         ValueError: below 1 MiB, or above what gRPC can count.
@@ -32,6 +33,11 @@ class MessageLimit:
     @property
     def bytes(self) -> int:
         return self.mib * MIB
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of a link's frame. Protobuf reads it in one go, up to 30 ns a byte, in which the event loop stands still."""
+        return min(self.bytes, max(LEAST_FRAME, self.bytes // 4))
 
     def options(self) -> ChannelOptions:
         return (("grpc.max_send_message_length", self.bytes), ("grpc.max_receive_message_length", self.bytes))

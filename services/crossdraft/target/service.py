@@ -121,6 +121,7 @@ class TargetSession:
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
+        self._latest: Nodes | None = None  # of it; None: it has drawn, and has no rows
         self._lengths = running.lengths
         self._check_room(len(opening.prompt), "the prompt")
 
@@ -132,7 +133,8 @@ class TargetSession:
 
         Raises:
             ProtocolBroken: the pass is not the next one, wants nodes that it does not have, or draws without a key; or
-                the latest pass has not answered this node; or the prompt ends before; or too many requests wait.
+                the latest pass has not answered this node, or has drawn; or the prompt ends before; or too many
+                requests wait.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
@@ -181,7 +183,7 @@ class TargetSession:
             if found is not None:
                 self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
-        except Exception as error:  # whatever a job raised ends its session
+        except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
             self._replies.fail(error)
 
     def _change_run(self, request: RunTo) -> None:
@@ -218,7 +220,7 @@ class TargetSession:
         self._number = request.number
         self._output += request.committed
         self._offset += self._letters(request.committed)
-        self._answered = ()
+        self._answered, self._latest = (), None
 
     def _check_room(self, size: int, what: str) -> None:
         context = self._running.description.context
@@ -233,7 +235,7 @@ class TargetSession:
         context = (*self._opening.prompt, *self._output)
         answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted)
         asked = self._nodes(answer.logits, request)
-        self._answered, self._latest = request.answered, replace(asked, logits=asked.logits.clone())
+        self._answered = request.answered
         sampling: SamplerRequest[Any]
         if request.draws:
             ends = [self._offset]  # of the root's path, and of each node's: letters since the start of the output
@@ -241,6 +243,7 @@ class TargetSession:
                 ends.append(ends[parent + 1] + self._lengths[token])
             sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
+            self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
             sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
         nodes = yield sampling
         return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued)
@@ -316,6 +319,10 @@ class TargetSession:
             raise ProtocolBroken(f"rows of pass {request.number} are gone; the latest pass is {self._number}")
         if request.node not in self._answered:
             raise ProtocolBroken(f"pass {request.number} has answered {list(self._answered)}, not node {request.node}")
+        if self._latest is None:
+            raise ProtocolBroken(
+                f"pass {request.number} has drawn and keeps no rows; send a pass without draws for them"
+            )
         place = self._answered.index(request.node)
         whole, opening = self._running.description.vocabulary_size, self._opening
         head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
