@@ -103,10 +103,10 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["ngram", "--min-ngram", "0"], "must be at least 1 and at most the longest, got 0 and 24"),
-        (["ngram", "--max-ngram", "3"], "must be at least 1 and at most the longest, got 4 and 3"),
+        (["ngram", "--min-ngram", "0"], "--min-ngram must be between 1 and --max-ngram, got 0 and 24"),
+        (["ngram", "--max-ngram", "3"], "--min-ngram must be between 1 and --max-ngram, got 4 and 3"),
         (["ngram", "--max-sessions", "0"], "--max-sessions must be at least 1, got 0"),
-        (["ngram", "--max-sessions", "4", "--max-sessions-per-peer", "5"], "between 1 and those of all, 4, got 5"),
+        (["ngram", "--max-sessions", "4", "--max-sessions-per-peer", "5"], "between 1 and --max-sessions (4), got 5"),
         (["ngram", "--idle-seconds", "0"], "idle_seconds must be above 0, got 0"),
         (["ngram", "--model", "x"], "No such option: --model"),
         (["target", "--model", "x", "--model", "y"], "--model was given 2 times (x, y), and a server has one model"),
@@ -139,7 +139,7 @@ def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path, path: str
         (["--threads", "0"], 2, "threads must be at least 1"),
         (["--dtype", "int3"], 1, "dtype 'int3' is unknown"),
         (["--device", "abacus"], 1, "device 'abacus' cannot be used here"),
-        (["--max-model-len", "1000"], 2, "the model's context 128, got 1000"),
+        (["--max-model-len", "1000"], 2, "the model's context, 128, got 1000"),
         (["--cache-mib", "0"], 2, "the KV cache has 0 MiB: set --cache-mib to 1 or more"),
         (["--gpu-memory-utilization", "0"], 2, "--gpu-memory-utilization must be above 0, up to 1, got 0"),
         (["--model", "./nowhere"], 1, "there is no folder ./nowhere"),

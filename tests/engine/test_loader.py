@@ -77,7 +77,7 @@ def test_dtypes(folder: Path, stored: torch.dtype, asked: str, run: torch.dtype)
 
 def test_a_lower_max_length_is_the_context(folder: Path) -> None:
     assert load_model(str(folder), max_length=64).description.context == 64
-    with pytest.raises(ModelLoadError, match="between 7 and the model's context 128, got 129"):
+    with pytest.raises(ModelLoadError, match="between 7 and the model's context, 128, got 129"):
         load_model(str(folder), max_length=129)
 
 
