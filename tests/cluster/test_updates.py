@@ -107,7 +107,7 @@ def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluste
 
 def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: RunningCluster) -> None:
     before = cluster.entries()
-    with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served: .*nowhere"):
+    with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served on node .*: .*nowhere"):
         cluster.deploy(changed(cluster, UNSERVED))
     asyncio.run(eventually(lambda: cluster.entries() == before))
     with pytest.raises(NotServedError, match="cannot be moved"):

@@ -19,6 +19,8 @@ from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
 from crossdraft.cluster.capacity import (
     HEAD,
+    IMPLICIT_RESOURCE,
+    PROGRESS_SECONDS,
     NotServedError,
     Placement,
     Say,
@@ -55,7 +57,6 @@ from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.rollout import (
     ALWAYS,
     MAX_CALLS,
-    PROGRESS_SECONDS,
     Means,
     Replica,
     Rollout,
@@ -71,7 +72,6 @@ from crossdraft.cluster.rollout import (
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
-IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
 REPLICA = f"SERVE_REPLICA::{APPLICATION}#"  # beginning of the names of Serve's actors
 EXTRA_CALLS = 16  # of a replica at once besides its outputs: `models` and health checks
 MAX_STREAMS = 4096  # requests of one ingress at once
@@ -130,10 +130,15 @@ def _deploy(configuration: Configuration, waiting: Waiting) -> None:
             above.make_room()
             below.finish()
             above.finish()
-        except NotServedError:
-            below.undo()
-            above.undo()
-            raise
+        except NotServedError as error:
+            raise _undone(error, below, above) from error
+
+
+def _undone(error: NotServedError, *begun: Rollout) -> NotServedError:
+    """The same error, with what serves no more."""
+    missing = ", ".join(slot for one in begun for slot in one.undo())
+    lost = f"\nmissing now: {missing}; deploy again what can be served" if missing else ""
+    return NotServedError(f"{error}{lost}")
 
 
 def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
@@ -144,21 +149,21 @@ def _begun(configuration: Configuration, plan: Placement, until: float, say: Say
         below.begin()
         if not _room_for_serve(plan):
             below.make_room()
-    except ValueError:
-        below.undo()
-        raise
+    except NotServedError as error:
+        raise _undone(error, below) from error
     return below, above
 
 
 def rollouts(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
     """From what runs now: that of the model servers, and that of the gRPC fronts, which must serve at a moment."""
-    there, ids = running(), node_ids()
+    there, ids = running(say), node_ids()
     at = {one.name: one.node for one in there.values()}
     places = {what: [ids[node] for node in nodes if node in ids] for what, nodes in plan.places.items()}
 
     def rollout(wanted: Sequence[Replica], front: bool) -> Rollout:
         changed = changes(wanted, [name for name in there if is_front(name) is front])
-        return Rollout(changed, Means(starts(changed, at, places), configuration.grace_seconds, until, say))
+        nodes = starts(changed, at, places) | at
+        return Rollout(changed, Means(nodes, configuration.grace_seconds, until, say))
 
     return rollout(services_of(configuration), False), rollout(fronts_of(configuration), True)
 
