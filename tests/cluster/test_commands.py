@@ -46,6 +46,7 @@ def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
     ]
     assert {one["node"] for one in found["processes"] if one["role"] == Role.TARGET} == {TARGETS}
     assert {one["node"] for one in found["processes"] if one["role"] == Role.DRAFTER} == {HEAD}
+    assert found["missing"] == []
 
 
 @pytest.mark.full

@@ -4,7 +4,7 @@ and the HTTP front by Serve, which restarts, checks, scales and replaces them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -49,6 +49,7 @@ from crossdraft.cluster.config import (
     digest_of,
     orchestrator_name,
     parse,
+    slot_of,
 )
 from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
 from crossdraft.cluster.fronts import Ingress
@@ -66,6 +67,7 @@ from crossdraft.cluster.rollout import (
     fronts_of,
     is_front,
     running,
+    servers,
     services_of,
     starts,
 )
@@ -86,6 +88,7 @@ POLL_SECONDS = 1.0
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
 RUNNING = "RUNNING"
 DEPLOYMENT = ("name", "state", "replicas", "message")
+MISSING = ("what", "serving", "configured")
 HasRoom = Callable[[Resources], bool]
 
 
@@ -419,6 +422,7 @@ class Deployed:
     deployments: tuple[tuple[str, str, int, str], ...]  # name, state, running replicas, Serve's message
     loads: Mapping[str, Load]  # of processes, by their ids
     restarts: Mapping[str, int]  # by id; Serve does not restart processes, but starts others
+    missing: tuple[tuple[str, int, int], ...] = ()  # kinds of which not all serve: name, serving, configured
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
@@ -429,7 +433,8 @@ class Deployed:
             | asdict(self.loads.get(one.id, Load()))
             for one in self.processes
         ]
-        return {"processes": processes, "state": self.state, "deployments": deployments}
+        missing = [dict(zip(MISSING, one, strict=True)) for one in self.missing]
+        return {"processes": processes, "state": self.state, "deployments": deployments, "missing": missing}
 
 
 def deployed() -> Deployed:
@@ -439,10 +444,23 @@ def deployed() -> Deployed:
     (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
     restarts = {one.id: one.restarts for one in actors()}
     found = serve.status().applications.get(APPLICATION)
+    missing = tuple(_missing({one.id for one in entries}, {} if found is None else found.deployments))
     if found is None:
-        return Deployed(tuple(entries), "not started", (), loads, restarts)
+        return Deployed(tuple(entries), "not started", (), loads, restarts, missing)
     deployments = ((name, one.status.value, _running(one), one.message) for name, one in found.deployments.items())
-    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts)
+    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts, missing)
+
+
+def _missing(
+    serving: Collection[str], deployments: Mapping[str, DeploymentStatusOverview]
+) -> Iterator[tuple[str, int, int]]:
+    """As `Deployed.missing`; `serving` has ids of actors in the directory."""
+    kinds: dict[str, list[bool]] = {}
+    for one in servers():
+        kinds.setdefault(slot_of(one.name).rpartition("/")[0].replace("/", " "), []).append(one.id in serving)
+    counts = {kind: (sum(serve), len(serve)) for kind, serve in kinds.items()}
+    counts |= {name: (_running(one), sum(one.replica_states.values())) for name, one in deployments.items()}
+    yield from ((what, serve, wanted) for what, (serve, wanted) in sorted(counts.items()) if serve < wanted)
 
 
 def _running(deployment: DeploymentStatusOverview) -> int:

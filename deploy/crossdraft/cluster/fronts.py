@@ -116,7 +116,9 @@ def _foreign_errors() -> Iterator[None]:
     try:
         yield
     except BackPressureError as error:
-        raise OverloadedError("all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS) from error
+        raise OverloadedError(
+            "all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS
+        ) from error
     except (RayError, RayServeException) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:
