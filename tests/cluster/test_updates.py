@@ -140,7 +140,7 @@ def test_what_lives_but_does_not_serve_is_replaced(cluster: RunningCluster) -> N
     ray.get(ray.get_actor(front.name, NAMESPACE).drain.remote())
     asyncio.run(eventually(lambda: not cluster.entries(Role.GRPC)))
     assert deployed().missing == (("grpc", 0, 1),)
-    assert "grpc/0 lives but does not serve, and ends" in cluster.deploy(changed(cluster))
+    assert "grpc/0 does not serve, and ends" in cluster.deploy(changed(cluster))
     asyncio.run(eventually(lambda: [one.what for one in cluster.entries()] == [one.what for one in before]))
 
 

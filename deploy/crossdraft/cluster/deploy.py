@@ -403,9 +403,12 @@ class Finisher:
                 log.error("Serve cannot run the application; what it does not need goes on")
                 return
             below, above = rollouts(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
-            for one in (above, below):
-                one.begin()
-                one.finish()
+            try:
+                for one in (above, below):
+                    one.begin()
+                    one.finish()
+            except NotServedError as error:
+                log.error("%s", _undone(error, above, below))
 
 
 def _state() -> ApplicationStatus | None:

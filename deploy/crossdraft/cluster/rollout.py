@@ -75,7 +75,7 @@ def running(say: Say) -> dict[str, Actor]:
     ours = servers()
     useless = {one.name for one in ours if one.state not in SERVES}
     for name in _failed([one.name for one in ours if one.name not in useless]):
-        say(f"{slot_of(name)} lives but does not serve, and ends")
+        say(f"{slot_of(name)} does not serve, and ends")
         useless.add(name)
     _kill(useless)
     return {one.name: one for one in ours if one.name not in useless}
