@@ -54,3 +54,10 @@ def test_a_head_that_says_nothing_is_named(cli: Cli, monkeypatch: pytest.MonkeyP
     assert (ended.code, ended.out) == (1, "")
     assert "the head of the Ray cluster does not answer at " in ended.err
     assert address.partition(":")[2] in ended.err
+
+
+def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALLEST + "one: 1\ntwo: 2\n")
+    lines = cli("deploy", path, "--check").err.splitlines()
+    assert [line.partition("small.yaml, ")[2].partition(":")[0] for line in lines] == ["line 4", "line 5"]

@@ -16,6 +16,7 @@ from crossdraft.cluster.rollout import (
     Means,
     Replica,
     Rollout,
+    alone_on_a_node,
     changes,
     fronts_of,
     is_front,
@@ -214,3 +215,14 @@ def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> 
         front.config.check(port)
         with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
             front.config.check(0)
+
+
+def test_of_what_has_a_fixed_port_a_node_takes_one_of_each_version() -> None:
+    def taken(grpc: str) -> list[dict[str, float]]:
+        return [alone_on_a_node(one.config) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
+
+    first, second = taken("{replicas: 2}")
+    assert first == second
+    assert list(first.values()) == [1.0]
+    assert taken("{burst: 11}")[0].keys() != first.keys()
+    assert taken("{port: 0}") == [{}]

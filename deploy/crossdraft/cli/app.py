@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Interrupted as error:
         sys.exit(128 + error.number)
     except CommandFailed as error:
-        print("crossdraft:", " ".join(str(error).split()), file=sys.stderr)
+        print("crossdraft:", "\n".join(" ".join(str(line).split()) for line in error.args), file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -51,7 +51,7 @@ def deploy(configuration: Path, address: str, check: bool, wait_seconds: float, 
         try:
             cluster.deploy(wanted, Waiting(wait_seconds, timeout, partial(print, flush=True)))
         except ValueError as error:
-            raise CommandFailed(str(error)) from error
+            raise CommandFailed(*str(error).splitlines()) from error
     http, grpc = wanted.http, wanted.grpc
     print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
@@ -111,7 +111,7 @@ def _read(path: Path) -> Configuration:
         configuration = load(path)
         check_security(path, configuration)
     except ConfigurationError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(*str(error).splitlines()) from error
     return configuration
 
 

@@ -87,7 +87,9 @@ class ServerConfig(ABC):
             socket.create_server((self.host.strip("[]"), self.port), family=family).close()
         except OSError as error:
             wanted = f"{self.host}:{self.port}"
-            raise CannotListen(f"cannot listen on {wanted}: {error.strerror}; choose another port") from error
+            raise CannotListen(
+                f"cannot listen on {wanted}: {os.strerror(error.errno or 0)}; choose another port"
+            ) from error
 
     @abstractmethod
     async def server(self, host: str) -> ActorServer:

@@ -366,8 +366,6 @@ class Rollout:
 
 def _started(replica: Replica, node: str | None) -> Any:
     config, resources = replica.config, replica.config.resources
-    # A node takes one of those that have the same port: also when Ray starts it again after the loss of its node.
-    alone = {f"{IMPLICIT_RESOURCE}{config.digest}": 1} if config.port else {}
     return (
         ray.remote(ServerActor)
         .options(
@@ -378,7 +376,7 @@ def _started(replica: Replica, node: str | None) -> Any:
             scheduling_strategy=_near(node),
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
-            resources=dict(resources.custom) | alone,
+            resources=dict(resources.custom) | alone_on_a_node(config),
             max_restarts=ALWAYS,
             max_task_retries=0,
             max_concurrency=MAX_CALLS,
@@ -386,6 +384,14 @@ def _started(replica: Replica, node: str | None) -> Any:
         )
         .remote(config)
     )
+
+
+def alone_on_a_node(config: ServerConfig) -> dict[str, float]:
+    """A resource of which each node has 1, for what has a fixed port.
+
+    Ray starts an actor that has lost its node wherever there is room, also where another one has the port.
+    """
+    return {f"{IMPLICIT_RESOURCE}{config.digest}": 1.0} if config.port else {}
 
 
 def _near(node: str | None) -> Any:
