@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -61,3 +62,18 @@ def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path:
     path.write_text(SMALLEST + "one: 1\ntwo: 2\n")
     lines = cli("deploy", path, "--check").err.splitlines()
     assert [line.partition("small.yaml, ")[2].partition(":")[0] for line in lines] == ["line 4", "line 5"]
+
+
+def test_who_runs_another_python_is_told_to_use_the_clusters(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
+
+    def init(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.11.2\n")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_check_answers", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ended = cli("status", "--address", f"127.0.0.1:{listening.getsockname()[1]}")
+    assert (ended.code, ended.out) == (1, "")
+    assert "run crossdraft with the cluster's own Python" in ended.err
+    assert "start one with" not in ended.err
