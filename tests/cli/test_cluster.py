@@ -2,9 +2,11 @@
 
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from crossdraft.cli import cluster
 from tests.cli.conftest import Cli
 
 SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
@@ -14,8 +16,12 @@ SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
     ("text", "complaint"),
     [
         (SMALLEST, ""),
-        (SMALLEST + "port: 1\n", r"small.yaml, line 4: port: there is no such field"),
-        (SMALLEST + "security: {api_keys: none.txt}\n", "none.txt"),
+        (SMALLEST + "port: 1\n", "small.yaml, line 4: port: there is no such field; there are models, http, grpc"),
+        (SMALLEST + "security:\n  api_keys: none.txt\n", "small.yaml, line 5: security.api_keys: "),
+        (
+            SMALLEST + "security:\n  tls:\n    ca: none.pem\n    certificate: small.yaml\n    key: small.yaml\n",
+            "small.yaml, line 6: security.tls.ca: there is no file ",
+        ),
     ],
 )
 def test_a_configuration_is_checked_without_a_cluster(cli: Cli, tmp_path: Path, text: str, complaint: str) -> None:
@@ -38,3 +44,36 @@ def test_where_no_cluster_is_that_is_said_at_once(cli: Cli, command: str) -> Non
     wrong = cli(command, "--address", "nowhere")
     assert wrong.code == 2
     assert "--address must be HOST:PORT" in wrong.err
+
+
+def test_a_head_that_says_nothing_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="the extra `serve` is not installed")
+    monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ended = cli("status", "--address", address)
+    assert (ended.code, ended.out) == (1, "")
+    assert "the head of the Ray cluster does not answer at " in ended.err
+    assert address.partition(":")[2] in ended.err
+
+
+def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALLEST + "one: 1\ntwo: 2\n")
+    lines = cli("deploy", path, "--check").err.splitlines()
+    assert [line.partition("small.yaml, ")[2].partition(":")[0] for line in lines] == ["line 4", "line 5"]
+
+
+def test_who_runs_another_python_is_told_to_use_the_clusters(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
+
+    def init(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.11.2\n")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_check_answers", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ended = cli("status", "--address", f"127.0.0.1:{listening.getsockname()[1]}")
+    assert (ended.code, ended.out) == (1, "")
+    assert "run crossdraft with the cluster's own Python" in ended.err
+    assert "start one with" not in ended.err

@@ -1,10 +1,13 @@
 """Where replicas are placed, and what is said of nodes that lack something."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from crossdraft.cluster.capacity import HEAD, Need, Nodes, amounts_of, fits, needs_of, placed
+from crossdraft.cluster import capacity
+from crossdraft.cluster.capacity import HEAD, Need, Nodes, Waiting, amounts_of, fits, needs_of, pending_in, placed
 from crossdraft.cluster.config import Resources, parse
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
@@ -53,17 +56,49 @@ def test_what_has_no_place_is_said(need: Need, room: int) -> None:
     else:
         assert found.faults[0].startswith(f"t: {need.count} wanted, each with ")
         assert found.faults[0].endswith(f"; there is room for {room}")
+        assert len(found.left) == len(NODES) + 1
 
 
 def test_replicas_that_fit_in_sum_but_on_no_node_are_refused_with_what_each_node_has_left() -> None:
     found = placed([Need("t", 3, {"CPU": 1.5}), Need("d", 1, {"CPU": 1})], THREE)
-    assert found.faults == (
-        "d: 1 wanted, each with CPU 1 on one node; there is room for 0",
+    assert found.faults == ("d: 1 wanted, each with CPU 1 on one node; there is room for 0",)
+    assert found.left == (
         "node a has CPU 0.5 of 2 left beside 1 t",
         "node b has CPU 0.5 of 2 left beside 1 t",
         "node head has CPU 0.5 of 2 left beside 1 t",
         "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking",
     )
+
+
+def test_of_a_resource_that_no_node_offers_only_that_is_said() -> None:
+    found = placed([Need("t", 2, {"CPU": 1, "targets": 1})], NODES)
+    told = "t: 2 wanted, each with CPU 1, targets 1 on one node; no node offers `targets`; offered are "
+    assert (found.faults, len(found.left)) == ((f"{told}CPU, drafter, target",), 1)
+
+
+def test_nodes_that_are_set_up_are_read_from_the_autoscaler() -> None:
+    report = {"pending_nodes": [["10.77.0.2", "local", "setting-up"]], "pending_launches": {"gpu": 2}}
+    assert pending_in(json.dumps({"autoscaler_report": report})) == (
+        "10.77.0.2 setting-up",
+        "2 of type gpu, launching",
+    )
+    assert pending_in(json.dumps({"load_metrics_report": {}})) == ()
+
+
+@pytest.mark.parametrize(("pending", "waited"), [((), 30.0), (("10.77.0.2 setting-up",), 60.0)])
+def test_while_it_waits_for_nodes_it_says_so_and_those_that_are_set_up_are_waited_for_longer(
+    pending: tuple[str, ...], waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(capacity, "time", clock)
+    monkeypatch.setattr(capacity, "pending_nodes", lambda: pending)
+    said: list[str] = []
+    assert capacity._left(lambda: ["t: 2 wanted"], Waiting(30.0, 60.0, said.append), clock.now) == ["t: 2 wanted"]
+    assert clock.now == 100.0 + waited
+    assert said[1].startswith(f"waiting for nodes, 15 s of {waited:.0f}:\nt: 2 wanted")
+    assert len(said) == waited / 15
+    assert all(f"pending: {one}" in line for line in said for one in pending)
 
 
 def test_places_are_sought_where_the_first_that_come_to_mind_are_not_enough() -> None:

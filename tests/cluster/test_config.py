@@ -55,8 +55,14 @@ def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path
         ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
         (SMALLEST + "      replicas: 0\n", r"line 5: models\.0\.target\.replicas: .*greater than or equal to 1"),
         (SMALLEST + "      replicas: two\n", r"line 5: models\.0\.target\.replicas: .*valid integer"),
-        (SMALLEST + "      replica: 2\n", r"line 5: models\.0\.target\.replica: there is no such field"),
-        (SMALLEST + "http: {port: 9000}\ngrpc: {}\n", "http and grpc have the same port, 9000"),
+        (SMALLEST + "      replica: 2\n", r"line 5: .*\.replica: there is no such field; did you mean 'replicas'\?"),
+        (SMALLEST + "    orchestrators: {max: 2, xyz: 1}\n", r"\.xyz: there is no such field; there are min, max"),
+        (SMALLEST + "http: {port: 9000}\ngrpc: {}\n", "line 5: http.port: http and grpc have the same port, 9000"),
+        (
+            SMALLEST + "http:\n  port: 7\ngrpc:\n  burst: 2\n  port: 7\n",
+            "line 6: http.port: http and grpc have the sam",
+        ),
+        (SMALLEST + "grpc:\n  burst: 2\n  port: 8000\n", "line 7: grpc.port: http and grpc have the same port"),
         (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
         (

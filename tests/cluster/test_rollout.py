@@ -1,23 +1,29 @@
 """What becomes of the actors that run when a configuration comes."""
 
+import socket
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crossdraft.cluster import rollout
+from crossdraft.cluster.actors import ServerConfig
+from crossdraft.cluster.capacity import NotServedError
 from crossdraft.cluster.config import parse, slot_of
 from crossdraft.cluster.rollout import (
     Changes,
     Means,
     Replica,
     Rollout,
+    alone_on_a_node,
     changes,
     fronts_of,
     is_front,
     services_of,
     starts,
 )
+from crossdraft.rpc.errors import CannotListen
 
 BEFORE = """\
 models:
@@ -113,17 +119,28 @@ def test_what_starts_does_so_where_it_was_placed_and_nothing_else_moves() -> Non
 class Simulated(Rollout):
     """On one node, of which each replica takes one CPU: what starts (+), drains (~) and ends (-), in order."""
 
-    def __init__(self, changed: Changes, free: float) -> None:
+    def __init__(self, changed: Changes, free: float, port: int, fails: bool = False) -> None:
         super().__init__(changed, Means({}, 0.0, 0.0, print))
         self.free = {"CPU": free}
         self.did: list[str] = []
+        self.port, self.fails = port, fails  # port of what ran before; whether nothing new can be served
 
-    def _ready(self, replicas: Sequence[Replica]) -> None:
-        for one in replicas:
+    def _wait(self, replicas: Sequence[Replica]) -> None:
+        for one in (one for one in replicas if one not in self._kept):
+            if self.fails and one.name not in self._before:
+                raise NotServedError("there is no folder")
             self.free["CPU"] -= 1
             self.did.append(f"+{one.slot}")
 
+    def _configured(self, names: Sequence[str]) -> dict[str, Replica]:
+        config = replace(self._waiting[0][1].config, port=self.port)
+        return {name: Replica(name, config) for name in names}
+
+    def _check(self) -> None:
+        pass
+
     def _drain(self, names: Collection[str]) -> list[str]:
+        self._gone += names
         self.did += [f"~{slot_of(name)}" for name in names]
         return [*names]
 
@@ -134,21 +151,78 @@ class Simulated(Rollout):
 
 
 @pytest.mark.parametrize(
-    ("free", "port", "begun", "after"),
+    ("free", "ports", "begun", "after"),
     [
-        (2, 0, ["+small/target/0", "+small/target/1"], ["~0", "~1", "-0", "-1"]),
-        (1, 0, ["+small/target/0"], ["~0", "-0", "+1", "~1", "-1"]),
-        (0, 0, [], ["~0", "-0", "+0", "~1", "-1", "+1"]),
-        (2, 7001, [], ["~0", "+0", "-0", "~1", "+1", "-1"]),
+        (2, (0, 0), ["+small/target/0", "+small/target/1"], ["~0", "~1", "-0", "-1"]),
+        (1, (0, 0), ["+small/target/0"], ["~0", "-0", "+1", "~1", "-1"]),
+        (0, (0, 0), [], ["~0", "-0", "+0", "~1", "-1", "+1"]),
+        (2, (7001, 7002), ["+small/target/0", "+small/target/1"], ["~0", "~1", "-0", "-1"]),
+        (2, (7001, 7001), [], ["~0", "+0", "-0", "~1", "+1", "-1"]),
     ],
 )
 def test_old_ones_end_before_new_ones_are_there_only_where_there_is_no_room(
-    free: float, port: int, begun: list[str], after: list[str], monkeypatch: pytest.MonkeyPatch
+    free: float, ports: tuple[int, int], begun: list[str], after: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {port}"))
-    doing = Simulated(changed, free)
+    changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {ports[1]}"))
+    doing = Simulated(changed, free, ports[0])
     monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
     doing.begin()
     assert doing.did == begun
     doing.finish()
     assert [one.replace("small/target/", "") for one in doing.did[len(begun) :]] == after
+
+
+@pytest.mark.parametrize(
+    ("free", "port", "did", "missing"),
+    [
+        (0, 0, ["~0", "-0", "+0"], ()),
+        (1, 7001, ["~0", "+0"], ()),
+        (-1, 0, ["~0", "-0", "~1", "-1", "+0"], ("small/target/1",)),
+    ],
+)
+def test_what_ended_for_one_that_cannot_be_served_is_started_again(
+    free: float, port: int, did: list[str], missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {port}"))
+    doing = Simulated(changed, free, port, fails=True)
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    monkeypatch.setattr(rollout, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(rollout, "_kill", lambda _: None)
+    doing.begin()
+    with pytest.raises(NotServedError):
+        doing.finish()
+    assert doing.undo() == missing
+    assert [one.replace("small/target/", "") for one in doing.did] == did
+
+
+def test_a_replacement_is_looked_for_before_anything_starts(tmp_path: Path) -> None:
+    def config(text: str) -> ServerConfig:
+        return services_of(parse(text, folder=tmp_path))[0].config
+
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/m"):
+        config(BEFORE.replace("model: m", f"model: {tmp_path}/m")).check(0)
+    with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
+        config(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja")).check(0)
+    with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):
+        config(BEFORE + "security: {tls: {ca: ca.pem, certificate: c.pem, key: k.pem}}\n").check(0)
+    config(BEFORE).check(0)
+
+
+def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (front,) = fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}")))
+        front.config.check(port)
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
+            front.config.check(0)
+
+
+def test_of_what_has_a_fixed_port_a_node_takes_one_of_each_version() -> None:
+    def taken(grpc: str) -> list[dict[str, float]]:
+        return [alone_on_a_node(one.config) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
+
+    first, second = taken("{replicas: 2}")
+    assert first == second
+    assert list(first.values()) == [1.0]
+    assert taken("{burst: 11}")[0].keys() != first.keys()
+    assert taken("{port: 0}") == [{}]

@@ -10,6 +10,7 @@ import pytest
 from crossdraft.client import connect
 from crossdraft.cluster.config import NAMESPACE
 from crossdraft.cluster.directory import Role
+from crossdraft.cluster.rollout import servers
 from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.running import (
@@ -107,12 +108,40 @@ def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluste
 
 def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: RunningCluster) -> None:
     before = cluster.entries()
-    with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served: .*nowhere"):
+    with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served on node .*: .*nowhere"):
         cluster.deploy(changed(cluster, UNSERVED))
     asyncio.run(eventually(lambda: cluster.entries() == before))
     with pytest.raises(NotServedError, match="cannot be moved"):
         cluster.deploy(changed(cluster).replace(f"port: {cluster.http}", "port: 1"))
     asyncio.run(eventually(lambda: cluster.entries() == before))
+    with pytest.raises(NotServedError, match=r"small/drafter/byte-level/0 cannot be served on node .*: .*nowhere"):
+        cluster.deploy(changed(cluster).replace("bundled:drafter-b", "/nowhere"))  # it has no room beside the old one
+    asyncio.run(eventually(lambda: cluster.entries() == before))
+    with socket.create_server((HEAD, 0)) as taken, pytest.raises(NotServedError, match=f"cannot listen on {HEAD}"):
+        cluster.deploy(changed(cluster).replace(f"port: {cluster.grpc}", f"port: {taken.getsockname()[1]}"))
+    asyncio.run(eventually(lambda: cluster.entries() == before))
+
+
+def test_what_ended_for_one_that_cannot_be_run_is_started_again(cluster: RunningCluster) -> None:
+    before = cluster.entries()
+    wrong = changed(cluster).replace("bundled:drafter-b", "bundled:drafter-b, device: nowhere")
+    with pytest.raises(
+        NotServedError, match=r"small/drafter/byte-level/0 cannot be served on node .*nowhere"
+    ) as raised:
+        cluster.deploy(wrong)
+    assert "missing now" not in str(raised.value)
+    asyncio.run(eventually(lambda: [one.what for one in cluster.entries()] == [one.what for one in before]))
+    assert len({one.id for one in cluster.entries()} - {one.id for one in before}) == 1
+
+
+def test_what_lives_but_does_not_serve_is_replaced(cluster: RunningCluster) -> None:
+    before = cluster.entries()
+    (front,) = [one for one in servers() if one.name.startswith("grpc/0")]
+    ray.get(ray.get_actor(front.name, NAMESPACE).drain.remote())
+    asyncio.run(eventually(lambda: not cluster.entries(Role.GRPC)))
+    assert deployed().missing == (("grpc", 0, 1),)
+    assert "grpc/0 does not serve, and ends" in cluster.deploy(changed(cluster))
+    asyncio.run(eventually(lambda: [one.what for one in cluster.entries()] == [one.what for one in before]))
 
 
 async def test_orchestrators_come_and_go_with_the_load(cluster: RunningCluster) -> None:

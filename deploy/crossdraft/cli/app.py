@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Interrupted as error:
         sys.exit(128 + error.number)
     except CommandFailed as error:
-        print("crossdraft:", " ".join(str(error).split()), file=sys.stderr)
+        print("crossdraft:", "\n".join(" ".join(str(line).split()) for line in error.args), file=sys.stderr)
         sys.exit(error.exit_code)
 
 
@@ -232,7 +232,9 @@ def deploy(
     configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
     address: Cluster = "auto",
     check: bool = option(False, "Only check the file, and deploy nothing.", "--check"),
-    wait_seconds: float = option(120.0, "Seconds to wait for nodes that are still starting.", min=0),
+    wait_seconds: float = option(
+        120.0, "Seconds to wait for nodes; those that Ray is setting up are waited for until --timeout.", min=0
+    ),
     timeout: float = option(1800.0, "Seconds until everything must serve. Else the command fails and says why.", min=1),
 ) -> None:
     """Serve models on a running Ray cluster.

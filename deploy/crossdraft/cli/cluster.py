@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 from rich.table import Table
 
 from crossdraft.cli.options import check_address
-from crossdraft.cluster.config import Configuration, ConfigurationError, load
+from crossdraft.cluster.config import Configuration, ConfigurationError, check_security, load
 from crossdraft.console.running import EXTRA, CommandFailed, UsageError, print_whole
-from crossdraft.serving.limits import Keys, KeysError
 
 if TYPE_CHECKING:
     from crossdraft.cluster.deploy import Deployed
@@ -25,9 +25,15 @@ AUTO = "auto"
 # Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
 COLUMNS = ("where", "metrics", "pid", "up h:m", "restarts", "sessions", "load")
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
+HEAD_SECONDS = 15.0  # for a head to answer that is reached
+OTHER_VERSION = "Version mismatch"  # in an error of Ray's
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
 NO_CLUSTER = (
     "no Ray cluster answers at {}: {}; start one with `ray up`, or with `ray start --head` for this machine alone"
+)
+OWN_PYTHON = (
+    "run crossdraft with the cluster's own Python: `ray exec CLUSTER.yaml 'crossdraft …'`, or on the head in the "
+    "virtual environment that Ray was started from"
 )
 TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on its nodes"
 
@@ -45,7 +51,7 @@ def deploy(configuration: Path, address: str, check: bool, wait_seconds: float, 
         try:
             cluster.deploy(wanted, Waiting(wait_seconds, timeout, partial(print, flush=True)))
         except ValueError as error:
-            raise CommandFailed(str(error)) from error
+            raise CommandFailed(*str(error).splitlines()) from error
     http, grpc = wanted.http, wanted.grpc
     print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
@@ -71,6 +77,10 @@ def status(address: str, as_json: bool) -> None:
         print(f"crossdraft {version}" + (f": processes {', '.join(of)}" if others else ""))
     for name, state, replicas, message in found.deployments:
         print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
+    for what, serving, configured in found.missing:
+        print(
+            f"{what}: {serving} of {configured} serve; what is missing is being started, or waits for a node with room"
+        )
 
 
 def table_of(found: "Deployed", now: float) -> Table:
@@ -99,10 +109,9 @@ def undeploy(address: str) -> None:
 def _read(path: Path) -> Configuration:
     try:
         configuration = load(path)
-        if configuration.security.api_keys is not None:
-            Keys.read(configuration.security.api_keys)
-    except (ConfigurationError, KeysError) as error:
-        raise UsageError(str(error)) from error
+        check_security(path, configuration)
+    except ConfigurationError as error:
+        raise UsageError(*str(error).splitlines()) from error
     return configuration
 
 
@@ -112,14 +121,18 @@ def _cluster(address: str) -> Iterator[None]:
     _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
     try:
         import ray
+        from ray._private.services import canonicalize_bootstrap_address
         from ray.exceptions import AuthenticationError
     except ImportError as error:
         raise CommandFailed(f"a cluster {EXTRA}") from error
     try:
+        _check_answers(canonicalize_bootstrap_address(address))
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)
     except AuthenticationError as error:
         raise CommandFailed(f"the cluster at {address} asks for a token: {TOKEN_ADVICE}") from error
     except (ConnectionError, RuntimeError) as error:
+        if OTHER_VERSION in str(error):
+            raise CommandFailed(f"{' '.join(str(error).split())}; {OWN_PYTHON}") from error
         raise CommandFailed(
             f"{NO_CLUSTER.format(address, str(error).rstrip('.'))}; if it asks for a token, {TOKEN_ADVICE}"
         ) from error
@@ -140,3 +153,17 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise CommandFailed(NO_CLUSTER.format(address, error)) from error
+
+
+def _check_answers(head: str | None) -> None:
+    """Raises CommandFailed if something listens there that says nothing, for which Ray would wait for minutes."""
+    if head is None or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    with grpc.insecure_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(HEAD_SECONDS)
+        except grpc.FutureTimeoutError as error:
+            raise CommandFailed(
+                f"the head of the Ray cluster does not answer at {head} after {HEAD_SECONDS:.0f} s: look at that "
+                "machine, or start Ray there again"
+            ) from error

@@ -7,11 +7,13 @@ of which Serve knows nothing, so it would end a replica while its sessions are o
 import asyncio
 import logging
 import os
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -28,6 +30,7 @@ from crossdraft.cluster.config import (
     version_of,
 )
 from crossdraft.cluster.directory import Entry, Load, Role, announced, entry_of, node_address
+from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.security import TlsFiles
@@ -57,6 +60,37 @@ class ServerConfig(ABC):
     log_format: LogFormat
     digest: str  # of everything that matters, file contents and the installed package included
 
+    @property
+    def host(self) -> str:
+        """Where it listens, on the node where this is called."""
+        return node_address()
+
+    @abstractmethod
+    def check_files(self) -> None:
+        """Raises ValueError if the model or a file is not on this node, or cannot be used."""
+
+    def check(self, held: int) -> None:
+        """Whether a server could start on this node; loads nothing.
+
+        Args:
+            held: the port of the server that it replaces, which may be its own; 0: none.
+
+        Raises:
+            ValueError: as `check_files`.
+            CannotListen: the port is taken.
+        """
+        self.check_files()
+        if self.port in (0, held):
+            return
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            socket.create_server((self.host.strip("[]"), self.port), family=family).close()
+        except OSError as error:
+            wanted = f"{self.host}:{self.port}"
+            raise CannotListen(
+                f"cannot listen on {wanted}: {os.strerror(error.errno or 0)}; choose another port"
+            ) from error
+
     @abstractmethod
     async def server(self, host: str) -> ActorServer:
         """Makes the server, in the actor's process; `host` is the address of its node.
@@ -81,8 +115,7 @@ class ModelServerConfig(ServerConfig):
         tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
         alone = service.model_copy(update={"replicas": 1})  # their number replaces none of them
         drafter = service if isinstance(service, DrafterService) else None
-        own = (service.chat_template, *((drafter.frequencies, drafter.affinity) if drafter else ()))
-        files = [*tls_paths(tls), *(path for path in own if path is not None)]
+        files = [*tls_paths(tls), *_files_of(service)]
         return ModelServerConfig(
             role=Role.TARGET if drafter is None else Role.DRAFTER,
             model=model,
@@ -97,6 +130,15 @@ class ModelServerConfig(ServerConfig):
             serve_metrics=metrics,
         )
 
+    def check_files(self) -> None:
+        """As `ServerConfig.check_files`."""
+        source_of(self.service.model)
+        if self.tls is not None:
+            self.tls.load()
+        missing = [path for path in _files_of(self.service) if not path.is_file()]
+        if missing:
+            raise ValueError(f"there is no file {missing[0]}: put it there, or correct its name")
+
     async def server(self, host: str) -> Server[Any, Any, Any]:
         """As `ServerConfig.server`; loads the model."""
         service, limits = self.service, self.service.sessions
@@ -109,6 +151,12 @@ class ModelServerConfig(ServerConfig):
             metrics_port=ANY_PORT if self.serve_metrics else None,
         )
         return await (await asyncio.to_thread(_model_server, service, listening))
+
+
+def _files_of(service: Service) -> list[Path]:
+    drafter = service if isinstance(service, DrafterService) else None
+    own = (service.chat_template, *((drafter.frequencies, drafter.affinity) if drafter else ()))
+    return [path for path in own if path is not None]
 
 
 def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
@@ -158,8 +206,15 @@ class ServerActor:
         Raises:
             ValueError: the options cannot be used.
             CannotListen: the port cannot be had.
+            RuntimeError: it has been drained.
         """
+        if self._stop.is_set():
+            raise RuntimeError("it has ended")
         return await asyncio.shield(self._entry)
+
+    async def config(self) -> ServerConfig:
+        """What it runs, to start it again."""
+        return self._config
 
     async def drain(self) -> None:
         """Accepts nothing new, lets what is open go on for the grace period, and ends."""

@@ -4,6 +4,7 @@ Places are sought before anything starts, as Ray waits for room without a word. 
 to start where they were found; Ray decides about Serve's replicas, of which a node takes only so many of a deployment.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,10 @@ from math import inf
 from typing import Any
 
 import ray
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayError
+from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from crossdraft.cluster.config import Configuration, Resources
@@ -21,6 +24,7 @@ from crossdraft.cluster.installed import installed, on_disk
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
+IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
 INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, and nobody asks for
 EXACT = 1e-4  # Ray counts in ten-thousandths
 SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
@@ -50,7 +54,8 @@ class Placement:
 
     places: Places
     needs: tuple[Need, ...]
-    faults: tuple[str, ...]  # what has no place, and what each node has left; empty: nothing
+    faults: tuple[str, ...]  # what has no place; empty: nothing
+    left: tuple[str, ...] = ()  # what each node has left then, if more room would help, and what to do
 
     def most(self, what: str) -> float:
         """Replicas of this kind on one node."""
@@ -103,7 +108,7 @@ def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
     """Places for all replicas; those that run stay where they are."""
     packing = _Packing(needs, nodes)
-    return Placement(packing.filled(), tuple(needs), packing.faults())
+    return Placement(packing.filled(), tuple(needs), packing.faults(), packing.left())
 
 
 class _Packing:
@@ -140,15 +145,30 @@ class _Packing:
         return {need.what: tuple(at) for need, at in zip(self._needs, self._at, strict=True)}
 
     def faults(self) -> tuple[str, ...]:
-        """What has no place, then what nodes have left; empty if all have one."""
-        lacking = [
+        """What has no place."""
+        return tuple(
             f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node"
             f"{', on different nodes as they have one port' if need.most == 1 and not need.spread else ''}; "
-            f"there is room for {len(at)}"
-            for need, at in zip(self._needs, self._at, strict=True)
-            if len(at) < need.count
-        ]
-        return (*lacking, *map(self._left, sorted(self._nodes)), ADVICE) if lacking else ()
+            + (self._unknown(need) or f"there is room for {len(at)}")
+            for need, at in self._lacking()
+        )
+
+    def left(self) -> tuple[str, ...]:
+        """What nodes have left, and what to do, if some have no place; nothing where that cannot help."""
+        lacking = [need for need, _ in self._lacking()]
+        if not lacking:
+            return ()
+        enough = all(map(self._unknown, lacking))
+        return (*(() if enough else map(self._left, sorted(self._nodes))), ADVICE)
+
+    def _lacking(self) -> list[tuple[Need, list[str]]]:
+        return [(need, at) for need, at in zip(self._needs, self._at, strict=True) if len(at) < need.count]
+
+    def _unknown(self, need: Need) -> str:
+        """Resources that no node has, with those that there are; empty: there are all."""
+        offered = sorted({name for has in self._nodes.values() for name in has if not name.startswith(INNER)})
+        unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if name not in offered)
+        return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
 
     def _left(self, node: str) -> str:
         free = {name: amount for name, amount in self._free[node].items() if not name.startswith(INNER)}
@@ -218,6 +238,7 @@ def _times(amounts: Amounts, has: Amounts) -> float:
 
 
 POLL_SECONDS = 1.0
+PROGRESS_SECONDS = 15.0  # between two lines about what is waited for
 ANSWER_SECONDS = 60.0  # for a busy node to start a process
 
 
@@ -258,28 +279,50 @@ def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -
         nodes = _nodes()
         return placed(needs_of(configuration, there), nodes)
 
-    needs, until = found().needs, time.monotonic() + waiting.node_seconds
+    needs, began = found().needs, time.monotonic()
     if waiting.node_seconds and found().faults:  # for an autoscaler, if there is one
         request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
-    lacking = _left(lambda: found().faults, waiting, until)
+    lacking = _left(lambda: found().faults, waiting, began)
     if waiting.node_seconds:
         request_resources(bundles=[])
     if lacking:
-        raise NoRoomError("\n".join(lacking))
-    different = _left(lambda: _different(needs), waiting, until)
+        raise NoRoomError("\n".join((*lacking, *found().left)))
+    different = _left(lambda: _different(needs), waiting, began)
     if different:
         raise NotServedError("\n".join(different))
     return found()
 
 
-def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, until: float) -> Sequence[str]:
-    """What is still wrong when the time is over; returns as soon as nothing is."""
-    told = ""
-    while (found := faults()) and time.monotonic() < until:
-        if told != (told := "; ".join(found)):
-            waiting.say(f"waiting for nodes: {told}")
+def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, began: float) -> Sequence[str]:
+    """What is still wrong when the time is over; returns as soon as nothing is.
+
+    Nodes that Ray's autoscaler sets up are waited for as long as all that is to be started.
+    """
+    said, told = "", began
+    while found := faults():
+        now, pending = time.monotonic(), pending_nodes() if waiting.node_seconds else ()
+        until = began + (max(waiting.node_seconds, waiting.seconds) if pending else waiting.node_seconds)
+        if now >= until:
+            break
+        text = "\n".join((*found, *(f"pending: {one}" for one in pending)))
+        if text != said or now - told >= PROGRESS_SECONDS:
+            said, told = text, now
+            waiting.say(f"waiting for nodes, {now - began:.0f} s of {until - began:.0f}:\n{text}")
         time.sleep(POLL_SECONDS)
     return found
+
+
+def pending_nodes() -> tuple[str, ...]:
+    """Nodes that Ray's autoscaler has begun to set up, as `ray status` shows them; none without an autoscaler."""
+    status = _internal_kv_get(DEBUG_AUTOSCALING_STATUS)
+    return pending_in(status.decode()) if status else ()
+
+
+def pending_in(status: str) -> tuple[str, ...]:
+    """The same, of the JSON that the autoscaler writes about itself."""
+    report = json.loads(status).get("autoscaler_report") or {}
+    launching = (f"{count} of type {kind}, launching" for kind, count in report.get("pending_launches", {}).items())
+    return (*(f"{ip} {state}" for ip, _, state in report.get("pending_nodes", ())), *launching)
 
 
 def _different(needs: Sequence[Need]) -> Sequence[str]:

@@ -5,11 +5,12 @@ process gets decide whether it must be replaced when another configuration is de
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import yaml
 from pydantic import (
@@ -22,12 +23,13 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from crossdraft.cluster.installed import installed
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
 from crossdraft.rpc.security import TlsFiles
-from crossdraft.serving.limits import Keys
+from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.serving.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -53,6 +55,14 @@ File = Annotated[Path, AfterValidator(_resolved)]  # relative to the folder of t
 
 class ConfigurationError(ValueError):
     """The file cannot be used; the text has one line for each error."""
+
+
+class _PartError(ValueError):
+    """What is wrong with a part because of one value in it."""
+
+    def __init__(self, location: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.location = location  # of that value, from the part on
 
 
 class Part(BaseModel):
@@ -244,7 +254,9 @@ class Configuration(Part):
         if repeated:
             raise ValueError(f"two models have the name {repeated!r}")
         if self.grpc is not None and self.grpc.port == self.http.port != 0:
-            raise ValueError(f"http and grpc have the same port, {self.http.port}: a node has a front of each")
+            front = "http" if "port" in self.http.model_fields_set else "grpc"
+            message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"
+            raise _PartError((front, "port"), message)
         return self
 
 
@@ -254,11 +266,40 @@ def load(path: Path) -> Configuration:
     Raises:
         ConfigurationError: it cannot be read, is not YAML, or has errors.
     """
+    return parse(_text(path), str(path), path.absolute().parent)
+
+
+def check_security(path: Path, configuration: Configuration) -> None:
+    """Whether keys and certificates, which every node has, are here, too, and can be used.
+
+    Args:
+        path: the file that the configuration is from.
+        configuration: what it says.
+
+    Raises:
+        ConfigurationError: one is missing or cannot be used.
+    """
+    security, faults = configuration.security, list[tuple[str, str]]()
+    if security.api_keys is not None:
+        try:
+            Keys.read(security.api_keys)
+        except KeysError as error:
+            faults.append(("api_keys", str(error)))
+    for name, file in () if security.tls is None else security.tls:
+        if not file.is_file():
+            faults.append((f"tls.{name}", f"there is no file {file}: put it there, or correct its name"))
+    if faults:
+        root = yaml.compose(_text(path), Loader=yaml.SafeLoader)
+        assert root is not None  # the configuration is from it
+        lines = (fault_of(str(path), root, ("security", *where.split(".")), why) for where, why in faults)
+        raise ConfigurationError("\n".join(lines))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
-    return parse(text, str(path), path.absolute().parent)
 
 
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
@@ -278,9 +319,33 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     try:
         return Configuration.model_validate_json(json.dumps(values, default=str), context=folder)
     except ValidationError as error:
-        told = {"extra_forbidden": "there is no such field"}
-        faults = (fault_of(name, root, one["loc"], told.get(one["type"], one["msg"])) for one in error.errors())
-        raise ConfigurationError("\n".join(faults)) from error
+        raise ConfigurationError("\n".join(fault_of(name, root, *_told(one)) for one in error.errors())) from error
+
+
+def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
+    """Location and text of an error of pydantic's."""
+    location, cause = error["loc"], error.get("ctx", {}).get("error")
+    if error["type"] == "extra_forbidden":
+        return location, f"there is no such field; {_instead(location)}"
+    return location + (cause.location if isinstance(cause, _PartError) else ()), error["msg"]
+
+
+def _instead(location: tuple[int | str, ...]) -> str:
+    """The field that may be meant by one that there is not."""
+    part: type[Part] = Configuration
+    for step in location[:-1]:
+        if isinstance(step, str):
+            part = next(_parts(part.model_fields[step].annotation))
+    near = get_close_matches(str(location[-1]), part.model_fields, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(part.model_fields)}"
+
+
+def _parts(annotation: object) -> Iterator[type[Part]]:
+    """The parts that a type may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _parts(one)
 
 
 def _repeated(names: Sequence[str]) -> str:

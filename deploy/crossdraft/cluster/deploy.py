@@ -4,7 +4,7 @@ and the HTTP front by Serve, which restarts, checks, scales and replaces them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +19,8 @@ from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
 from crossdraft.cluster.capacity import (
     HEAD,
+    IMPLICIT_RESOURCE,
+    PROGRESS_SECONDS,
     NotServedError,
     Placement,
     Say,
@@ -47,6 +49,7 @@ from crossdraft.cluster.config import (
     digest_of,
     orchestrator_name,
     parse,
+    slot_of,
 )
 from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
 from crossdraft.cluster.fronts import Ingress
@@ -55,7 +58,6 @@ from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.rollout import (
     ALWAYS,
     MAX_CALLS,
-    PROGRESS_SECONDS,
     Means,
     Replica,
     Rollout,
@@ -65,13 +67,13 @@ from crossdraft.cluster.rollout import (
     fronts_of,
     is_front,
     running,
+    servers,
     services_of,
     starts,
 )
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
-IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
 REPLICA = f"SERVE_REPLICA::{APPLICATION}#"  # beginning of the names of Serve's actors
 EXTRA_CALLS = 16  # of a replica at once besides its outputs: `models` and health checks
 MAX_STREAMS = 4096  # requests of one ingress at once
@@ -86,6 +88,7 @@ POLL_SECONDS = 1.0
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
 RUNNING = "RUNNING"
 DEPLOYMENT = ("name", "state", "replicas", "message")
+MISSING = ("what", "serving", "configured")
 HasRoom = Callable[[Resources], bool]
 
 
@@ -130,10 +133,15 @@ def _deploy(configuration: Configuration, waiting: Waiting) -> None:
             above.make_room()
             below.finish()
             above.finish()
-        except NotServedError:
-            below.undo()
-            above.undo()
-            raise
+        except NotServedError as error:
+            raise _undone(error, below, above) from error
+
+
+def _undone(error: NotServedError, *begun: Rollout) -> NotServedError:
+    """The same error, with what serves no more."""
+    missing = ", ".join(slot for one in begun for slot in one.undo())
+    lost = f"\nmissing now: {missing}; deploy again what can be served" if missing else ""
+    return NotServedError(f"{error}{lost}")
 
 
 def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
@@ -144,21 +152,21 @@ def _begun(configuration: Configuration, plan: Placement, until: float, say: Say
         below.begin()
         if not _room_for_serve(plan):
             below.make_room()
-    except ValueError:
-        below.undo()
-        raise
+    except NotServedError as error:
+        raise _undone(error, below) from error
     return below, above
 
 
 def rollouts(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
     """From what runs now: that of the model servers, and that of the gRPC fronts, which must serve at a moment."""
-    there, ids = running(), node_ids()
+    there, ids = running(say), node_ids()
     at = {one.name: one.node for one in there.values()}
     places = {what: [ids[node] for node in nodes if node in ids] for what, nodes in plan.places.items()}
 
     def rollout(wanted: Sequence[Replica], front: bool) -> Rollout:
         changed = changes(wanted, [name for name in there if is_front(name) is front])
-        return Rollout(changed, Means(starts(changed, at, places), configuration.grace_seconds, until, say))
+        nodes = starts(changed, at, places) | at
+        return Rollout(changed, Means(nodes, configuration.grace_seconds, until, say))
 
     return rollout(services_of(configuration), False), rollout(fronts_of(configuration), True)
 
@@ -395,9 +403,12 @@ class Finisher:
                 log.error("Serve cannot run the application; what it does not need goes on")
                 return
             below, above = rollouts(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
-            for one in (above, below):
-                one.begin()
-                one.finish()
+            try:
+                for one in (above, below):
+                    one.begin()
+                    one.finish()
+            except NotServedError as error:
+                log.error("%s", _undone(error, above, below))
 
 
 def _state() -> ApplicationStatus | None:
@@ -414,6 +425,7 @@ class Deployed:
     deployments: tuple[tuple[str, str, int, str], ...]  # name, state, running replicas, Serve's message
     loads: Mapping[str, Load]  # of processes, by their ids
     restarts: Mapping[str, int]  # by id; Serve does not restart processes, but starts others
+    missing: tuple[tuple[str, int, int], ...] = ()  # kinds of which not all serve: name, serving, configured
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
@@ -424,7 +436,8 @@ class Deployed:
             | asdict(self.loads.get(one.id, Load()))
             for one in self.processes
         ]
-        return {"processes": processes, "state": self.state, "deployments": deployments}
+        missing = [dict(zip(MISSING, one, strict=True)) for one in self.missing]
+        return {"processes": processes, "state": self.state, "deployments": deployments, "missing": missing}
 
 
 def deployed() -> Deployed:
@@ -434,10 +447,23 @@ def deployed() -> Deployed:
     (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
     restarts = {one.id: one.restarts for one in actors()}
     found = serve.status().applications.get(APPLICATION)
+    missing = tuple(_missing({one.id for one in entries}, {} if found is None else found.deployments))
     if found is None:
-        return Deployed(tuple(entries), "not started", (), loads, restarts)
+        return Deployed(tuple(entries), "not started", (), loads, restarts, missing)
     deployments = ((name, one.status.value, _running(one), one.message) for name, one in found.deployments.items())
-    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts)
+    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts, missing)
+
+
+def _missing(
+    serving: Collection[str], deployments: Mapping[str, DeploymentStatusOverview]
+) -> Iterator[tuple[str, int, int]]:
+    """As `Deployed.missing`; `serving` has ids of actors in the directory."""
+    kinds: dict[str, list[bool]] = {}
+    for one in servers():
+        kinds.setdefault(slot_of(one.name).rpartition("/")[0].replace("/", " "), []).append(one.id in serving)
+    counts = {kind: (sum(serve), len(serve)) for kind, serve in kinds.items()}
+    counts |= {name: (_running(one), sum(one.replica_states.values())) for name, one in deployments.items()}
+    yield from ((what, serve, wanted) for what, (serve, wanted) in sorted(counts.items()) if serve < wanted)
 
 
 def _running(deployment: DeploymentStatusOverview) -> int:

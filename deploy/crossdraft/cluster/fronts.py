@@ -224,13 +224,28 @@ class GrpcFrontConfig(ServerConfig):
             grace_seconds=grace,
         )
 
+    @property
+    def host(self) -> str:
+        """As `ServerConfig.host`."""
+        return self.grpc.host
+
+    @property
+    def tls(self) -> FrontFiles | None:
+        """For clients; None: plaintext."""
+        certificate, key = self.grpc.certificate, self.grpc.key
+        return None if certificate is None or key is None else FrontFiles(certificate, key)
+
+    def check_files(self) -> None:
+        """As `ServerConfig.check_files`."""
+        if self.config.api_keys is not None:
+            Keys.read(self.config.api_keys)
+        if self.tls is not None:
+            self.tls.load()
+
     async def server(self, host: str) -> GenerationServer:
         """As `ServerConfig.server`."""
-        grpc = self.grpc
-        tls = None
-        if grpc.certificate is not None and grpc.key is not None:
-            tls = FrontFiles(grpc.certificate, grpc.key)
-        listening = Listening(grpc.host, grpc.port, MessageLimit(grpc.max_request_mib), self.grace_seconds, tls)
+        grpc, limit = self.grpc, MessageLimit(self.grpc.max_request_mib)
+        listening = Listening(grpc.host, grpc.port, limit, self.grace_seconds, self.tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
         options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
         server = serve_generation(front.backend, listening, options)

@@ -44,7 +44,7 @@ STARTS_PROCESSES: Run = asyncio.run
 
 
 class CommandFailed(Exception):  # noqa: N818 - the name says what happened
-    """A command failed; the text, one line, says what to change."""
+    """A command failed; its arguments, each of them one line, say what to change."""
 
     exit_code: ClassVar[int] = 1
 
