@@ -65,7 +65,9 @@ def test_the_longest_match_goes_on_and_the_newest_of_several(text, count, length
 
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (3, 4), (-1, -1)])
 def test_lengths_that_cannot_be_are_refused(longest, shortest):
-    with pytest.raises(ValueError, match=f"--min-ngram must be between 1 and --max-ngram, got {shortest} and {longest}"):
+    with pytest.raises(
+        ValueError, match=f"--min-ngram must be between 1 and --max-ngram, got {shortest} and {longest}"
+    ):
         Lengths(longest, shortest)
 
 

@@ -110,3 +110,16 @@ def test_windows_that_no_mask_tells_are_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UnsupportedModelError, match=f"set --max-model-len to {WINDOW} or less"):
         Engine(model)
     serve(Engine(model, max_length=WINDOW), Request("a", TEXT[:WINDOW]))
+
+
+def test_keys_of_a_long_session_are_not_made_again_for_each_lane_of_a_bucket() -> None:
+    """Where they are made of what is cached (multi-head latent attention)."""
+    model, rows = made("deepseek_v3", max_position_embeddings=4096), list[int]()
+    engine = Engine(model, chunk=256, graphs=True, budget=64)
+    long = TEXT * 48
+    engine.forward([Request("a", long[:1700])])
+    made_of = next(module for name, module in model.named_modules() if name.endswith("kv_b_proj"))
+    hook = made_of.register_forward_hook(lambda _, given, made: rows.append(made.shape[-2]))
+    engine.forward([Request("a", long[:1900])])
+    hook.remove()
+    assert max(rows) < 2 * 1900

@@ -4,7 +4,7 @@ That whole sessions are exact is enumerated with all other methods (test_exact_d
 test_overlapped_distributions).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from crossdraft.verification import rejection
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import STANDARD, TLI, Method
 from crossdraft.verification.rejection import Block
-from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Step, Walk
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Step, Walk, target_row
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.scheduling import Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import LETTERS
@@ -50,7 +50,14 @@ class Models:
         for _ in range(count):
             p, q = self.rows(block.path)
             block.add(int(q.ids[chooser.categorical(q.probabilities)]), p, q)
-        return block.accepted(chooser)
+        judging = block.accepted(chooser)
+        try:
+            need = next(judging)
+            while True:
+                assert isinstance(need, NeedRow)
+                need = judging.send(self.rows(need.path)[0])
+        except StopIteration as end:
+            return int(end.value)
 
     def in_blocks(self, count: int) -> list[float]:
         """The probability that at least 1 ... `count` draft tokens are accepted, by enumeration."""
@@ -113,19 +120,24 @@ def test_a_block_never_accepts_fewer(seed: int, shape: tuple[int, int], concentr
 class IndependentEvents(Block):
     """Accepts with w_i instead of h_i."""
 
-    def accepted(self, chooser: Chooser) -> int:
-        return next((i for i in range(len(self.rows), 0, -1) if chooser.bernoulli(self.weights[i])), 0)
+    def accepted(self, chooser: Chooser) -> Generator[Step, Answer, int]:
+        number = next((i for i in range(len(self.rows), 0, -1) if chooser.bernoulli(self.weights[i])), 0)
+        if number < len(self.rows):  # as the correction needs it
+            _, q = self.rows[number]
+            p = yield from target_row(q.ids, judging=True, path=self.path[:number])
+            weight = self.weights[number]
+            self.rows[number] = Row(p.ids, weight * p.probabilities, weight * p.tail), q
+        return number
 
 
 class Unweighed(Block):
     """Draws corrections from (p - q)+ instead of (w p - q)+."""
 
-    def accepted(self, chooser: Chooser) -> int:
-        number = super().accepted(chooser)
-        self.rows = [
-            (Row(p.ids, p.probabilities / weight, p.tail / weight), q)
-            for (p, q), weight in zip(self.rows, self.weights[:-1], strict=True)
-        ]
+    def accepted(self, chooser: Chooser) -> Generator[Step, Answer, int]:
+        number = yield from super().accepted(chooser)
+        if number < len(self.rows):
+            (p, q), weight = self.rows[number], self.weights[number]
+            self.rows[number] = Row(p.ids, p.probabilities / weight, p.tail / weight), q
         return number
 
 
@@ -135,7 +147,7 @@ class Unclipped(Block):
     def add(self, token: int | None, p: Row, q: Row) -> None:
         super().add(token, p, q)
         if token is not None:
-            self.weights[-1] = self.rows[-1][0].probability(token) / q.probability(token)
+            self.weights[-1] = self.weights[-2] * p.probability(token) / q.probability(token)
 
 
 @pytest.mark.parametrize("broken", [IndependentEvents, Unweighed, Unclipped])
@@ -187,9 +199,9 @@ def test_overlapped_epochs_judge_in_blocks_as_well(method: Method, monkeypatch: 
     sizes: list[int] = []
     accepted = Block.accepted
 
-    def counted(self: Block, chooser: Chooser) -> int:
+    def counted(self: Block, chooser: Chooser) -> Generator[Step, Answer, int]:
         sizes.append(len(self.rows))
-        return accepted(self, chooser)
+        return (yield from accepted(self, chooser))
 
     monkeypatch.setattr(Block, "accepted", counted)
     Overlapped(LETTERS, method, (Choice(4, 2),), Schedule("DDDT"), 3, 1).run(EnumeratingChooser([]))
@@ -200,5 +212,26 @@ def test_a_draft_token_outside_the_target_ends_its_block() -> None:
     """Nothing after it can be accepted, so that no further draft token is asked for."""
     walking = rejection.walk(Ground(pair_of(("a", "b"), ("a", "c")), EnumeratingChooser([])))
     assert next(walking) == NeedDraftToken()
-    assert isinstance(walking.send(DraftToken(1, Row(as_ids(0, 1), np.array([0.5, 0.5])))), NeedRow)
-    assert walking.send(Row(as_ids(0, 1), np.array([0.5, 0.5]))) == Emit(1, Kind.CORRECTED)
+    row = Row(as_ids(0, 1), np.array([0.5, 0.5]))
+    need = walking.send(DraftToken(1, row))
+    assert isinstance(need, NeedRow)
+    assert not need.listed.size
+    assert isinstance(walking.send(row), NeedRow)  # for the correction
+    assert walking.send(row) == Emit(1, Kind.CORRECTED)
+
+
+def test_an_accepted_block_asks_for_no_more_of_a_row_than_its_draft_tokens() -> None:
+    """What a correction needs is fetched when there is one: each fetch is a round trip."""
+    walking = rejection.walk(Ground(pair_of(("a", "b"), ("a", "b")), EnumeratingChooser([])))
+    draft_token = DraftToken(0, Row(as_ids(0, 1), np.array([0.5, 0.5])))
+    row = Row(as_ids(0), np.array([0.9]), 0.1)
+    assert next(walking) == NeedDraftToken()
+    first = walking.send(draft_token)
+    assert isinstance(first, NeedRow)
+    assert first.listed.tolist() == [0]
+    assert walking.send(row) == NeedDraftToken((0,))
+    second = walking.send(draft_token)
+    assert isinstance(second, NeedRow)
+    assert (second.listed.tolist(), second.path) == ([0], (0,))
+    assert walking.send(row) == NeedDraftToken((0, 0))
+    assert [walking.send(None), next(walking)] == [Emit(0, Kind.ACCEPTED)] * 2

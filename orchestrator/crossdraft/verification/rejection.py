@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crossdraft.text.pairs import Pair
-from crossdraft.types.rows import DraftToken, Row, Whose, masses_of
+from crossdraft.types.rows import NO_IDS, DraftToken, Row, Whose, masses_of
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
@@ -57,7 +57,6 @@ from crossdraft.verification.walk import (
     residual,
     row_of,
     target_row,
-    target_support,
 )
 
 
@@ -80,7 +79,7 @@ def walk(ground: Ground) -> Walk:
                 return
             continue
         block = yield from _revealed(ground.pair, draft_token)
-        accepted = block.accepted(ground.chooser)
+        accepted = yield from block.accepted(ground.chooser)
         for token in block.path[:accepted]:
             yield Emit(token, Kind.ACCEPTED)
             text.commit(letters[token])
@@ -101,20 +100,28 @@ class Block:
 
     def add(self, token: int | None, p: Row, q: Row) -> None:
         """The next draft token's target id, None outside T, with the target's row and its own."""
-        weighed = Row(p.ids, self.weights[-1] * p.probabilities, self.weights[-1] * p.tail)
-        self.rows.append((weighed, q))
-        self.weights.append(0.0 if token is None else min(1.0, weighed.probability(token) / q.probability(token)))
+        self.rows.append((p, q))
+        weighed = 0.0 if token is None else self.weights[-1] * p.probability(token)
+        self.weights.append(0.0 if token is None else min(1.0, weighed / q.probability(token)))
         self.path = self.path if token is None else (*self.path, token)
 
-    def accepted(self, chooser: Chooser) -> int:
-        """How many draft tokens are accepted: the events h_n ... h_1, up to the first that happens."""
+    def accepted(self, chooser: Chooser) -> Generator[Step, Answer, int]:
+        """How many draft tokens are accepted: the events h_n ... h_1, up to the first that happens.
+
+        Only now are rows needed that list all that q does: an accepted block asks for no more of them.
+        """
         if chooser.bernoulli(self.weights[-1]):
             return len(self.rows)
-        for place in range(len(self.rows) - 1, 0, -1):
-            left, refused = float(residual(*self.rows[place]).sum()), 1.0 - self.weights[place]
-            if not refused or chooser.bernoulli(left / (left + refused)):
+        place = len(self.rows)
+        while True:
+            place -= 1
+            q, weight = self.rows[place][1], self.weights[place]
+            p = yield from target_row(q.ids, judging=True, path=self.path[:place])
+            weighed = Row(p.ids, weight * p.probabilities, weight * p.tail)
+            self.rows[place] = weighed, q
+            left = float(residual(weighed, q).sum())
+            if not place or weight == 1.0 or chooser.bernoulli(left / (left + 1.0 - weight)):
                 return place
-        return 0
 
 
 def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[Step, Answer, Block]:
@@ -122,7 +129,8 @@ def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[Step, Ans
     block = Block()
     while draft_token is not None:
         token, q = in_target_ids(pair, draft_token)
-        p = yield from target_row(target_support(pair, draft_token), judging=True, path=block.path)
+        listed = NO_IDS if token is None else np.array([token], dtype=np.int64)
+        p = yield from target_row(listed, judging=True, path=block.path)
         block.add(token, p, q)
         draft_token = (yield from next_draft_token(block.path)) if block.weights[-1] else None
     return block

@@ -314,11 +314,21 @@ class Bucket:
         lanes = slice(lane, lane + len(begins))
         room.starts[lanes] = one.extent.start
         for window, marks in zip(self.windows, room.marks, strict=True):
-            firsts = np.zeros_like(slots) if window is None else window.first(positions).clip(0)
+            if window is None:  # nothing is skipped: `lows` and `skips` stay 0
+                marks.limits[rows] = [min(slot + 1, inputs.committed) for slot in inputs.slots]
+                if inputs.slots[-1] >= inputs.committed:
+                    marks.lines[rows] = _ancestor_bits(inputs)
+                marks.bases[lanes] = inputs.committed
+                marks.lengths[lanes] = [
+                    *(slot + 1 for slot in inputs.slots[self.width - 1 : -1 : self.width]),
+                    one.used,
+                ]
+                continue
+            firsts = window.first(positions).clip(0)
             skips = np.minimum.reduceat(firsts, begins)
             own = skips.repeat(self.width)[:count]
             marks.lows[rows], marks.limits[rows] = firsts - own, np.minimum(slots + 1, inputs.committed) - own
-            marks.lines[rows] = _ancestor_bits(inputs, None if window is None else firsts.tolist())
+            marks.lines[rows] = _ancestor_bits(inputs, firsts.tolist())
             marks.skips[lanes], marks.bases[lanes] = skips, inputs.committed - skips
             marks.lengths[lanes] = np.maximum.reduceat(slots, begins) + 1 - skips
 

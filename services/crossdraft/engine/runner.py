@@ -32,6 +32,9 @@ from crossdraft.engine.kv_cache import KVCache
 
 log = logging.getLogger(__name__)
 MOST = 64  # graphs: each stalls some forwards while it is captured, and needs memory for its kernels' arguments
+# Times the slots of all sessions that lanes may read where keys and values are made of what is cached: each lane makes
+# those of its session again.
+EXPANDED = 4
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Call = Callable[..., Tensor]  # of the model, with the arguments of one forward; its logits, (1, tokens, V)
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
@@ -112,6 +115,8 @@ class GraphRunner:
         """
         bucket = bucket_of(slices, self._windows)
         if bucket is None or not (bucket in self._recorded or self._records):
+            return None
+        if self._gathers and bucket.lanes * bucket.used > EXPANDED * sum(max(SLOTS, one.used) for one in slices):
             return None
         numbers = torch.from_numpy(bucket.numbers(slices, self._cache.padding_slot))
         self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
