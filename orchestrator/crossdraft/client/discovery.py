@@ -223,7 +223,7 @@ class Discovery:
 
     async def _welcome_target(self, client: TargetClient, about: Description) -> None:
         async with self._learning:
-            known = self.models and self.models.target
+            known = None if self.models is None else self.models.target
             if known is None or (about != known and not len(self.services.targets)):
                 self.models = await asyncio.to_thread(_learned, about, self.models)
                 self._known.set()
