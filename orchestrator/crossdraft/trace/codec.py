@@ -192,7 +192,7 @@ def _table(packed: bytes) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _array_of(dtype: str, narrow: str, shape: tuple[int, ...], raw: bytes) -> NDArray[Any]:
-    kinds = np.dtype(dtype), np.dtype(narrow)
-    if not all(kind.kind in NUMBERS for kind in kinds):
-        raise PackingError(f"it has an array of {dtype}")
-    return np.frombuffer(raw, kinds[1]).reshape(shape).astype(kinds[0])
+    for name in (dtype, narrow):  # numpy would read more than a name of a type, such as Python tuples
+        if name[1:2] not in NUMBERS or not name[2:].isdecimal():
+            raise PackingError(f"it has an array of {name}")
+    return np.frombuffer(raw, np.dtype(narrow)).reshape(shape).astype(np.dtype(dtype))
