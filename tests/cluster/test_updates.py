@@ -99,6 +99,22 @@ def test_the_same_again_changes_nothing(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.full
+async def test_orchestrators_that_stay_serve_what_a_target_alone_was_changed_to(cluster: RunningCluster) -> None:
+    before = {one.id for one in cluster.entries()}
+    shorter = changed(cluster).replace("cache_mib: 256", "cache_mib: 256, max_model_len: 512")
+    await asyncio.to_thread(cluster.deploy, shorter)
+    async with cluster.client() as client:
+        async with streams(client, SEEDS, TOKENS) as heard:
+            pass
+        assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
+        assert {one.role for one in cluster.entries() if one.id not in before} == {Role.TARGET}
+        await asyncio.to_thread(cluster.deploy, changed(cluster))
+        async with streams(client, SEEDS, TOKENS) as again:
+            pass
+    assert [one.text for one in again] == [one.text for one in heard]
+
+
+@pytest.mark.full
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
     before = cluster.entries()
     with pytest.raises(NoRoomError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
