@@ -7,7 +7,6 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEV_INSTALLED := $(VENV)/.installed-dev
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
-BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Nothing here asks a model hub or reports usage; `make demo HF_HUB_OFFLINE=0` allows the hub.
 export HF_HUB_OFFLINE ?= 1
@@ -17,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full check figures format docs protos models wheel clean
+.PHONY: help install demo test test-full check types style figures format docs protos models wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,14 +32,17 @@ test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
 test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)
 	CROSSDRAFT_FULL_TESTS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
-check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, generated code is current, size of the source, documentation
+check: types style docs  ## lint, formatting, types, import direction, generated code is current, size of the source, documentation
+
+types: $(DEV_INSTALLED)
+	$(BIN)/mypy
+
+style: $(DEV_INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python .ci/figures.py
-	$(BUILD_DOCS)
 
 figures:  ## show how large the source is, against its limits: modules, lines, chains of imports
 	$(PYTHON) .ci/figures.py
@@ -50,7 +52,7 @@ format: $(DEV_INSTALLED)  ## sort imports and format
 	$(BIN)/ruff format
 
 docs: $(DEV_INSTALLED)  ## build the documentation as a site in site/
-	$(BUILD_DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 protos: $(DEV_INSTALLED)  ## generate the gRPC code again after a change of a .proto file
 	$(BIN)/python protos/generate.py

@@ -130,6 +130,11 @@ def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: Run
     with pytest.raises(NotServedError, match="cannot be moved"):
         cluster.deploy(changed(cluster).replace(f"port: {cluster.http}", "port: 1"))
     asyncio.run(eventually(lambda: cluster.entries() == before))
+
+
+@pytest.mark.full
+def test_what_cannot_be_run_in_place_of_a_service_leaves_it_as_it_is(cluster: RunningCluster) -> None:
+    before = cluster.entries()
     with pytest.raises(NotServedError, match=r"small/drafter/byte-level/0 cannot be served on node .*: .*nowhere"):
         cluster.deploy(changed(cluster).replace("bundled:drafter-b", "/nowhere"))  # it has no room beside the old one
     asyncio.run(eventually(lambda: cluster.entries() == before))
@@ -138,6 +143,7 @@ def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: Run
     asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
+@pytest.mark.full
 def test_what_ended_for_one_that_cannot_be_run_is_started_again(cluster: RunningCluster) -> None:
     before = cluster.entries()
     wrong = changed(cluster).replace("bundled:drafter-b", "bundled:drafter-b, device: nowhere")
