@@ -172,8 +172,5 @@ def reserved(host: str, port: int) -> socket.socket:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((bare, found))
     except OSError as error:
-        raise CannotListen(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; "
-            "choose another port, or 0 for any that is free, or an address of this machine"
-        ) from error
+        raise CannotListen.at(f"{host}:{port}", error) from error
     return holder

@@ -86,10 +86,7 @@ class ServerConfig(ABC):
         try:
             socket.create_server((self.host.strip("[]"), self.port), family=family).close()
         except OSError as error:
-            wanted = f"{self.host}:{self.port}"
-            raise CannotListen(
-                f"cannot listen on {wanted}: {os.strerror(error.errno or 0)}; choose another port"
-            ) from error
+            raise CannotListen.at(f"{self.host}:{self.port}", error) from error
 
     @abstractmethod
     async def server(self, host: str) -> ActorServer:

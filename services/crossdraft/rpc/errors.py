@@ -1,7 +1,8 @@
 # ruff: noqa: N818 - the names say what happened; all are errors
 """What can go wrong between an orchestrator and a service, and the one map to and from gRPC's status codes."""
 
-from typing import ClassVar
+import os
+from typing import ClassVar, Self
 
 from grpc import StatusCode
 
@@ -131,6 +132,19 @@ class Internal(ServiceError):
 
 class CannotListen(ServiceError):
     """A server's address cannot be had."""
+
+    @classmethod
+    def at(cls, address: str, error: OSError | None = None, option: str = "") -> Self:
+        """At host:port, why if that is known, and the option that sets the port."""
+        why = "the port is taken or not allowed, or the host is not of this machine"
+        if error is not None:
+            number = error.errno or 0  # negative where the host is a name that is not known
+            why = os.strerror(number) if number > 0 else str(error)
+        named = f" ({option})" if option else ""
+        return cls(
+            f"cannot listen on {address}: {why}; "
+            f"choose another port, or 0 for any that is free{named}, or an address of this machine"
+        )
 
 
 # Every status code but OK, which ends a session in order (`Closed`).

@@ -72,9 +72,7 @@ class Exporter:
         try:
             self._server, _ = start_http_server(port, host, self._registry)
         except OSError as error:
-            raise CannotListen(
-                f"cannot listen for metrics on {host}:{port}: {error.strerror}; choose another port (--metrics-port)"
-            ) from error
+            raise CannotListen.at(f"{host}:{port}", error, "--metrics-port") from error
         return f"{host}:{self._server.server_port}"
 
     async def stop(self) -> None:

@@ -125,10 +125,7 @@ class Endpoint:
             else:
                 port = self._server.add_secure_port(wanted, credentials)
         except RuntimeError as error:
-            raise CannotListen(
-                f"cannot listen on {wanted}: the port is taken or not allowed, or the host is not of this machine; "
-                "choose another port, or 0 for any that is free"
-            ) from error
+            raise CannotListen.at(wanted) from error
         await self._server.start()
         await self.report(serving)
         self.address = f"{self._listening.host}:{port}"

@@ -135,10 +135,7 @@ def _bound(listening: Listening) -> socket.socket:
     try:
         return socket.create_server((host, listening.port), family=family, backlog=BACKLOG, reuse_port=listening.shared)
     except OSError as error:
-        raise CannotListen(
-            f"cannot listen on {listening.host}:{listening.port}: {error.strerror or error}; "
-            "choose another port, or 0 for any that is free, or an address of this machine"
-        ) from error
+        raise CannotListen.at(f"{listening.host}:{listening.port}", error) from error
 
 
 def _renewed_context(files: FrontFiles) -> ssl.SSLContext:
