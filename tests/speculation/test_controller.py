@@ -10,6 +10,7 @@ import pytest
 
 from crossdraft.speculation.choice import (
     PLAIN,
+    Choice,
     Controller,
     DrafterSeen,
     DraftSeen,
@@ -31,7 +32,7 @@ from crossdraft.speculation.controller import (
     OutputController,
     TargetController,
 )
-from crossdraft.speculation.estimates import StepCost
+from crossdraft.speculation.estimates import PLACES, StepCost
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
 from tests.verification.enumerating import full
 
@@ -264,13 +265,20 @@ def test_what_is_emitted_without_a_drafter_says_nothing_of_drafting() -> None:
     shared, output = taught(4)
     assert output.choose(10.0).drafts
     output.observe(DrafterSeen(False), 10.1)
-    before = output.explain()[-1]
+    before = rating(shared, 31)
     for number in range(800):
         output.observe(Judged(0, 0, False, 1, 1), 11 + 0.1 * number)
     output.observe(Ended(), 100.0)
-    following = shared.output(KIND, Limits())
-    following.choose(100.1)
-    assert following.explain()[-1] == before
+    assert rating(shared, 30) == before
+
+
+def rating(shared: TargetController, most: int) -> str:
+    """What rounds are expected to bring, decided anew for an output with other limits than any before."""
+    output = shared.output(KIND, Limits(max_draft_tokens=most))
+    output.choose(10.1)
+    (found,) = (line for line in output.explain() if line.startswith(Mode.LOCK_STEP.value))
+    output.observe(Ended(), 10.1)
+    return found
 
 
 def test_a_pass_counts_once_however_many_outputs_tell_of_it() -> None:
@@ -446,3 +454,50 @@ def test_more_kinds_than_are_kept_cost_no_more_policies_than_fit_into_the_event_
     chosen_by(kinds, 3.0)
     assert len(made) <= 4 * POLICIES
     assert {*made} == {limits for _, limits in kinds}  # each gets one, as none is forgotten while it is used
+
+
+def beside_others(accepted: float) -> TargetController:
+    """Knows a drafter from beside plain decoding, where a step takes it as long as a pass takes the target."""
+    kind = (KIND, ((60 * accepted, 60.0), (60.0, 60.0), *((0.0, 0.0),) * len(PLACES)))
+    cost = StepCost(0.008, 1e-5, 1e-5)
+    return TargetController(Estimates(cost, replace(cost, token=0.0), StepCost(), 0.0005, 0.0005, (kind,)))
+
+
+def decoded(shared: TargetController, output: OutputController, tokens: int, step_seconds: float) -> list[Choice]:
+    """What an output chose while it emitted so many tokens, in rounds where a step takes so long."""
+    chosen: list[Choice] = []
+    now, left = 0.0, tokens
+    while left > 0:
+        choice = output.choose(now)
+        made = choice.max_draft_tokens + 1 if choice.drafts else choice.run
+        if choice.drafts:
+            now += step_seconds * choice.max_draft_tokens
+            output.observe(DraftSeen(choice.max_draft_tokens, 0.0005, step_seconds * choice.max_draft_tokens), now)
+        now += 0.009 * (1 if choice.drafts else made)
+        output.observe(PassSeen(0.0085, 0.008), now)
+        output.observe(Judged(0, choice.max_draft_tokens, False, made, int(not choice.drafts)), now)
+        chosen.append(choice)
+        left -= made
+    return chosen
+
+
+@pytest.mark.parametrize(("step_seconds", "pays"), [(0.001, True), (0.02, False)])
+def test_rounds_are_tried_by_all_since_what_they_cost_is_not_seen_beside_others(
+    step_seconds: float, pays: bool
+) -> None:
+    shared = beside_others(0.9)
+    output = shared.output(KIND, Limits())
+    chosen = decoded(shared, output, 2000, step_seconds)
+    assert not chosen[0].drafts
+    tried = [choice for choice in chosen if choice.reason.startswith("trying lock-step")]
+    assert tried
+    assert not any(choice.overlap for choice in tried)
+    assert chosen[-1].drafts is pays
+    rounds = sum(choice.max_draft_tokens + 1 for choice in chosen if choice.drafts)
+    assert rounds > 1500 if pays else rounds < 200
+
+
+def test_rounds_that_no_drafter_could_make_pay_are_not_tried() -> None:
+    shared = beside_others(0.02)
+    chosen = decoded(shared, shared.output(KIND, Limits()), 1000, 0.001)
+    assert not [choice for choice in chosen if choice.reason.startswith("trying lock-step")]

@@ -7,7 +7,10 @@ more or fewer of them, down to the same chance.
 
 It begins by drafting. Forecasts are corrected by what each mode has really brought at that load, and such a correction
 fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain
-decoding is tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
+decoding is tried by one output at a time, once in EXPLORED tokens: that shows how its draft tokens fare. What they cost
+in rounds it does not show, where the target waits for the drafter and leaves it the processors: so all outputs together
+try rounds, ever more seldom, where these would pay at a part of their cost; and so plain decoding, while all draft. All
+depends on times and on revealed draft tokens.
 """
 
 from collections import Counter, defaultdict, deque
@@ -15,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
-from math import log2
+from math import inf, log2
 from typing import Any
 
 from crossdraft.speculation.choice import (
@@ -48,6 +51,12 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft to
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
 FIRST_PATIENCE = 0.05  # seconds, where nothing is known of a drafter and only lock-step is possible
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
+TRIAL = 16.0  # tokens of each output that a trial by all takes: two rounds
+TRIALS = 4.0  # ... times as many after which one ends that not all could join
+BUDGET = 0.02  # of all tokens, that trials by all cost if what was expected is right
+FIRST_BUDGET = 0.1  # ... while there never was a round
+LEAST_LOST = 0.25  # of its tokens, that a trial is taken to cost at least
+PROMISING = 3.0  # part of what a drafter's steps seem to cost, or of plain decoding, that they may cost when all do it
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
@@ -122,6 +131,7 @@ class Estimates:
 
     target: StepCost = field(default_factory=StepCost)
     drafter: StepCost = field(default_factory=StepCost)
+    rounds: StepCost = field(default_factory=StepCost)  # of the drafter, where the target waits for whole rounds
     target_trip: float = 0.0  # seconds
     drafter_trip: float = 0.0  # seconds
     acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # `Acceptance.state`
@@ -136,6 +146,15 @@ class Rated:
     speed: float  # tokens a second of each output, corrected by what its mode has brought
 
 
+@dataclass(eq=False)
+class Trial:
+    """All outputs use a mode that does not seem to pay, to see what it really brings."""
+
+    mode: Mode
+    left: float  # tokens of all outputs that are to be emitted in it
+    until: float  # tokens of all outputs, since the controller began, at which it ends in any case
+
+
 @dataclass(frozen=True)
 class Policy:
     """What is chosen for outputs of one kind, and what from."""
@@ -145,11 +164,22 @@ class Policy:
     conditions: Conditions
     seen: int  # observations that it rests on
     until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
+    trial: Trial | None = None  # that was under way
+    due: float = inf  # tokens of all outputs at which the next one is
 
     @property
     def gain(self) -> float:
         """The expected speed, relative to plain decoding."""
         return self.best.speed / self.rated[Mode.PLAIN].speed
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        if self.trial is not None:
+            return f"trying {self.trial.mode.value}, to see what it brings"
+        if self.best.choice.drafts:
+            return f"{self.gain:.2f} times plain decoding expected"
+        return "plain decoding: no draft token raises the speed"
 
 
 class TargetController:
@@ -162,6 +192,7 @@ class TargetController:
     def __init__(self, before: Estimates | None = None) -> None:
         before = before or Estimates()
         self.target, self.drafter = FittedCost(before.target), FittedCost(before.drafter)
+        self.rounds = FittedCost(before.rounds)
         self.target_trip = Recent(before.target_trip or None)
         self.drafter_trip = Recent(before.drafter_trip or None)
         self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
@@ -183,6 +214,9 @@ class TargetController:
         self._waiting: dict[OutputController, float] = {}
         self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
+        self._trial: Trial | None = None  # the latest
+        self._tried_at: dict[int, float] = {}  # by load: tokens of all outputs at the latest trial, or when it came
+        self._due = inf  # as the latest policy has it
         self._measuring: dict[Kind, OutputController] = {}  # that try a drafter: nothing is known, or it does not pay
 
     @property
@@ -191,6 +225,7 @@ class TargetController:
         return Estimates(
             self.target.cost,
             self.drafter.cost,
+            self.rounds.cost,
             self.target_trip.value,
             self.drafter_trip.value,
             tuple((kind, acceptance.state) for kind, acceptance in self._acceptance.items()),
@@ -230,13 +265,14 @@ class TargetController:
         if seen.asked:
             self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
-    def drafted(self, seen: DraftSeen) -> None:
-        """A reply of the drafter to any output."""
+    def drafted(self, seen: DraftSeen, in_round: bool = False) -> None:
+        """A reply of the drafter to any output, which may have been waited for as a whole round."""
         self._seen += 1
         self._waiting.clear()
         if seen.draft_tokens:
             drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
-            self.drafter.add(seen.seconds / seen.draft_tokens, drafting, share=1 / drafting)
+            cost = self.rounds if in_round else self.drafter
+            cost.add(seen.seconds / seen.draft_tokens, drafting, share=seen.draft_tokens / drafting)
         if seen.waited is not None:
             self.drafter_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
@@ -256,10 +292,24 @@ class TargetController:
                 other.limit(kept * other.seen)
         used.held, used.seen = used.held + tokens, used.seen + forecast
         used.limit(HELD * self.trusted)
+        if (trial := self._under_way) and trial.mode is mode:
+            trial.left -= tokens
+            if trial.left <= 0:  # what all have seen counts, however short it was
+                used.held, used.seen = used.held * HELD * self.trusted / used.seen, HELD * self.trusted
+
+    @property
+    def _load(self) -> int:
+        """About how many outputs there are: twice as many are another load."""
+        return round(log2(self.outputs))
 
     def _share(self, mode: Mode) -> Share:
-        """What a mode has brought at about this load: twice as many outputs are another one."""
-        return self._brought[mode, round(log2(self.outputs))]
+        """What a mode has brought at about this load."""
+        return self._brought[mode, self._load]
+
+    @property
+    def _under_way(self) -> Trial | None:
+        trial = self._trial
+        return trial if trial is not None and trial.left > 0 and self._emitted < trial.until else None
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -298,7 +348,7 @@ class TargetController:
     @property
     def known(self) -> bool:
         """Whether both services have been seen at work."""
-        return self.target.known and self.drafter.known
+        return self.target.known and (self.drafter.known or self.rounds.known)
 
     @property
     def outputs(self) -> float:
@@ -329,7 +379,11 @@ class TargetController:
 
     def longest_run(self) -> int:
         """Tokens of a plain run at most: of several outputs one ends soon, and tries a drafter when that is due."""
-        return max(FIRST, self.may_try()) if len(self._outputs) == 1 else LONG_RUN
+        if len(self._outputs) == 1 and self._under_way is None:
+            return max(FIRST, self.may_try())
+        trial = self._under_way  # all are to begin it together, and to end it
+        left = trial.left if trial is not None else self._due - self._emitted
+        return int(min(LONG_RUN, max(FIRST, left / self.outputs)))
 
     def tried(self) -> None:
         """It is tried now."""
@@ -348,7 +402,8 @@ class TargetController:
         latest = before = self._policies.get(key)
         if before is not None and not 1 / SAME_LOAD < before.conditions.outputs / self.outputs < SAME_LOAD:
             before = None
-        if before is not None and self._seen - before.seen < min(before.seen / GROWN, RENEWED * self.outputs):
+        known = before is not None and self._seen - before.seen < min(before.seen / GROWN, RENEWED * self.outputs)
+        if before is not None and known and before.trial is self._under_way and self._emitted < before.due:
             return before
         if not (self.known and output.acceptance.tested) or self._too_many:
             return None
@@ -367,25 +422,56 @@ class TargetController:
             acceptance.chances(),
             self.outputs,
             self.target.cost,
-            self.drafter.cost,
+            self.drafter.cost if self.drafter.known else self.rounds.cost,
             max(1, len(self._outputs)),  # as its cost is fitted: what others have it do is in the cost
             self.target_trip.value,
             self.drafter_trip.value,
             acceptance.tokens_each,
             samples,
+            self.rounds.cost if self.rounds.known else None,
         )
 
     def _decide(self, limits: Limits, acceptance: Acceptance, before: Policy | None) -> Policy:
         given = self.conditions(acceptance, limits.samples)
-        rated = {Mode.PLAIN: self._rated(given, PLAIN)}
-        rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
-        if not limits.rounds_only:
-            widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
-            rated[Mode.OVERLAPPED] = self._best(
-                given, overlapped(given, limits, limits.sizes, [widest.choice.min_draft_tokens])
-            )
-        if not (limits.rounds_only or limits.min_draft_tokens):
-            rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, limits.sizes, [None]))
+        policy = self._usual(given, limits, before)
+        rounds_tried, worth = self._worth_trying(given, limits, policy)
+        self._due, now = self._trial_due(policy, worth), self._emitted
+        if self._under_way is None and now >= self._due:
+            mode = Mode.of(worth[0].choice)
+            self._trial = Trial(mode, TRIAL * self.outputs, now + TRIALS * TRIAL * self.outputs)
+            self._tried_at[self._load], self._due = now, inf
+        trial = self._under_way
+        if trial is None:
+            return replace(policy, due=self._due)
+        tried = rounds_tried if trial.mode is Mode.LOCK_STEP else policy.rated[Mode.PLAIN]
+        return replace(policy, best=tried, rated={**policy.rated, trial.mode: tried}, until=trial.until, trial=trial)
+
+    def _worth_trying(self, given: Conditions, limits: Limits, policy: Policy) -> tuple[Rated, Sequence[Rated]]:
+        """Short rounds; and which of these and plain decoding might be faster than what all do, the least seen first.
+
+        What overlapped drafting costs is seen whenever one output tries it beside others' plain decoding.
+        """
+        cheap = given if self.rounds.known else replace(given, drafter=given.drafter.part(PROMISING))
+        short = replace(limits, max_draft_tokens=max(limits.min_draft_tokens or 1, min(FIRST, limits.max_draft_tokens)))
+        promised, plain = self._best(cheap, rounds(cheap, short)), policy.rated[Mode.PLAIN]
+        tried = self._rated(given, promised.choice)
+        hopes = {Mode.LOCK_STEP: (promised.forecast.speed, tried), Mode.PLAIN: (PROMISING * plain.speed, plain)}
+        hopes.pop(Mode.of(policy.best.choice), None)
+        worth = [one for hoped, one in hopes.values() if hoped > MARGIN * policy.best.speed]
+        return tried, sorted(worth, key=lambda one: self._share(Mode.of(one.choice)).seen)
+
+    def _trial_due(self, policy: Policy, worth: Sequence[Rated]) -> float:
+        """Tokens of all outputs at which the first of these is tried."""
+        before = self._tried_at.setdefault(self._load, self._emitted)
+        if not worth:
+            return inf
+        unknown = not self.rounds.known and not worth[0].choice.overlap
+        lost = TRIAL * max(LEAST_LOST, policy.best.speed / worth[0].speed - 1)
+        return before + lost / (FIRST_BUDGET if unknown else BUDGET) * self.outputs
+
+    def _usual(self, given: Conditions, limits: Limits, before: Policy | None) -> Policy:
+        """By the forecasts, corrected by what their modes have brought."""
+        rated = self._modes(given, limits)
         best = max(rated.values(), key=lambda one: one.speed)
         if best.speed < MARGIN * rated[Mode.PLAIN].speed:
             best = rated[Mode.PLAIN]
@@ -396,6 +482,18 @@ class TargetController:
             if best is stays or (best is not rated[Mode.PLAIN] and best.speed < least * stays.speed):
                 best, until = stays, before.until
         return Policy(best, rated, given, self._seen, until)
+
+    def _modes(self, given: Conditions, limits: Limits) -> dict[Mode, Rated]:
+        """The best choice of each mode."""
+        rated = {Mode.PLAIN: self._rated(given, PLAIN), Mode.LOCK_STEP: self._best(given, rounds(given, limits))}
+        if not limits.rounds_only:
+            widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
+            rated[Mode.OVERLAPPED] = self._best(
+                given, overlapped(given, limits, limits.sizes, [widest.choice.min_draft_tokens])
+            )
+        if not (limits.rounds_only or limits.min_draft_tokens):
+            rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, limits.sizes, [None]))
+        return rated
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
         expected = forecast(given, choice)
@@ -482,7 +580,7 @@ class OutputController:
                 self.target.passed(seen, self)
             case DraftSeen():
                 self._aside = EXPLORED if seen.aside else 0
-                self.target.drafted(seen)
+                self.target.drafted(seen, in_round=not self._running.overlap)
             case Judged():
                 self._judged(seen)
             case StallSeen(seconds):
@@ -596,11 +694,12 @@ class OutputController:
             return replace(PLAIN, reason="another output is measuring the drafter")
         if policy is not None and policy.best.choice.drafts and not silent:
             return self._own(policy)
-        if not target.may_try() and target.measures(self):
+        tries = policy is None or policy.trial is None
+        if tries and not target.may_try() and target.measures(self):
             target.tried()
             self._policy = None
             return self._first("trying a drafter that does not pay")
-        reason = "the drafter does not answer" if silent else "plain decoding: no draft token raises the speed"
+        reason = "the drafter does not answer" if policy is None or silent else policy.reason
         return replace(PLAIN, reason=reason)
 
     def _own(self, policy: Policy) -> Choice:
@@ -614,8 +713,7 @@ class OutputController:
             least = min(most, least + more)
         most = max(most, least)
         waits = patience(given, least, choice.chunk) if choice.patience else 0.0
-        reason = f"{policy.gain:.2f} times plain decoding expected"
-        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, patience=waits, reason=reason)
+        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, patience=waits, reason=policy.reason)
 
     def _count(self, policy: Policy, factor: float) -> int:
         """Draft tokens that have the chance here that the last one of all has."""
@@ -645,6 +743,11 @@ def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
         f"drafter: {_ms(drafter.base)} a draft token, {_ms(drafter.session)} more for each output, round trip "
         f"{_ms(given.drafter_trip)}; an accepted draft token is worth {given.worth:.2f} tokens",
     ]
+    if given.rounds is not None:
+        lines.append(
+            f"... in lock-step rounds: {_ms(given.rounds.base)} a draft token, {_ms(given.rounds.session)} more for "
+            "each output"
+        )
     if policy is None:
         return [*lines, "nothing decided: too little has been seen of target or drafter"]
     given = policy.conditions
@@ -664,6 +767,8 @@ def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
             f"{mode.value}{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
             f"{rated.speed * given.outputs:.1f} after correction by what it has brought"
         )
+    if policy.trial is not None:
+        return [*lines, f"decided: {policy.reason}"]
     return [*lines, f"decided: {Mode.of(policy.best.choice).value}, {policy.gain:.2f} times plain decoding"]
 
 

@@ -37,6 +37,10 @@ class StepCost:
         """For so many sessions, and so many tokens beyond one of each."""
         return self.base + self.session * sessions + self.token * tokens
 
+    def part(self, number: float) -> "StepCost":
+        """One of so many equal parts of it."""
+        return StepCost(self.base / number, self.session / number, self.token / number)
+
 
 class FittedCost:
     """A step's cost, by least squares of relative errors.

@@ -38,6 +38,7 @@ class Conditions:
     drafter_trip: float
     worth: float = 1.0  # target tokens of an accepted draft token
     samples: bool = False  # the target draws by itself, and what it drew is compared
+    rounds: StepCost | None = None  # as `drafter`, where the target waits for whole rounds; None: not known, the same
 
     def pass_seconds(self, draft_tokens: float) -> float:
         """From sending a pass to its answer, if all outputs have so many draft tokens in theirs."""
@@ -48,6 +49,11 @@ class Conditions:
     def draft_seconds(self) -> float:
         """Of a draft token."""
         return self.drafter.seconds(self.drafting)
+
+    @cached_property
+    def round_seconds(self) -> float:
+        """Of a draft token of a round."""
+        return self.draft_seconds if self.rounds is None else self.rounds.seconds(self.drafting)
 
     def draft_arrives(self, draft_tokens: int) -> float:
         """Seconds from asking for so many draft tokens to their arrival."""
@@ -89,7 +95,7 @@ def forecast(given: Conditions, choice: Choice) -> Forecast:
 
 
 def _lock_step(given: Conditions, drafted: int) -> Forecast:
-    seconds = given.draft_arrives(drafted) + given.pass_seconds(drafted)
+    seconds = given.drafter_trip + drafted * given.round_seconds + given.pass_seconds(drafted)
     return Forecast(given.gains[drafted] + given.alive[drafted], seconds)
 
 
