@@ -82,6 +82,7 @@ class Refused:
     offset: int  # letters since the start of the output
 
 
+NEXT, SAMPLE = NeedDraftToken(), NeedSample()
 Step = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
 Answer = DraftToken | Row | int | Probabilities | None
 Walk = Generator[Step, Answer, None]
@@ -159,13 +160,14 @@ class Unreached:
 
 
 def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
-    same = common_length(left, right)
-    return None if same == min(len(left), len(right)) else offset + same
+    if left.startswith(right) or right.startswith(left):
+        return None
+    return offset + common_length(left, right)
 
 
 def next_draft_token(path: Path = ()) -> Generator[Step, Answer, DraftToken | None]:
     """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
-    answer = yield NeedDraftToken(path)
+    answer = yield NeedDraftToken(path) if path else NEXT
     if answer is not None and not isinstance(answer, DraftToken):
         raise TypeError(f"NeedDraftToken was answered with {answer!r}")
     return answer
@@ -183,7 +185,7 @@ def target_row(
 
 def target_sample() -> Generator[Step, Answer, int]:
     """The target's own draw at the frontier."""
-    token = yield NeedSample()
+    token = yield SAMPLE
     if not isinstance(token, int):
         raise TypeError(f"NeedSample was answered with {token!r}")
     return token

@@ -489,25 +489,26 @@ class Link:
                 turn = time.perf_counter()
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
-        if isinstance(message, Ended):
+        if session.is_open and not isinstance(message, Opened | Ended | BadMessage):
+            session.owes.received(message)
+            session.due_since = self._loop.time() if session.owes.due else None
+            session.listener.received(message)
+        elif isinstance(message, Ended):
             self._lose(number, self._meaning(message))
         elif isinstance(message, BadMessage):
             self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
-        elif isinstance(message, Opened) and session.is_open:
+        elif session.is_open:
             self._fail(number, Internal(f"{self._service} opened the session twice"))
-        elif isinstance(message, Opened) and message.fingerprint != self.fingerprint:
-            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
-        elif not (session.is_open or isinstance(message, Opened)):
+        elif not isinstance(message, Opened):
             what = type(message).__name__
             self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
+        elif message.fingerprint != self.fingerprint:
+            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
         else:
             session.owes.received(message)
             session.due_since = self._loop.time() if session.owes.due else None
-            if isinstance(message, Opened):
-                session.is_open = True
-                session.listener.opened()
-            else:
-                session.listener.received(message)
+            session.is_open = True
+            session.listener.opened()
 
     def _meaning(self, ended: Ended) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
