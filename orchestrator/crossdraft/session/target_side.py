@@ -146,20 +146,27 @@ class Answers:
     @property
     def row(self) -> Row | None:
         """The target's row at the frontier, if a pass brought one."""
-        found = self.held.answer if self.held is not None else None
-        return found if isinstance(found, Row) else None
+        found = self.held
+        return found.answer if found is not None and isinstance(found.answer, Row) else None
+
+    @property
+    def sample(self) -> Sample | None:
+        """The target's own draw at the frontier, if a pass brought one."""
+        found = self.held
+        return found.answer if found is not None and isinstance(found.answer, Sample) else None
 
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
-        answer = None if self.held is None else self.held.answer
-        if isinstance(answer, Sample):
-            return answer.log_probability, answer.likely
-        if answer is None or answer.log_probabilities is None:
-            return None, ()
-        return float(answer.log_probabilities[answer.ids == token][0]), answer.likely
+        found = self.held
+        match None if found is None else found.answer:
+            case Sample() as sample:
+                return sample.log_probability, sample.likely
+            case Row(log_probabilities=values) as row if values is not None:
+                return float(values[row.ids == token][0]), row.likely
+        return None, ()
 
-    def add(self, flight: Flight, nodes: Sequence[Row | Sample], paths: Sequence[Path]) -> None:
-        """Keep what a pass brought after each path; if it left later than all before, drop what precedes its root."""
+    def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
+        """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
             self._rebase(flight.root)
         root, own = self._own
@@ -169,7 +176,7 @@ class Answers:
         answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
         passed, lane, number = tuple(self._ids[flight.root : self._base]), flight.lane, flight.sent.number
         size = len(passed)
-        for path, node, answer, extra in zip(paths, answered, nodes, listed, strict=True):
+        for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
             if path[:size] == passed:  # else the output went another way
                 self._held[path[size:]] = Held(answer, lane, number, node, extra)
         self._frontier = -1, None
@@ -377,7 +384,8 @@ class TargetSide:
             known.flight = flight.after(done, now)
         else:
             known.free_since = now
-        self.answers.add(flight, done.nodes, flight.paths if flight.sent.run == 1 else flight.drawn_paths(done)[:-1])
+        drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
+        self.answers.add(drawn, done.nodes)
         return flight
 
     def fetched(self, lane: Lane, reply: RowFetched) -> None:

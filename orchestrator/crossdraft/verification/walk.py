@@ -143,6 +143,10 @@ class Unreached:
 
     def commit(self, letters: Letters) -> int | None:
         """Commits a target token's letters; returns the first offset where the draft differs, or None."""
+        if not self.over:
+            self.frontier += len(letters)
+            self.ahead = Letters(self.ahead + letters)
+            return None
         disagreement = _disagreement(letters, self.over, self.frontier)
         self.frontier += len(letters)
         left = max(0, len(letters) - len(self.over))
@@ -152,6 +156,9 @@ class Unreached:
 
     def reveal(self, letters: Letters) -> int | None:
         """Reveals a draft token's letters; returns the first offset where they differ from the output, or None."""
+        if letters == self.ahead:
+            self.ahead = NOTHING
+            return None
         reached = self.frontier - len(self.ahead)
         disagreement = _disagreement(letters, self.ahead, reached)
         self.over = Letters(self.over + letters[len(self.ahead) :])

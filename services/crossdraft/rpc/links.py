@@ -40,7 +40,7 @@ MOST_WAITING = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
-TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
+TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
 
 @dataclass(eq=False)
@@ -123,8 +123,10 @@ class Outbox(Generic[Message]):
         if joined is not None:
             message = joined
             self._count_out([waiting.pop()])
-        waiting.append((message, self._codec.weight(message)))
-        self._count_in(waiting[-1:])
+        weight = self._codec.weight(message)
+        waiting.append((message, weight))
+        self._count += 1
+        self._weight += weight
         if within <= 0:
             self._news.set()
         elif not self._news.is_set():
@@ -228,19 +230,17 @@ class Outbox(Generic[Message]):
     def _put_back(self, messages: list[tuple[int, Message]]) -> None:
         first: dict[int, list[tuple[Message, int]]] = {}
         for session, message in messages:
-            first.setdefault(session, []).append((message, self._codec.weight(message)))
-            self._count_in(first[session][-1:])
+            weight = self._codec.weight(message)
+            first.setdefault(session, []).append((message, weight))
+            self._count += 1
+            self._weight += weight
         later, self._waiting = self._waiting, first
         for session, waiting in later.items():
             self._waiting.setdefault(session, []).extend(waiting)
 
-    def _count_in(self, messages: list[tuple[Message, int]]) -> None:
-        self._count += len(messages)
-        self._weight += sum(weight for _, weight in messages)
-
     def _count_out(self, messages: list[tuple[Message, int]]) -> None:
         self._count -= len(messages)
-        self._weight -= sum(weight for _, weight in messages)
+        self._weight -= sum([weight for _, weight in messages])
         self._room.set()
 
 
