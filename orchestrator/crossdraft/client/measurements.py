@@ -55,10 +55,8 @@ class TripWatch:
 
     def answered(self, reply: Reply, now: float) -> None:
         """A reply came. Only the first reply to a draft or a run counts; an epoch that ended before has none."""
-        for place, (request, _) in enumerate(self._due):
-            if _answers(reply, request):
-                break
-        else:
+        place = next((place for place, (request, _) in enumerate(self._due) if _answers(reply, request)), None)
+        if place is None:
             return
         for _ in range(place):
             self._due.popleft()
