@@ -176,7 +176,10 @@ class Generation(TokenStream):
                 await self._written()
                 self._end(self._task.result())
             return []
-        return list(map(self._token, emitted))
+        tokens = list(map(self._token, emitted))
+        self.ids += [token.id for token in tokens]
+        self.text += "".join([token.text for token in tokens])
+        return tokens
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
@@ -197,10 +200,8 @@ class Generation(TokenStream):
                 log.warning("the flight record is incomplete: %s", fault)
 
     def _token(self, emitted: Emitted) -> Token:
-        self.ids.append(emitted.token)
         shown = self._shown.add(emitted.letters, emitted.kept)
-        self.text += shown
-        top = self._likely(emitted.likely)
+        top = self._likely(emitted.likely) if emitted.likely else ()
         return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
 
     def _prompt_token(self, scored: Sample) -> PromptToken:

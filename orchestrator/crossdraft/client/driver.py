@@ -141,7 +141,8 @@ class Driver:
         self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[Lane, ServiceLane] = {}
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}  # of which each may expire before it is due
+        self._due: dict[Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Clock()
         self._emit: Emit
@@ -210,10 +211,11 @@ class Driver:
     def _advance(self, event: Event | None, now: float) -> list[Command]:
         """One call of the state machine, measured and recorded; without an event it is started."""
         commands: list[Command] = []
+        began = time.perf_counter()
         try:
-            with self._clock.verification():
-                commands = self._session.start(now) if event is None else self._session.handle(event, now)
+            commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
+            self._clock.verified(time.perf_counter() - began)
             self._record(event, now, commands)
         return commands
 
@@ -232,10 +234,12 @@ class Driver:
             self._emit(emitted)
         for command in commands:
             match command:
+                case Emitted():
+                    pass
+                case Send():
+                    self._lanes[command.lane].send(command.request)
                 case Open():
                     self._open(command)
-                case Send(lane, request):
-                    self._lanes[lane].send(request)
                 case Close(lane, blame):
                     self._close(self._lanes[lane], blame)
                 case SetTimer():
@@ -271,11 +275,21 @@ class Driver:
             lane.roster.failed(lane.address, time.monotonic())
 
     def _set_timer(self, command: SetTimer) -> None:
-        if command.timer in self._timers:
-            self._timers[command.timer].cancel()
-        expired = Expired(command.timer, command.number)
-        loop = asyncio.get_running_loop()
-        self._timers[command.timer] = loop.call_later(command.seconds, self._report, expired)
+        """Most are replaced long before they expire: one that is to expire later is looked at again then."""
+        timer, loop = command.timer, asyncio.get_running_loop()
+        due, _ = self._due[timer] = loop.time() + command.seconds, command.number
+        known = self._timers.get(timer)
+        if known is None or known.when() > due:
+            if known is not None:
+                known.cancel()
+            self._timers[timer] = loop.call_at(due, self._expired, timer)
+
+    def _expired(self, timer: Timer) -> None:
+        due, number = self._due[timer]
+        if self._timers.pop(timer).when() < due:
+            self._timers[timer] = asyncio.get_running_loop().call_at(due, self._expired, timer)
+        else:
+            self._report(Expired(timer, number))
 
     def _release(self) -> None:
         self._session.abandon()

@@ -6,8 +6,7 @@ Times are seconds of the monotonic clock.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
 
 from crossdraft.rpc.links import Owes
@@ -178,15 +177,11 @@ class Clock:
     def token(self) -> None:
         self._first_token = self._first_token or time.monotonic()
 
-    @contextmanager
-    def verification(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.latest = time.perf_counter() - began
-            self._verification += self.latest
-            self._events += 1
+    def verified(self, seconds: float) -> None:
+        """An event was handled."""
+        self.latest = seconds
+        self._verification += seconds
+        self._events += 1
 
     def times(self, lanes: Sequence[LaneWatch]) -> Times:
         now = self._ended or time.monotonic()

@@ -7,6 +7,7 @@ use all of them.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
@@ -79,10 +80,10 @@ class Epoch:
 
     def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
-        for draft_token in draft_tokens:
-            self.draft_tokens.append(draft_token)
-            self.drafted = Letters(self.drafted + draft_token_letters(self._pair, draft_token))
-            self._ends.append(len(self.drafted))
+        letters = [draft_token_letters(self._pair, draft_token) for draft_token in draft_tokens]
+        self._ends += [len(self.drafted) + end for end in accumulate(map(len, letters))]
+        self.draft_tokens += draft_tokens
+        self.drafted = Letters(self.drafted + "".join(letters))
 
     def take(self) -> DraftToken:
         """Reveal the next draft token."""
@@ -123,7 +124,8 @@ class Epoch:
         """
         over = min(self.revealed, self.passed(frontier))
         for place in range(self._released, over):
-            self.draft_tokens[place] = replace(self.draft_tokens[place], row=None)
+            if self.draft_tokens[place].row is not None:
+                self.draft_tokens[place] = replace(self.draft_tokens[place], row=None)
         self._released = max(self._released, over)
 
     def letters_before(self, place: int) -> int:
@@ -149,4 +151,5 @@ class Epoch:
 
     def _follow(self, text: Letters) -> None:
         place = self._agreed
-        self._agreed += common_length(self.drafted[place:], text[self.start + place :])
+        if place < len(self.drafted) and self.start + place < len(text):
+            self._agreed += common_length(self.drafted[place:], text[self.start + place :])

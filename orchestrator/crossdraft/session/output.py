@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Reason
-from crossdraft.text.letters import NOTHING, Letters, to_bytes
+from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 
 
@@ -41,7 +41,8 @@ class Output:
         given, before = self._given, len(self.text)
         self.text = Letters(self.text + given.pair.target.letters[token])
         self.ids.append(token)
-        kept = _cut_by_stop(given, self.text, before) if len(self.ids) > _least(given) else None
+        stops = given.stop and len(self.ids) > _least(given)
+        kept = _cut_by_stop(given, self.text, before) if stops else None
         if kept is None and token in given.ends:
             kept = len(self.text) if given.keep_stop else before
         if kept is not None:
@@ -86,8 +87,8 @@ class ShownText:
 
     def __init__(self, assignment: Assignment) -> None:
         self._decoder = LetterDecoder()
-        self._letters = NOTHING
-        self._decoded = ""  # what is shown is this less what is held back
+        self._letters: list[Letters] = []
+        self._held = ""  # decoded, and not shown
         self._length = 0  # characters shown
         longest = 1 if assignment.keep_stop else max(map(len, assignment.stop), default=1)
         self._held_back = longest - 1  # characters
@@ -100,11 +101,12 @@ class ShownText:
             letters: of the tokens after those before.
             kept: set with the last one: letters of the output that count.
         """
-        self._letters = Letters(self._letters + letters)
-        self._decoded += self._decoder.feed(letters)
+        self._letters.append(letters)
+        self._held += self._decoder.feed(letters)
         if kept is None:
-            new = self._decoded[self._length : max(self._length, len(self._decoded) - self._held_back)]
+            final = max(0, len(self._held) - self._held_back)
+            new, self._held = self._held[:final], self._held[final:]
         else:
-            new = to_bytes(Letters(self._letters[:kept])).decode("utf-8", "replace")[self._length :]
+            new = to_bytes(Letters("".join(self._letters)[:kept])).decode("utf-8", "replace")[self._length :]
         self._length += len(new)
         return new

@@ -291,8 +291,7 @@ class Session:
         draft is in the output. What is hidden then is dropped unseen.
         """
         epoch, target = self.epoch, self.target
-        after = epoch.choice.review_after
-        if not after or self.counts.tokens - epoch.reviewed < after or not self.drafter.ready:
+        if self.counts.tokens - epoch.reviewed < epoch.choice.review_after or not self.drafter.ready:
             return False
         if target.flights or not self._bare:
             return False
@@ -397,13 +396,18 @@ class Session:
         if not self.epoch.begun and not self.drafter.due:
             self._begin_walk()
         while self._finished is None and self.epoch.begun:
-            if self._reviewable:
+            epoch = self.epoch
+            if epoch.choice.review_after and self._reviewable:
                 commands += self._review()
                 continue
-            epoch = self.epoch
             match epoch.step:
-                case NeedDraftToken(path) if path:
-                    goes_on = not epoch.exhausted and self.target.answers.covers(path)
+                case Emit() as emit:
+                    commands += self._emit(emit.token, emit.kind)
+                    epoch.answer(None)
+                case NeedSample() if (sample := self.target.answers.sample) is not None:
+                    epoch.answer(sample.token)
+                case NeedDraftToken() as need if need.path:
+                    goes_on = not epoch.exhausted and self.target.answers.covers(need.path)
                     epoch.answer(epoch.take() if goes_on else None)
                 case NeedDraftToken():
                     if epoch.exhausted:
@@ -412,9 +416,6 @@ class Session:
                         if not (epoch.outrun and self._bare):
                             return commands
                         commands += self._next_epoch()
-                case Emit(token, kind):
-                    commands += self._emit(token, kind)
-                    epoch.answer(None)
                 case Refused():
                     commands += self._next_epoch()
                 case NeedPrefix() as need:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,8 +77,7 @@ class TargetLane:
     free_since: float = 0.0  # seconds
 
 
-@dataclass(frozen=True, eq=False)
-class Held:
+class Held(NamedTuple):
     """What is known after one path."""
 
     answer: Row | Sample
@@ -101,15 +101,18 @@ class Answers:
         self._own: tuple[int, Path] = 0, ()  # tokens of output before a pass, and the own tokens that it covered
         self._base = 0  # tokens of output before the paths below
         self._held: dict[Path, Held] = {}
+        self._frontier: tuple[int, Held | None] = -1, None  # tokens of output, and what is known after them
 
     @property
     def held(self) -> Held | None:
         """What is known at the frontier."""
-        return self.after(())
+        if self._frontier[0] != len(self._ids):
+            self._frontier = len(self._ids), self._held.get(tuple(self._ids[self._base :]))
+        return self._frontier[1]
 
     def after(self, path: Path) -> Held | None:
         """What is known after this path from the frontier on."""
-        return self._held.get((*self._ids[self._base :], *path))
+        return self._held.get((*self._ids[self._base :], *path)) if path else self.held
 
     def covers(self, path: Path) -> bool:
         """Whether a pass has covered this path from the frontier on as the draft's own tokens.
@@ -143,12 +146,19 @@ class Answers:
     @property
     def row(self) -> Row | None:
         """The target's row at the frontier, if a pass brought one."""
-        found = self.held.answer if self.held is not None else None
-        return found if isinstance(found, Row) else None
+        found = self.held
+        return found.answer if found is not None and isinstance(found.answer, Row) else None
+
+    @property
+    def sample(self) -> Sample | None:
+        """The target's own draw at the frontier, if a pass brought one."""
+        found = self.held
+        return found.answer if found is not None and isinstance(found.answer, Sample) else None
 
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
-        match None if self.held is None else self.held.answer:
+        found = self.held
+        match None if found is None else found.answer:
             case Sample() as sample:
                 return sample.log_probability, sample.likely
             case Row(log_probabilities=values) as row if values is not None:
@@ -164,10 +174,12 @@ class Answers:
             self._own = flight.root, flight.own
         listed = flight.sent.listed or (None,) * len(nodes)
         answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
+        passed, lane, number = tuple(self._ids[flight.root : self._base]), flight.lane, flight.sent.number
+        size = len(passed)
         for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
-            place = self._place(flight, path)
-            if place is not None:
-                self._held[place] = Held(answer, flight.lane, flight.sent.number, node, extra)
+            if path[:size] == passed:  # else the output went another way
+                self._held[path[size:]] = Held(answer, lane, number, node, extra)
+        self._frontier = -1, None
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | Sample] | None:
         """Where a row fetched for this node belongs, and what is held there; None: the output went another way."""
@@ -180,10 +192,12 @@ class Answers:
         if replaced is not None:
             row = replace(row, likely=replaced[1].likely)  # a whole row comes without
             self._held[replaced[0]] = Held(row, flight.lane, flight.sent.number, node)
+            self._frontier = -1, None
 
     def forget(self, path: Path) -> None:
         """What is known after this path is not enough, and its pass is over: another pass must bring it."""
         self._held.pop((*self._ids[self._base :], *path), None)
+        self._frontier = -1, None
 
     def _place(self, flight: Flight, path: Path) -> Path | None:
         """The path from `_base` on; None if it is not a continuation of the output up to there."""
@@ -312,8 +326,8 @@ class TargetSide:
     @property
     def free(self) -> TargetLane | None:
         """A lane without a pass under way, preferably one that owes no row either."""
-        free = (lane for lane in self.lanes.values() if lane.ready and lane.flight is None)
-        return min(free, key=lambda lane: bool(lane.owed), default=None)
+        free = [lane for lane in self.lanes.values() if lane.ready and lane.flight is None]
+        return min(free, key=lambda lane: bool(lane.owed)) if len(free) > 1 else free[0] if free else None
 
     @property
     def flights(self) -> list[Flight]:
@@ -322,7 +336,8 @@ class TargetSide:
 
     def due(self, path: Path) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on."""
-        return any((*self._output.ids[flight.root :], *path) in flight.paths for flight in self.flights)
+        lanes, ids = self.lanes.values(), self._output.ids
+        return any(one.flight and (*ids[one.flight.root :], *path) in one.flight.paths for one in lanes)
 
     # Replies.
 
@@ -369,8 +384,8 @@ class TargetSide:
             known.flight = flight.after(done, now)
         else:
             known.free_since = now
-        paths = flight.paths if flight.sent.run == 1 else flight.drawn_paths(done)[:-1]
-        self.answers.add(replace(flight, paths=paths), done.nodes)
+        drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
+        self.answers.add(drawn, done.nodes)
         return flight
 
     def fetched(self, lane: Lane, reply: RowFetched) -> None:
@@ -385,7 +400,7 @@ class TargetSide:
     @property
     def running(self) -> bool:
         """Whether a run is under way."""
-        return any(flight.sent.run > 1 for flight in self.flights)
+        return any(lane.flight is not None and lane.flight.sent.run > 1 for lane in self.lanes.values())
 
     @property
     def left_of_runs(self) -> int:
@@ -395,8 +410,10 @@ class TargetSide:
     @property
     def halfway(self) -> Flight | None:
         """A run of which half of the latest request has been drawn, and that nobody has ended."""
-        found = (one for one in self.flights if one.sent.run > 1 and one.drawn >= one.half and not one.ending)
-        return next(found, None)
+        for one in self.flights:
+            if one.sent.run > 1 and one.drawn >= one.half and not one.ending:
+                return one
+        return None
 
     def end_runs(self) -> list[Command]:
         """Tell runs under way to end with the token that is being drawn."""

@@ -56,10 +56,13 @@ def to_bytes(letters: Letters) -> bytes:
 
 
 def common_length(one: str, other: str) -> int:
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # the usual case
+        return shorter
     for place, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return place
-    return min(len(one), len(other))
+    return shorter
 
 
 # Letters as small integers ("codes"), so that numpy can compare the next letters of many tokens at once.

@@ -82,6 +82,7 @@ class Refused:
     offset: int  # letters since the start of the output
 
 
+NEXT, SAMPLE = NeedDraftToken(), NeedSample()
 Step = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
 Answer = DraftToken | Row | int | Probabilities | None
 Walk = Generator[Step, Answer, None]
@@ -142,6 +143,10 @@ class Unreached:
 
     def commit(self, letters: Letters) -> int | None:
         """Commits a target token's letters; returns the first offset where the draft differs, or None."""
+        if not self.over:
+            self.frontier += len(letters)
+            self.ahead = Letters(self.ahead + letters)
+            return None
         disagreement = _disagreement(letters, self.over, self.frontier)
         self.frontier += len(letters)
         left = max(0, len(letters) - len(self.over))
@@ -151,6 +156,9 @@ class Unreached:
 
     def reveal(self, letters: Letters) -> int | None:
         """Reveals a draft token's letters; returns the first offset where they differ from the output, or None."""
+        if letters == self.ahead:
+            self.ahead = NOTHING
+            return None
         reached = self.frontier - len(self.ahead)
         disagreement = _disagreement(letters, self.ahead, reached)
         self.over = Letters(self.over + letters[len(self.ahead) :])
@@ -159,13 +167,14 @@ class Unreached:
 
 
 def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
-    same = common_length(left, right)
-    return None if same == min(len(left), len(right)) else offset + same
+    if left.startswith(right) or right.startswith(left):
+        return None
+    return offset + common_length(left, right)
 
 
 def next_draft_token(path: Path = ()) -> Generator[Step, Answer, DraftToken | None]:
     """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
-    answer = yield NeedDraftToken(path)
+    answer = yield NeedDraftToken(path) if path else NEXT
     if answer is not None and not isinstance(answer, DraftToken):
         raise TypeError(f"NeedDraftToken was answered with {answer!r}")
     return answer
@@ -183,7 +192,7 @@ def target_row(
 
 def target_sample() -> Generator[Step, Answer, int]:
     """The target's own draw at the frontier."""
-    token = yield NeedSample()
+    token = yield SAMPLE
     if not isinstance(token, int):
         raise TypeError(f"NeedSample was answered with {token!r}")
     return token

@@ -11,10 +11,10 @@ distribution by at most 3e-8 an id.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -259,6 +259,8 @@ def encode_lists(lists: Lists) -> pb.IdLists:
 
 def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) -> Lists:
     """Lists of ids; raises BadMessage if there are more or fewer ids than they say, or ids outside the vocabulary."""
+    if not message.ByteSize():
+        return Lists((), NO_IDS)
     check_max(len(message.counts), MAX_LISTS, name)
     lists = Lists(tuple(message.counts), decode_ids(message.ids, name, vocabulary_size))
     if sum(lists.counts) != len(lists.ids):
@@ -303,6 +305,8 @@ def decode_rows(
     Raises:
         BadMessage: numbers are missing, ids repeat in a row, one has more than there is, or cannot give its token.
     """
+    if not (drawn or message.ByteSize()):  # most frames have none
+        return []
     lists = decode_lists(message.ids, f"{name}.ids", vocabulary_size)
     if not _distinct(lists):
         raise BadMessage(f"{name}.ids are not distinct")
@@ -327,7 +331,7 @@ def _logged(rows: list[Row], message: pb.Rows, name: str, vocabulary_size: int |
     if len(message.logged) != len(rows):
         raise BadMessage(f"{name}.logged has {len(message.logged)} numbers for {len(rows)} rows")
     sizes = [len(row.ids) if count else 0 for row, count in zip(rows, message.logged, strict=True)]
-    values = _logs(message.log_probabilities, sum(sizes), name)
+    values = np.array(_logs(message.log_probabilities, sum(sizes), name))
     likely = _decode_likely(message, [max(0, count - 1) for count in message.logged], name, vocabulary_size)
     parts = np.split(values, np.cumsum(sizes)[:-1])
     return [
@@ -336,12 +340,12 @@ def _logged(rows: list[Row], message: pb.Rows, name: str, vocabulary_size: int |
     ]
 
 
-def _logs(values: Sequence[float], count: int, name: str) -> Probabilities:
-    """Log-probabilities, shape (n,); raises BadMessage unless there are so many."""
-    if len(values) != count:
-        raise BadMessage(f"{name} has {count} tokens but {len(values)} log-probabilities")
-    found = np.array(values, dtype=np.float64)
-    if not bool((found <= LOG_TOLERANCE).all()):  # false for NaN as well
+def _logs(values: Iterable[float], count: int, name: str) -> list[float]:
+    """Log-probabilities; raises BadMessage unless there are so many."""
+    found = list(values)
+    if len(found) != count:
+        raise BadMessage(f"{name} has {count} tokens but {len(found)} log-probabilities")
+    if not all(map(LOG_TOLERANCE.__ge__, found)):  # false for NaN as well
         raise BadMessage(f"{name} has a log-probability that is not at most 0")
     return found
 
@@ -356,10 +360,12 @@ def _decode_likely(
 ) -> Iterator[Likely]:
     """The most probable ids of each; raises BadMessage unless there are so many."""
     given, count = len(message.likely), len(message.likely_log_probabilities)
+    if not (given or count or any(counts)):
+        return repeat((), len(counts))
     if not given == count == sum(counts):
         raise BadMessage(f"{name} has {given} likely ids and {count} values, and {sum(counts)} by its counts")
     ids = decode_id_tuple(message.likely, f"{name}.likely", vocabulary_size)
-    pairs = iter(zip(ids, _logs(message.likely_log_probabilities, count, name).tolist(), strict=True))
+    pairs = iter(zip(ids, _logs(message.likely_log_probabilities, count, name), strict=True))
     return (tuple(islice(pairs, count)) for count in counts)
 
 
@@ -394,7 +400,7 @@ def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -
     if not message.log_probabilities:
         return Row(ids, probabilities)
     values = _logs(message.log_probabilities, len(ids), name)
-    return Row(ids, probabilities, log_probabilities=values)
+    return Row(ids, probabilities, log_probabilities=np.array(values))
 
 
 def check_distribution(masses: Probabilities, name: str) -> None:
@@ -469,11 +475,13 @@ def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
 
 def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
     """The same samples; raises BadMessage."""
+    if not message.ByteSize():
+        return ()
     tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size, MAX_LISTS)
     for name, numbers in (("likely_counts", message.likely_counts), ("ranks", message.ranks)):
         if len(numbers) not in (0, len(tokens)):
             raise BadMessage(f"samples.{name} has {len(numbers)} numbers for {len(tokens)} tokens")
     counts, ranks = tuple(message.likely_counts) or (0,) * len(tokens), tuple(message.ranks) or (0,) * len(tokens)
-    values = _logs(message.log_probabilities, len(tokens), "samples").tolist()
+    values = _logs(message.log_probabilities, len(tokens), "samples")
     likely = _decode_likely(message, counts, "samples", vocabulary_size)
     return tuple(map(Sample, tokens, values, likely, ranks))

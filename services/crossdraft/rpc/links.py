@@ -40,7 +40,7 @@ MOST_WAITING = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
-TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
+TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
 
 @dataclass(eq=False)
@@ -123,8 +123,10 @@ class Outbox(Generic[Message]):
         if joined is not None:
             message = joined
             self._count_out([waiting.pop()])
-        waiting.append((message, self._codec.weight(message)))
-        self._count_in(waiting[-1:])
+        weight = self._codec.weight(message)
+        waiting.append((message, weight))
+        self._count += 1
+        self._weight += weight
         if within <= 0:
             self._news.set()
         elif not self._news.is_set():
@@ -228,19 +230,17 @@ class Outbox(Generic[Message]):
     def _put_back(self, messages: list[tuple[int, Message]]) -> None:
         first: dict[int, list[tuple[Message, int]]] = {}
         for session, message in messages:
-            first.setdefault(session, []).append((message, self._codec.weight(message)))
-            self._count_in(first[session][-1:])
+            weight = self._codec.weight(message)
+            first.setdefault(session, []).append((message, weight))
+            self._count += 1
+            self._weight += weight
         later, self._waiting = self._waiting, first
         for session, waiting in later.items():
             self._waiting.setdefault(session, []).extend(waiting)
 
-    def _count_in(self, messages: list[tuple[Message, int]]) -> None:
-        self._count += len(messages)
-        self._weight += sum(weight for _, weight in messages)
-
     def _count_out(self, messages: list[tuple[Message, int]]) -> None:
         self._count -= len(messages)
-        self._weight -= sum(weight for _, weight in messages)
+        self._weight -= sum([weight for _, weight in messages])
         self._room.set()
 
 
@@ -489,25 +489,26 @@ class Link:
                 turn = time.perf_counter()
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
-        if isinstance(message, Ended):
+        if session.is_open and not isinstance(message, Opened | Ended | BadMessage):
+            session.owes.received(message)
+            session.due_since = self._loop.time() if session.owes.due else None
+            session.listener.received(message)
+        elif isinstance(message, Ended):
             self._lose(number, self._meaning(message))
         elif isinstance(message, BadMessage):
             self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
-        elif isinstance(message, Opened) and session.is_open:
+        elif session.is_open:
             self._fail(number, Internal(f"{self._service} opened the session twice"))
-        elif isinstance(message, Opened) and message.fingerprint != self.fingerprint:
-            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
-        elif not (session.is_open or isinstance(message, Opened)):
+        elif not isinstance(message, Opened):
             what = type(message).__name__
             self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
+        elif message.fingerprint != self.fingerprint:
+            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
         else:
             session.owes.received(message)
             session.due_since = self._loop.time() if session.owes.due else None
-            if isinstance(message, Opened):
-                session.is_open = True
-                session.listener.opened()
-            else:
-                session.listener.received(message)
+            session.is_open = True
+            session.listener.opened()
 
     def _meaning(self, ended: Ended) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)

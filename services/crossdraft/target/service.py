@@ -32,7 +32,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import TokenTree
+from crossdraft.types.trees import Path, TokenTree
 
 Request = Pass | FetchRow | RunTo | ScorePrompt
 Reply = PassDone | RowFetched | PromptScored
@@ -117,12 +117,13 @@ class TargetSession:
         self._run: Run | None = None  # if that is a run
         self._closed = False
         self._left_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
-        self._output: tuple[int, ...] = ()  # committed after the prompt
+        self._context = opening.prompt  # and what was committed after it
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._latest: Nodes | None = None  # of it; None: it has drawn, and has no rows
         self._lengths = running.lengths
+        self._most = running.description.context  # tokens
         self._check_room(len(opening.prompt), "the prompt")
 
     def receive(self, request: Request) -> None:
@@ -196,8 +197,7 @@ class TargetSession:
                 f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MOST_RUN} more are "
                 "possible at once"
             )
-        size = len(self._opening.prompt) + len(self._output)
-        self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
+        self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
 
     def _drew(self, request: Pass, found: Found, more: bool, first: int) -> None:
@@ -210,30 +210,30 @@ class TargetSession:
         """Checks that a pass is the next one, and takes over what it commits."""
         if request.number != self._number + 1:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
-        if list(request.answered) != sorted({row for row in request.answered if 0 <= row <= len(request.tree)}):
-            raise ProtocolBroken(f"wanted must ascend within 0 to {len(request.tree)}, got {list(request.answered)}")
+        wanted, nodes = request.wanted, len(request.tree)
+        if wanted is not None and list(wanted) != sorted({row for row in wanted if 0 <= row <= nodes}):
+            raise ProtocolBroken(f"wanted must ascend within 0 to {nodes}, got {list(wanted)}")
         if request.draws and self._opening.noise is None:
             raise ProtocolBroken("this session was opened without a noise key, so its target has no draws of its own")
-        size = len(self._opening.prompt) + len(self._output) + len(request.committed)
-        what = f"a tree of {len(request.tree)}" if request.run == 1 else f"a run of {request.run}"
-        self._check_room(size + max(len(request.tree), request.run - 1), f"the text with {what}")
+        size = len(self._context) + len(request.committed) + max(nodes, request.run - 1)
+        if size > self._most:
+            what = f"a tree of {nodes}" if request.run == 1 else f"a run of {request.run}"
+            self._check_room(size, f"the text with {what}")
         self._number = request.number
-        self._output += request.committed
+        self._context += request.committed
         self._offset += self._letters(request.committed)
         self._answered, self._latest = (), None
 
     def _check_room(self, size: int, what: str) -> None:
-        context = self._running.description.context
-        if size > context:
-            raise ContextTooLong(f"{what} has {size} tokens, and the context holds {context}")
+        if size > self._most:
+            raise ContextTooLong(f"{what} has {size} tokens, and the context holds {self._most}")
 
     def _letters(self, ids: tuple[int, ...]) -> int:
         return sum(map(self._lengths.__getitem__, ids))
 
     def _pass(self, request: Pass) -> Job[Found]:
         """Runs in the model thread."""
-        context = (*self._opening.prompt, *self._output)
-        answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted)
+        answer: ForwardResult = yield ForwardRequest(self, self._context, request.tree, request.wanted)
         asked = self._nodes(answer.logits, request)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
@@ -252,8 +252,11 @@ class TargetSession:
         history = None
         if self._opening.options.looks_back:
             paths = tuple(request.tree.paths())
-            history = History(self._opening.prompt, self._output, [paths[row] for row in request.answered])
+            history = self._history(self._context, [paths[row] for row in request.answered])
         return Nodes(logits, self._opening.options, history)
+
+    def _history(self, context: tuple[int, ...], paths: Sequence[Path]) -> History:
+        return History(self._opening.prompt, context[len(self._opening.prompt) :], paths)
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
@@ -271,20 +274,20 @@ class TargetSession:
     def _draw_run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread."""
         opening = self._opening
-        context, offset, more, first, ended = (*opening.prompt, *self._output), self._offset, True, 0, 0.0
+        context, offset, more, first, ended = self._context, self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
             answer: ForwardResult = yield ForwardRequest(self, context)
             history = None
             if opening.options.looks_back:
-                history = History(opening.prompt, context[len(opening.prompt) :], ((),))
+                history = self._history(context, ((),))
             drawn = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
             found = Found(drawn, answer, ended - began, queued)
             token = drawn()[0].token
-            context = (*context, token)
+            context += (token,)
             offset += self._lengths[token]
             more = first + 1 < run.tokens and token not in stops and not run.over
             # The loop makes the reply: the model thread has other things to do.
