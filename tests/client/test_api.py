@@ -162,9 +162,8 @@ async def test_a_pipeline_begins_with_what_was_learned_of_its_models_and_not_of_
         assert following.estimates == learned
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"seed": 3, "logprobs": 2}, {"seed": 3, "method": "coupled", "overlap": "on"}]
-)
+@pytest.mark.usefixtures("same_secrets")
+@pytest.mark.parametrize("settings", [{}, {"seed": 3, "logprobs": 2}, {"method": "coupled", "overlap": "on"}])
 async def test_without_drafting_an_output_is_that_of_no_drafter_and_teaches_what_a_pass_costs(
     target: TargetClient, drafter: DrafterClient, settings: dict[str, Any], tmp_path: Path
 ) -> None:
