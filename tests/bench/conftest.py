@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import controller, overlap, workload
+from crossdraft.bench import controller, dataplane, overlap, workload
 from crossdraft.bench.services import Distant, Killable, Served
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
@@ -122,7 +122,7 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
         yield [Running(addresses[one.role], PROCESS) for one in wanted]
 
     @asynccontextmanager
-    async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
         asked.append(served)
         yield Distant(addresses[role], PROCESS, None)
 
@@ -137,6 +137,7 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
     monkeypatch.setattr(workload, "running", running)
     monkeypatch.setattr(overlap, "service", service)
     monkeypatch.setattr(controller, "service", service)
+    monkeypatch.setattr(dataplane, "service", service)
     monkeypatch.setattr(Killable, "started", killable)
     monkeypatch.setattr(Killable, "restarted", restarted)
     return asked

@@ -1,14 +1,19 @@
 """`crossdraft bench dataplane`."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crossdraft.bench import dataplane
-from crossdraft.bench.dataplane import CONFIGURATIONS, Turn, _body_of, _summed_up
+from crossdraft.bench.commands import DataplanePlan
+from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, Measured, Turn, _body_of, _summed_up
+from crossdraft.bench.services import Distant, Served
 from crossdraft.bench.workload import NO_DRAFTER, request_of
-from crossdraft.console.processes import Running, Wanted
 from crossdraft.serving.http.requests import CompletionBody
 from tests.bench.conftest import PROCESS, Measure, Pair
 from tests.cli.conftest import Cli
@@ -28,15 +33,68 @@ def test_every_configuration_has_its_figures_on_services_of_its_own(measure: Mea
     check(measure, over)
 
 
-def test_every_configuration_has_its_figures(
-    measure: Measure, addresses: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @asynccontextmanager
-    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
-        yield [Running(addresses[one.role], PROCESS) for one in wanted]
-
-    monkeypatch.setattr(dataplane, "running", running)
+def test_every_configuration_has_its_figures(measure: Measure, started: list[Served]) -> None:
     check(measure, "pipeline")
+    assert [(one.pace, one.logit_noise) for one in started] == [("1,0", 0), ("0,0", 0.02)]
+
+
+def test_the_drafter_is_at_its_distance(measure: Measure, addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = list[float]()
+
+    class Link:
+        async def delay(self, milliseconds: float) -> None:
+            delays.append(milliseconds)
+
+    @asynccontextmanager
+    async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
+        yield Distant(addresses[role], PROCESS, Link() if distant else None)
+
+    monkeypatch.setattr(dataplane, "service", service)
+    measure("dataplane", *SMALL, "--trip-ms", 3)
+    assert delays == [1.5]
+
+
+OTHER = [
+    Measured(outputs, name, speed, 2.0, 0.1, 0.2, 0.3, 0.4, 1.0, 1.0)
+    for outputs in (2, 4)
+    for name, speed in zip(CONFIGURATIONS, (100.0, 200.0, 300.0, 400.0), strict=True)
+]
+
+
+def other_run(file: Path, results: Sequence[Measured] = OTHER, **options: object) -> Path:
+    """As --json has it; of a version without --trip-ms and --against."""
+    options = {"max_tokens": 8, "turns": 9, "target_pace": "1,0", "drafter_pace": "0,0"} | options
+    plan = {name: value for name, value in asdict(DataplanePlan(**options)).items() if name in options}
+    results_ = [{name: value for name, value in asdict(one).items() if "other" not in name} for one in results]
+    file.write_text(json.dumps({"plan": plan, "results": results_}))
+    return file
+
+
+def test_another_run_stands_beside_this_one(measure: Measure, started: list[Served], tmp_path: Path) -> None:
+    for one in measure("dataplane", *SMALL, "--against", other_run(tmp_path / "other.json")):
+        assert one["other_speed"] == 100 * (1 + CONFIGURATIONS.index(one["configuration"]))
+        assert one["other_processor_ms"] == pytest.approx(0.6)
+    table = (tmp_path / "out.md").read_text()
+    assert all(f"| {heading} |" in table for heading in AGAINST)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"max_tokens": 9}, "of other conditions: it has max_tokens 9 and not 8; measure either again"),
+        ({"trip_ms": 5.0}, "trip_ms 5.0 and not 0.0"),
+        ({"results": OTHER[:3]}, "has not all that was measured of --outputs 2"),
+    ],
+)
+def test_a_run_of_other_conditions_is_refused(cli: Cli, tmp_path: Path, changed: Any, complaint: str) -> None:
+    cli("bench", "dataplane", *SMALL, "--against", other_run(tmp_path / "other.json", **changed)).failed(complaint)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"plan": {}, "results": [{"outputs": 1}]}'])
+def test_what_is_no_run_is_refused(cli: Cli, tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    complaint = "--against takes the --json of another `bench dataplane`"
+    cli("bench", "dataplane", *SMALL, "--against", tmp_path / "other.json").failed(complaint)
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
@@ -63,6 +121,8 @@ def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
         ("--target-pace", "x", "got x"),
         ("--method", "nothing", "nothing"),
         ("--over", "tcp", "got tcp"),
+        ("--trip-ms", "-1", "--trip-ms"),
+        ("--against", "nowhere.json", "No such file"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(cli: Cli, option: str, value: str, complaint: str) -> None:

@@ -4,13 +4,17 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crossdraft.client import Kind, Pipeline, RequestError, SamplingOptions, connect
+from crossdraft.client import GenerationRequest, Kind, Pipeline, RequestError, SamplingOptions, connect
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.session.assignment import Secrets
+from crossdraft.speculation.controller import Estimates
+from crossdraft.speculation.estimates import PLACES, StepCost
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES
@@ -22,6 +26,12 @@ from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
+
+
+@pytest.fixture
+def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two outputs of one request without a seed are the same."""
+    monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(noise=1, audit=2, chooser=3)))
 
 
 async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
@@ -129,9 +139,44 @@ async def test_outputs_at_once_share_a_controller_and_each_recording_has_its_cho
         assert replay(recording).difference is None
 
 
-async def test_what_was_learned_is_where_the_next_pipeline_begins(pipeline: Pipeline) -> None:
-    assert Pipeline("127.0.0.1:1", estimates=pipeline.estimates).estimates == pipeline.estimates
+@pytest.mark.usefixtures("drafter_first")
+async def test_a_pipeline_begins_with_what_was_learned_of_its_models_and_not_of_others(
+    pipeline: Pipeline, target: TargetClient, drafter: DrafterClient
+) -> None:
+    assert not pipeline.estimates.known
     await ids_of(pipeline, seed=1)
-    learned = pipeline.estimates
-    assert learned.target.base > 0
-    assert Pipeline("127.0.0.1:1", estimates=learned).estimates == learned
+    learned, models = pipeline.estimates, pipeline.estimates.models
+    assert learned.known
+    assert len(models) == 4  # names and fingerprints
+    state = ((90.0, 100.0), (100.0, 100.0), *[(0.0, 0.0)] * len(PLACES))
+    good = Estimates(StepCost(0.01), StepCost(0.001), acceptance=((("seeded", 1.0, None), state),), models=models)
+    first = []
+    for estimates in (good, replace(good, models=(*models[:2], "another drafter", models[3]))):
+        async with connect(target.address, drafter.address, estimates=estimates) as following:
+            assert following.estimates.known == (estimates is good)
+            generation = await ended(following.generate(PROMPT, max_tokens=8, seed=1, explain=True))
+            first.append(generation.decisions[0].choice.reason)
+    assert "times plain decoding expected" in first[0]
+    assert first[1] == "measuring the drafter"
+    async with connect(target.address, drafter.address, estimates=learned) as following:
+        assert following.estimates == learned
+
+
+@pytest.mark.usefixtures("same_secrets")
+@pytest.mark.parametrize("settings", [{}, {"seed": 3, "logprobs": 2}, {"method": "coupled", "overlap": "on"}])
+async def test_without_drafting_an_output_is_that_of_no_drafter_and_teaches_what_a_pass_costs(
+    target: TargetClient, drafter: DrafterClient, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    request = GenerationRequest.of(PROMPT, max_tokens=24, **settings)
+    async with connect(target.address) as plain:
+        wanted = await ended(plain.run(request))
+    async with connect(target.address, drafter.address, trusted=False) as pipeline:
+        file = tmp_path / "recording"
+        found = await ended(pipeline.run(replace(request, record=file), drafting=False))
+        assert (pipeline.estimates.target.base > 0, pipeline.estimates.drafter.base) == (True, 0)
+    assert (found.ids, found.text) == (wanted.ids, wanted.text)
+    assert found.statistics is not None
+    assert wanted.statistics is not None
+    assert found.statistics.method == wanted.statistics.method
+    assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
+    assert replay(read(file)).difference is None

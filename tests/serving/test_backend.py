@@ -2,14 +2,19 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
+from math import nan
+from struct import pack as packed_as
 from typing import Self
 
+import msgpack
 import pytest
 
 from crossdraft.client import GenerationRequest, Pipeline
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.serving.backend import (
+    KNOWN,
     Addresses,
     Connection,
     LocalBackend,
@@ -19,7 +24,12 @@ from crossdraft.serving.backend import (
     OutputRequest,
     OverloadedError,
     UnknownModelError,
+    packed,
+    unpacked,
 )
+from crossdraft.speculation.controller import Estimates
+from crossdraft.speculation.estimates import PLACES, StepCost
+from crossdraft.trace.codec import Packer, PackingError
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
 MODEL = LocalModel("demo", (NOWHERE,), (NamedDrafter("a", (NOWHERE,)),))
@@ -82,6 +92,34 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=complaint):
         make()
+
+
+LEARNED = packed(Estimates(StepCost(0.01), StepCost(0.001), 0.002, 0.003, widest=4.0, models=("a", "b")))
+
+
+def test_estimates_are_read_as_they_were_packed() -> None:
+    state = tuple((float(number), 2.0 * number) for number in range(2 + len(PLACES)))
+    whole = replace(unpacked(LEARNED), acceptance=(((None, 0.8, None), state), (("slem", 0.0, 1.0), state)))
+    assert unpacked(packed(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"no estimates",
+        LEARNED[:-4],
+        LEARNED.replace(packed_as(">d", 0.002), packed_as(">d", nan)),
+        LEARNED.replace(b"widest", b"widert"),
+        msgpack.packb((Packer(KNOWN).table, Packer(KNOWN).pack(StepCost()))),
+    ],
+)
+async def test_damaged_estimates_are_as_none(damaged: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(PackingError):
+        unpacked(damaged)
+    async with LocalBackend((MODEL,), QUICK, {("demo", "a"): damaged}) as outputs:
+        assert outputs.learned == {}
+    assert caplog.text.count("what was learned of demo and its drafter a cannot be used") == 1
 
 
 class LatePipeline(Pipeline):

@@ -30,6 +30,7 @@ from crossdraft.speculation.controller import (
     Limits,
     Mode,
     OutputController,
+    PlainController,
     TargetController,
 )
 from crossdraft.speculation.estimates import PLACES, StepCost
@@ -151,6 +152,49 @@ def test_the_next_controller_begins_with_what_one_has_learned() -> None:
     choice = begun.output(KIND, Limits()).choose(0.0)
     assert choice.drafts
     assert "measuring" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target_trip": float("nan")},
+        {"drafter": StepCost(0.001, session=float("inf"))},
+        {"widest": -1.0},
+        {"acceptance": ((KIND, ((1.0, 2.0),)),)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_no_controller_can_have_learned_is_refused(changed: dict[str, Any]) -> None:
+    assert learned().known
+    with pytest.raises(ValueError, match="estimates must be finite numbers"):
+        replace(learned(), **changed)
+
+
+def test_as_many_outputs_as_were_seen_in_a_pass_draft_at_once_with_what_was_learned() -> None:
+    shared = TargetController(replace(learned(), widest=16.0))
+    outputs = [shared.output(KIND, Limits()) for _ in range(16)]
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    assert all(output.choose(0.0).drafts for output in outputs)
+
+
+def test_outputs_that_never_draft_are_counted_and_teach_what_a_pass_costs() -> None:
+    shared = TargetController()
+    outputs = [shared.output(KIND, Limits()), *(PlainController(shared) for _ in range(3))]
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    assert shared.outputs == 4
+    assert not shared.target.known
+    for output in outputs[1:]:
+        output.observe(PassSeen(0.009, 0.008, sessions=4, fed=4), 0.1)
+        output.observe(Judged(0, 0, False, 1, 1), 0.1)
+        assert not output.choose(0.1).drafts
+    assert shared.target.cost.seconds(4) == pytest.approx(0.008)
+    assert shared.outputs == 4  # none of them is another orchestrator's
+    assert outputs[0].choose(0.1).drafts
+    for output in outputs[1:]:
+        output.observe(Ended(), 0.2)
+    assert shared.outputs == 1
 
 
 def test_the_first_output_drafts_at_once_and_others_wait_for_what_it_finds() -> None:

@@ -265,10 +265,16 @@ class ControllerPlan:
 
     Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
     dead), and with the middle value of each list: short (40 short requests on a new connection), turning (the drafter
-    becomes useless, then good again), load (one output, many, one).
+    becomes useless, then good again), load (one output, many, one). pair: a real target and drafter as fast as they
+    are, at temperatures 0 and 0.8, with those numbers of outputs that are at most 4.
     """
 
-    scenario: Annotated[tuple[str, ...], Option(help="grid, bad, short, turning or load; repeatable.")] = ("grid",)
+    scenario: Annotated[tuple[str, ...], Option(help="grid, bad, short, turning, load or pair; repeatable.")] = (
+        "grid",
+    )
+    target: Annotated[str, Option(help="Of pair: a folder, a hub id, or bundled:NAME.")] = f"inflated:8x1024:{TARGET}"
+    drafter: Annotated[str, Option(help="Of pair, likewise.")] = DRAFTERS[1]
+    prompts: Annotated[Path, Option(help="Of pair: JSON lines, each with a text.")] = PromptsPlan.prompts
     outputs: Annotated[str, Option(metavar="N,N", help="Outputs at once.")] = "1,4,16,64"
     acceptance: Annotated[str, Option(metavar="SHARE,SHARE", help="Draft tokens that are accepted.")] = "0.5,0.8,0.95"
     pass_ms: Annotated[str, Option(metavar="MS,MS", help="Pass of the target; a node takes 1/400 of it.")] = "8,25,60"
@@ -391,7 +397,13 @@ class DataplanePlan:
     target_pace: Annotated[str, Option(metavar="A,B", help="A pass of n tokens takes A + B n ms.")] = "8,0.02"
     drafter_pace: Annotated[str, Option(metavar="A,B", help="A draft step of n tokens takes A + B n ms.")] = "1,0.01"
     noise: Annotated[float, Option(min=0.0, help="Noise on the drafter's logits: 0.02 agrees in 0.97.")] = 0.02
+    trip_ms: Annotated[
+        float, Option(min=0.0, max=10_000, help="Round trip to the drafter on an emulated network; 0: on loopback.")
+    ] = 0.0
     turns: Annotated[int, Option(min=1, help="How often each configuration runs.")] = 2
+    against: Annotated[
+        Path | None, Option(metavar="FILE", help="The --json of another run, to stand beside this one, with ratios.")
+    ] = None
 
 
 @app.command(rich_help_panel=PARTS)

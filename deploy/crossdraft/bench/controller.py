@@ -4,7 +4,7 @@ Target and drafter are one small model that costs next to nothing. Their steps a
 sets how much of its draft is accepted, and it stands behind an emulated network. What is compared takes turns on the
 same prompts, and all turns of auto share one connection, as in a server, so that it may learn; the turn in which it
 begins to is a figure of its own. The best fixed choice, which may be no drafter, is chosen afterwards from the same
-runs: chance is in its favour.
+runs: chance is in its favour. The scenario `pair` has a real pair of models, as fast as they are.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
-from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
+from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, prompts_of, request_of
 from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import EngineOptions, Wanted
 from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
@@ -58,6 +58,7 @@ ALL = tuple(CHOICES)
 FEW = (NO_DRAFTER, AUTO, "lock-step, K = 4", "overlapped, 8")
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
+SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
 SLOW_PACE = "100,0"  # of a drafter that is slow
 
 
@@ -69,8 +70,8 @@ class Conditions:
     method: str
     temperature: float
     outputs: int  # at once
-    acceptance: float  # of a draft token, as wanted
-    pass_ms: float  # of a pass of the target that computes few tokens
+    acceptance: float  # of a draft token, as wanted; 0: what it is
+    pass_ms: float  # of a pass of the target that computes few tokens; 0: what it is
     trip_ms: float  # to the drafter and back
     drafter: str = "good"
 
@@ -128,7 +129,9 @@ def summary(results: Sequence[Compared]) -> str:
         )
         if ratios
     ]
-    return f"{results[0].conditions.scenario}: auto is {'; '.join(parts)}"
+    lows = [one.to_none.low > SURELY_AS_WITHOUT for one in results if one.to_none is not None]
+    surely = f", lower end of the interval above {SURELY_AS_WITHOUT:g} in {sum(lows)} of {len(lows)}" if lows else ""
+    return f"{results[0].conditions.scenario}: auto is {'; '.join(parts)}{surely}"
 
 
 # The cells of the grid.
@@ -204,6 +207,9 @@ def temperature_of(method: str) -> float:
 # What generates.
 
 LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
+PAIR_MS = 20.0  # about what a pass of the real target takes
+PAIR_METHODS = (("slem", 0.0), ("coupled", 0.8))  # and temperatures: the defaults
+PAIR_OUTPUTS = 4  # at once, at most
 OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
 WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
 SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), "requests 11 to 40": (10, 40)}
@@ -216,6 +222,7 @@ class Stage:
     given: Conditions
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # NO_DRAFTER, AUTO, and the one of all other choices under an empty name
+    prompts: Sequence[str] = ()  # none: made-up ones
 
     def pipeline(self, choice: str) -> Pipeline:
         """The connection that a choice generates on."""
@@ -223,8 +230,9 @@ class Stage:
 
     def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
         """For the prompt of this number."""
-        given = self.given
-        return request_of(choice, number, given.method, given.temperature, tokens or self.tokens)
+        given, prompts = self.given, self.prompts
+        made_up = request_of(choice, number, given.method, given.temperature, tokens or self.tokens)
+        return replace(made_up, prompt=prompts[number % len(prompts)]) if prompts else made_up
 
     async def sample(
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
@@ -262,10 +270,13 @@ class Floor:
     async def target(self, given: Conditions) -> str:
         """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
         pace = f"{given.pass_ms:g},{given.pass_ms / 400:g}"
-        return (await self._service("target", Served(self.folder, pace, engine=FREE), False)).address
+        paced = Served(self.folder, pace, engine=FREE) if given.pass_ms else Served(self.plan.target)
+        return (await self._service("target", paced, False)).address
 
     def drafted_by(self, given: Conditions) -> Served:
         """The drafter that these conditions ask for."""
+        if given.scenario == "pair":
+            return Served(self.plan.drafter)
         noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
         return Served(self.folder, pace, noise, FREE)
@@ -287,14 +298,15 @@ class Floor:
     async def stage(self, given: Conditions, drafter: str) -> AsyncIterator[Stage]:
         """New connections, warmed up."""
         target = await self.target(given)
-        tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
+        tokens = round(1000 * self.plan.seconds / ((given.pass_ms or PAIR_MS) + OUTPUT_MS * given.outputs))
+        prompts = prompts_of(self.plan.prompts, None) if given.scenario == "pair" else ()
         async with (
             connect(target) as plain,
             connect(target, drafter, needs_drafter=True) as auto,
             connect(target, drafter, needs_drafter=True) as fixed,
         ):
             pipelines = {NO_DRAFTER: plain, AUTO: auto, "": fixed}
-            stage = Stage(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
+            stage = Stage(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines, prompts)
             await stage.warm_up()
             freeze_heap()
             yield stage
@@ -308,6 +320,11 @@ async def grid(floor: Floor, given: Conditions) -> list[Compared]:
     drafter = await floor.drafter(given)
     async with floor.stage(given, drafter.address) as stage:
         return [await stage.in_turns(ALL, floor.plan.turns)]
+
+
+async def pair(floor: Floor, given: Conditions) -> list[Compared]:
+    """The same with a real pair."""
+    return await grid(floor, given)
 
 
 async def short(floor: Floor, given: Conditions) -> list[Compared]:
@@ -450,7 +467,7 @@ async def turning(floor: Floor, given: Conditions) -> list[Compared]:
 
 
 Scenario = Callable[[Floor, Conditions], Awaitable[list[Compared]]]
-SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)}
+SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, pair, short, turning, load, bad)}
 
 
 # The benchmark.
@@ -467,10 +484,10 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "scenario": lambda one: one.conditions.scenario,
         "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
         "outputs": lambda one: one.conditions.outputs,
-        "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
+        "pass, ms": lambda one: optional(one.conditions.pass_ms or None, "g"),
         "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
         "drafter": lambda one: one.part or one.conditions.drafter,
-        "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
+        "wanted": lambda one: optional(one.conditions.acceptance or None, ".0%"),
         "accepted": lambda one: optional(one.accepted, ".0%"),
         NO_DRAFTER: lambda one: f"{one.speeds[NO_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
@@ -515,6 +532,12 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if scenario == "bad":
             kinds = product(("useless", "slow", "dead"), self.dimensions[0])
             return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
+        if scenario == "pair":
+            few = [outputs for outputs in self.dimensions[0] if outputs <= PAIR_OUTPUTS]
+            return [
+                Conditions(scenario, method, temperature, outputs, 0.0, 0.0, 0.0, self.plan.drafter)
+                for (method, temperature), outputs in product(PAIR_METHODS, few)
+            ]
         outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
         return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
 
@@ -532,6 +555,8 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
                 raise UsageError(f"--scenario must be one of {', '.join(SCENARIOS)}, got {scenario}")
         with checked_options():
             Pace.parsed(self.plan.drafter_pace)
+        if "pair" in self.plan.scenario:
+            prompts_of(self.plan.prompts, None)
         if not self.comparisons:
             raise UsageError("there is nothing to compare: give at least one --scenario")
 
@@ -540,7 +565,8 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
             advance(0, "calibrating")
-            curves = await calibrated(folder, sorted({one.method for one in self.comparisons}))
+            methods = sorted({one.method for one in self.comparisons if one.scenario != "pair"})
+            curves = await calibrated(folder, methods) if methods else {}
             floor = Floor(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.scenario}, {given.method}, {given.outputs} at once")

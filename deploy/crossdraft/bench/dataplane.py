@@ -2,16 +2,19 @@
 
 Target and drafter are the same small model, which costs next to nothing, and their steps are paced like those of an
 accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost. With
---over the orchestrator is a server of its own, and this process its streaming clients, whose time does not count.
+--over the orchestrator is a server of its own, and this process its streaming clients, whose time does not count. With
+--trip-ms the drafter is behind an emulated network. With --against another run stands beside this one, such as one of
+another checkout.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,11 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.harness import Advance, Benchmark, Columns, finished, in_turns, processor_seconds
+from crossdraft.bench.harness import Advance, Benchmark, Columns, Table, finished, in_turns, processor_seconds
 from crossdraft.bench.models import write_free
+from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.processes import Running, Wanted, running
+from crossdraft.console.processes import Running, running
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
@@ -39,6 +43,7 @@ CONFIGURATIONS = (NO_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
 PASSES = f"{PREFIX}target_passes"  # of /metrics
 PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
+MAY_DIFFER = ("against", "outputs", "turns")  # options of a run that another one stands beside
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ class Measured:
     target_pass_ms: float  # of the target's processor time, a pass of one session
     to_plain: float  # speed, relative to no drafter
     to_best: float  # speed, relative to the best fixed choice
+    other_speed: float | None = None  # of the run that it stands beside (--against)
+    other_processor_ms: float | None = None
 
     @property
     def processor_ms(self) -> float:
@@ -161,6 +168,14 @@ class Turn:
     tokens: int
     passes: int
     processor: tuple[float, ...]  # seconds of orchestrator, target, drafter
+
+
+AGAINST: Columns = {
+    "tokens/s, other": lambda one: f"{one.other_speed:,.0f}",
+    "× tokens/s": lambda one: f"{one.speed / one.other_speed:.2f}",
+    "all, other": lambda one: f"{one.other_processor_ms:.3f}",
+    "× all": lambda one: f"{one.processor_ms / one.other_processor_ms:.2f}",
+}
 
 
 class Dataplane(Benchmark[DataplanePlan, Measured]):
@@ -192,22 +207,47 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             method_named(self.plan.method)
             Pace.parsed(self.plan.target_pace)
             Pace.parsed(self.plan.drafter_pace)
+        _ = self.others
         if self.plan.over not in (PIPELINE, HTTP, GRPC):
             raise UsageError(f"--over must be {PIPELINE}, {HTTP} or {GRPC}, got {self.plan.over}")
         if not all(1 <= count <= 1024 for count in self.plan.outputs):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
+    @cached_property
+    def others(self) -> Mapping[tuple[int, str], Measured]:
+        """Of the run that this one stands beside, by outputs and configuration; raises UsageError."""
+        path, own = self.plan.against, json.loads(json.dumps(asdict(self.plan), default=str))
+        if path is None:
+            return {}
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            plan = asdict(DataplanePlan()) | record["plan"]  # an older one may lack an option
+            found = [Measured(**one) for one in record["results"]]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"--against takes the --json of another `bench dataplane`, and {path}: {error}") from error
+        other = [name for name in sorted(own) if name not in MAY_DIFFER and plan.get(name) != own[name]]
+        others = {(one.outputs, one.configuration): one for one in found}
+        if other:
+            differences = ", ".join(f"{name} {plan.get(name)} and not {own[name]}" for name in other)
+            raise UsageError(f"--against {path} is of other conditions: it has {differences}; measure either again")
+        missing = [count for count in self.plan.outputs if any((count, name) not in others for name in CONFIGURATIONS)]
+        if missing:
+            raise UsageError(f"--against {path} has not all that was measured of --outputs {missing[0]}; leave it out")
+        return others
+
+    def report(self, results: Sequence[Measured]) -> Iterator[Table | str]:
+        yield Table.of(results, {**self.columns, **(AGAINST if self.others else {})}, self.title)
+
     async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
         async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-            await asyncio.to_thread(write_free, folder)
-            plan = self.plan
-            served = {
-                "target": ("--pace", plan.target_pace),
-                "drafter": ("--pace", plan.drafter_pace, "--logit-noise", str(plan.noise)),
-            }
-            wanted = [Wanted(role, str(folder), 1, (*more, "--log-level", "error")) for role, more in served.items()]
-            services = await stack.enter_async_context(running(wanted))
+            folder = stack.enter_context(TemporaryDirectory())
+            await asyncio.to_thread(write_free, Path(folder))
+            plan, distant = self.plan, self.plan.trip_ms > 0
+            drafting = Served(folder, plan.drafter_pace, plan.noise)
+            target = await stack.enter_async_context(service("target", Served(folder, plan.target_pace), None, False))
+            drafter = await stack.enter_async_context(service("drafter", drafting, None, distant))
+            await drafter.delay(plan.trip_ms / 2)
+            services = (target, drafter)
             maker, server = await self._maker(stack, *(one.address for one in services))
 
             def processor() -> tuple[float, ...]:
@@ -226,7 +266,9 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
 
                 turns = await in_turns(CONFIGURATIONS, plan.turns, turn)
                 for one in _summed_up(count, turns):
-                    yield one
+                    other = self.others.get((count, one.configuration))
+                    beside = (None, None) if other is None else (other.speed, other.processor_ms)
+                    yield replace(one, other_speed=beside[0], other_processor_ms=beside[1])
 
     async def _maker(self, stack: AsyncExitStack, target: str, drafter: str) -> tuple[Maker, Running | None]:
         """What makes the outputs, and its process; None: this one."""

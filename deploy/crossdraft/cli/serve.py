@@ -6,11 +6,13 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +28,7 @@ from crossdraft.cli.options import (
     ServiceOptions,
     check_addresses,
 )
-from crossdraft.cli.workers import Shares, Workers
+from crossdraft.cli.workers import Shares, Workers, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, UsageError, checked_options
@@ -154,7 +156,9 @@ def _serve_api(
     async def outputs() -> None:
         metrics = Metrics()
         metrics.lag.start()
-        async with LocalBackend((model,), local) as made:
+        folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
+        backend = LocalBackend((model,), local) if folder is None else learning_backend((model,), local, Path(folder))
+        async with backend as made:
             await serve(MeasuredBackend(made, metrics), metrics)
 
     _run(outputs(), api.log, api.until_stdin_ends)

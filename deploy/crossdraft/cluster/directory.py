@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 
 from crossdraft.cluster.config import DIRECTORY, NAMESPACE
 from crossdraft.cluster.installed import installed
+from crossdraft.serving.backend import Learned
 
 log = logging.getLogger(__name__)
 ANNOUNCE_INTERVAL = 1.0  # seconds
@@ -82,13 +83,15 @@ class Directory:
         self._settled_at = began + SETTLING
         self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
         self.loads: dict[str, Load] = {}  # by id
+        self.learned: dict[tuple[str, str], bytes] = {}  # what an orchestrator has said last; kept when it is gone
 
     def unsettled(self, now: float) -> float:
         """Seconds until it has heard of all processes."""
         return max(0.0, self._settled_at - now)
 
-    def announce(self, entry: Entry, now: float, load: Load | None = None) -> None:
-        """A process serves. Its load is no change."""
+    def announce(self, entry: Entry, now: float, load: Load | None = None, learned: Learned | None = None) -> None:
+        """A process serves. Its load and what it has learned are no change."""
+        self.learned |= learned or {}
         known = self._heard.get(entry.id)
         self.loads[entry.id] = load or Load()
         self._heard[entry.id] = (entry, now)
@@ -129,7 +132,7 @@ class DirectoryGoneError(Exception):
 
 
 class DirectoryActor:
-    """The directory of a cluster, as an actor. It holds nothing that processes do not announce again."""
+    """The directory of a cluster, as an actor. It needs nothing that processes do not announce again."""
 
     def __init__(self) -> None:
         self._directory = Directory(time.monotonic(), secrets.randbits(60))
@@ -141,10 +144,14 @@ class DirectoryActor:
         """The crossdraft that it runs."""
         return self._installed
 
-    async def announce(self, entry: Entry, load: Load) -> None:
+    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> None:
         """A process serves; it must announce itself again before the entry expires."""
         async with self._notifying():
-            self._directory.announce(entry, time.monotonic(), load)
+            self._directory.announce(entry, time.monotonic(), load, learned)
+
+    async def learned(self) -> Learned:
+        """What orchestrators have learned, also those that are gone."""
+        return self._directory.learned
 
     async def loads(self) -> dict[str, Load]:
         """Of all processes, by the ids of their entries."""
@@ -187,9 +194,14 @@ class FarDirectory:
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry, load: Load) -> None:
+    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> None:
         """As DirectoryActor.announce."""
-        await self._answer((await self._found()).announce.remote(entry, load), REPLY_SECONDS)
+        await self._answer((await self._found()).announce.remote(entry, load, learned), REPLY_SECONDS)
+
+    async def learned(self) -> Learned:
+        """As DirectoryActor.learned."""
+        found: Learned = await self._answer((await self._found()).learned.remote(), REPLY_SECONDS)
+        return found
 
     async def withdraw(self, id: str) -> None:
         """As DirectoryActor.withdraw."""
@@ -220,11 +232,22 @@ class FarDirectory:
 
 
 @asynccontextmanager
-async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncIterator[None]:
-    """Keeps the process in the directory during the block, with what `load` says each time."""
+async def announced(
+    entry: Entry, load: Callable[[], Load] = Load, learned: Callable[[], Learned] = dict
+) -> AsyncIterator[None]:
+    """Keeps the process in the directory during the block, with what `load` and `learned` say each time."""
     directory = FarDirectory()
-    known = await _announced(directory, entry, load())
-    announcing = asyncio.create_task(_announce(directory, entry, load, known))
+
+    async def announce(level: int = logging.WARNING) -> bool:
+        """Whether the directory has taken it."""
+        try:
+            await directory.announce(entry, load(), learned())
+        except DirectoryGoneError as error:
+            log.log(level, "%s", error)
+            return False
+        return True
+
+    announcing = asyncio.create_task(_repeated(announce, await announce()))
     try:
         yield
     finally:
@@ -236,17 +259,7 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
             log.warning("%s", error)
 
 
-async def _announce(directory: FarDirectory, entry: Entry, load: Callable[[], Load], known: bool) -> None:
+async def _repeated(announce: Callable[[int], Awaitable[bool]], known: bool) -> None:
     while True:
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        known = await _announced(directory, entry, load(), logging.WARNING if known else logging.DEBUG)
-
-
-async def _announced(directory: FarDirectory, entry: Entry, load: Load, level: int = logging.WARNING) -> bool:
-    """Whether the directory has taken the announcement."""
-    try:
-        await directory.announce(entry, load)
-    except DirectoryGoneError as error:
-        log.log(level, "%s", error)
-        return False
-    return True
+        known = await announce(logging.WARNING if known else logging.DEBUG)

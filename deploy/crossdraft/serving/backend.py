@@ -7,11 +7,13 @@ here, orchestrators on other nodes in a cluster. All values can be pickled: insi
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, Self
+
+import msgpack  # type: ignore[import-untyped]  # there are no stubs
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.rpc.clients import Patience
@@ -20,6 +22,9 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
+from crossdraft.speculation.controller import Estimates
+from crossdraft.speculation.estimates import StepCost
+from crossdraft.trace.codec import Packer, PackingError, Unpacker
 from crossdraft.trace.live_spans import Span, Watch
 from crossdraft.types.output import PromptToken, ServedModel, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -32,6 +37,8 @@ MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
 Addresses = tuple[str, ...]  # host:port
+Learned = Mapping[tuple[str, str], bytes]  # `packed` estimates by the names of model and drafter
+KNOWN = (Estimates, StepCost)  # types of them
 
 
 @dataclass(frozen=True)
@@ -261,14 +268,23 @@ class LocalBackend:
     """A `Backend` with one pipeline for each model and drafter. Use it with `async with`.
 
     Pipelines of default drafters are opened at the start, others when a request chooses them. One that cannot be
-    opened is tried again with the next request for it, and whenever `models` is called.
+    opened is tried again with the next request for it, and whenever `models` is called. Outputs without a drafter are
+    made on the default drafter's pipeline.
+
+    Args:
+        models: that are served.
+        options: limits.
+        learned: what another backend of these models says it has `learned`.
 
     Raises:
         ValueError: there is no model, or two have the same name.
     """
 
-    def __init__(self, models: Sequence[LocalModel], options: LocalOptions | None = None) -> None:
+    def __init__(
+        self, models: Sequence[LocalModel], options: LocalOptions | None = None, learned: Learned | None = None
+    ) -> None:
         self._options = options or LocalOptions()
+        self._before = learned or {}
         self._models = {name: model for model in models for name in model.names}
         if not models or len(self._models) < sum(len(model.names) for model in models):
             raise ValueError("give at least one model, and each a name of its own")
@@ -276,7 +292,7 @@ class LocalBackend:
         self._connections = {
             (model.name, NO_DRAFTER if drafter is None else drafter.name): self._connection_to(model, drafter)
             for model in models
-            for drafter in (None, *model.drafters)
+            for drafter in model.drafters or (None,)
         }
         self.running = 0  # outputs
         self._mean_seconds = 0.0  # moving average of an output's duration
@@ -311,7 +327,7 @@ class LocalBackend:
             watch = Watch() if request.trace else None
             prompts = await pipeline.prompts(request.generation)
             with about(request=request.id):
-                running = pipeline.run(request.generation, watch, prompts)
+                running = pipeline.run(request.generation, watch, prompts, request.drafter != NO_DRAFTER)
             async with running as generation:
                 await generation.read()
                 for first in range(0, len(generation.prompt_tokens), PIECE):
@@ -328,13 +344,19 @@ class LocalBackend:
             assert generation.statistics is not None
             yield Ended(generation.reason, generation.statistics)
 
+    @property
+    def learned(self) -> Learned:
+        """What its pipelines have learned, for the next backend to begin with; nothing of those that have not."""
+        opened = {key: one.pipeline.estimates for key, one in self._connections.items() if one.pipeline is not None}
+        return {key: packed(one) for key, one in opened.items() if one.known}
+
     async def follow(self, model: LocalModel) -> None:
         """Uses these addresses of a model's services from now on; sessions that run on others move there.
 
         Raises:
             ValueError: the model or one of its drafters has a name that was not served before.
         """
-        drafters = {NO_DRAFTER: (), **{drafter.name: drafter.addresses for drafter in model.drafters}}
+        drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {NO_DRAFTER: ()}
         known = {name for served, name in self._connections if served == model.name}
         if known != set(drafters):
             raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")
@@ -344,12 +366,23 @@ class LocalBackend:
 
     def _connection_to(self, model: LocalModel, drafter: NamedDrafter | None) -> Connection:
         addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
-        make = partial(connect, patience=self._options.patience, tls=self._options.tls, trusted=trusted)
+        estimates = None if drafter is None else self._estimates(model.name, drafter.name)
+        options = self._options
+        make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted, estimates=estimates)
         return Connection(make, model.targets, addresses)
+
+    def _estimates(self, model: str, drafter: str) -> Estimates | None:
+        """What was learned of them before."""
+        before = self._before.get((model, drafter))
+        try:
+            return None if before is None else unpacked(before)
+        except PackingError as error:
+            log.warning("what was learned of %s and its drafter %s cannot be used: %s", model, drafter, error)
+            return None
 
     def _connection(self, request: OutputRequest) -> Connection:
         model = self._model(request.model)
-        name = model.default_drafter if request.drafter is None else request.drafter
+        name = request.drafter or model.default_drafter
         connection = self._connections.get((model.name, name))
         if connection is None:
             there = ", ".join(model.drafter_names) or "none"
@@ -386,6 +419,25 @@ class LocalBackend:
             self.running -= 1
             took = time.monotonic() - began
             self._mean_seconds = SMOOTHING * self._mean_seconds + (1 - SMOOTHING) * took
+
+
+def packed(estimates: Estimates) -> bytes:
+    """Estimates for another process, perhaps of another version."""
+    packer = Packer(KNOWN)
+    data: bytes = msgpack.packb((packer.table, packer.pack(estimates)))
+    return data
+
+
+def unpacked(data: bytes) -> Estimates:
+    """What was packed; raises PackingError."""
+    try:
+        table, found = msgpack.unpackb(data)
+        estimates = Unpacker(KNOWN, table).unpack(found)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise PackingError(f"these are no estimates: {error}") from error
+    if not isinstance(estimates, Estimates):
+        raise PackingError("these are no estimates")
+    return estimates
 
 
 def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:

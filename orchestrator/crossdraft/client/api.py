@@ -34,7 +34,7 @@ from crossdraft.session.output import ShownText
 from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, without_trust, written
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
-from crossdraft.speculation.controller import Estimates, OutputController, TargetController
+from crossdraft.speculation.controller import Estimates, OutputController, PlainController, TargetController
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
@@ -256,7 +256,9 @@ class Pipeline:
         self._trusted = trusted
         self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
-        self._controller = TargetController(estimates)
+        self._before = estimates or Estimates()
+        self._controller = TargetController()  # for the models that `_controlled` names
+        self._controlled: tuple[str, ...] = ()
         self._tokenizing = Beside("tokenizing", TOKENIZING)
 
     async def __aenter__(self) -> Self:
@@ -306,7 +308,11 @@ class Pipeline:
         return await self._tokenizing.run(size_of(asked), written, asked, self.models, special)
 
     def run(
-        self, request: GenerationRequest, watch: Recorder | None = None, prompts: Prompts | None = None
+        self,
+        request: GenerationRequest,
+        watch: Recorder | None = None,
+        prompts: Prompts | None = None,
+        drafting: bool = True,
     ) -> Generation:
         """One output for a request.
 
@@ -314,15 +320,21 @@ class Pipeline:
             request: what to generate.
             watch: such as `trace.live_spans.Watch`: is told the session's steps.
             prompts: what `prompts` has made of the request's; None: it is tokenized here.
+            drafting: whether drafters may be used; without them the output is as on a pipeline that has none.
 
         Raises:
             RequestError: the request cannot be served by this pair.
         """
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
-        if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
+        controller = self._learning
+        if not drafting:
+            models = Models(models.target, models.tokenization)
+        elif not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
         targets, patience = len(services.targets), self._patience.target_seconds
-        assignment = resolve(request, models, drawn, targets, self._controller, patience, prompts)
+        assignment = resolve(request, models, drawn, targets, controller, patience, prompts)
+        if not drafting:
+            assignment = replace(assignment, controller=PlainController(controller))
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
@@ -335,8 +347,18 @@ class Pipeline:
 
     @property
     def estimates(self) -> Estimates:
-        """What the controller has learned of these services, for the next pipeline to begin with."""
-        return self._controller.estimates
+        """What the controller has learned of these models, for the next pipeline to begin with."""
+        return replace(self._learning.estimates, models=self._controlled)
+
+    @property
+    def _learning(self) -> TargetController:
+        """The controller for the models that are served now: what was learned of others is of no use."""
+        described = [one for one in (self.models.target, self.models.drafter) if one is not None]
+        served = tuple(text for one in described for text in (one.model, one.fingerprint))
+        if served != self._controlled:
+            self._controlled = served
+            self._controller = TargetController(self._before if self._before.models == served else None)
+        return self._controller
 
     async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
         """Use these services from now on. Sessions that run elsewhere go on, but no new one is opened there."""
@@ -384,7 +406,7 @@ def connect(
         tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
         trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
             distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
-        estimates: what another pipeline with these services has learned (`Pipeline.estimates`).
+        estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
 
     Raises:
         ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).

@@ -15,9 +15,9 @@ depends on times and on revealed draft tokens.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
-from itertools import product
+from itertools import chain, product
 from math import inf, log2
 from typing import Any
 
@@ -25,6 +25,7 @@ from crossdraft.speculation.choice import (
     LONG_RUN,
     PLAIN,
     Choice,
+    Controller,
     DrafterSeen,
     DraftSeen,
     Ended,
@@ -38,6 +39,7 @@ from crossdraft.speculation.estimates import (
     CERTAIN,
     LATEST,
     OUTLIER,
+    PLACES,
     Acceptance,
     FittedCost,
     Recent,
@@ -127,7 +129,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What a controller has learned, to begin another one with: plain numbers."""
+    """What a controller has learned, to begin another one with: plain numbers.
+
+    Raises:
+        ValueError: a number is negative or not finite, or there is no such state of an acceptance.
+    """
 
     target: StepCost = field(default_factory=StepCost)
     drafter: StepCost = field(default_factory=StepCost)
@@ -135,6 +141,23 @@ class Estimates:
     target_trip: float = 0.0  # seconds
     drafter_trip: float = 0.0  # seconds
     acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # `Acceptance.state`
+    widest: float = 1.0  # sessions of the widest pass
+    models: tuple[str, ...] = ()  # what it was learned with: names and fingerprints of target and drafter
+
+    def __post_init__(self) -> None:
+        states = [state for _, state in self.acceptance]
+        costs = [
+            *map(astuple, (self.target, self.drafter, self.rounds)),
+            (self.target_trip, self.drafter_trip, self.widest),
+        ]
+        numbers = chain.from_iterable([*costs, *chain.from_iterable(states)])
+        if not (all(len(state) == 2 + len(PLACES) for state in states) and all(0 <= one < inf for one in numbers)):
+            raise ValueError("estimates must be finite numbers that are not negative, for each range of places")
+
+    @property
+    def known(self) -> bool:
+        """Whether target and drafter have been seen at work: without either there is nothing to begin with."""
+        return bool(self.target.base and (self.drafter.base or self.rounds.base))
 
 
 @dataclass(frozen=True)
@@ -200,14 +223,15 @@ class TargetController:
         # forecast with many outputs says nothing of one.
         self._brought: defaultdict[tuple[Mode, int], Share] = defaultdict(Share)
         self._outputs: dict[OutputController, Mode] = {}  # under way
+        self._undrafted: set[Controller] = set()  # outputs under way that never draft
         self._using: Counter[Mode] = Counter()  # outputs
         self._others = Recent()  # outputs of other orchestrators in a pass
         self._policies: dict[tuple[Kind, Limits], Policy] = {}  # the latest made last
         self._made: deque[float] = deque(maxlen=POLICIES)  # seconds: when the latest were
         self._seen = 0  # observations
         self._pass = (0, 0)  # sessions and tokens of the latest pass
-        self._told: set[OutputController] = set()  # who told of it
-        self._widest = 1.0  # sessions of the widest pass
+        self._told: set[Controller] = set()  # who told of it
+        self._widest = max(1.0, before.widest)  # sessions of the widest pass
         self._narrow = 0  # reports of passes that were not wide enough to decide
         self._targets = 1  # that share the outputs
         # Who has asked the drafter since it answered anybody, and when in seconds, in this order.
@@ -229,6 +253,7 @@ class TargetController:
             self.target_trip.value,
             self.drafter_trip.value,
             tuple((kind, acceptance.state) for kind, acceptance in self._acceptance.items()),
+            self._widest,
         )
 
     def output(self, kind: Kind, limits: Limits) -> "OutputController":
@@ -248,10 +273,10 @@ class TargetController:
 
     # What outputs report.
 
-    def passed(self, seen: PassSeen, output: "OutputController") -> None:
+    def passed(self, seen: PassSeen, output: Controller) -> None:
         """A pass of any output, or some tokens of a run. Each output that was in it tells of it, and one is enough."""
         self._seen += 1
-        self._others.add(max(0.0, seen.sessions - len(self._outputs) / self._targets))
+        self._others.add(max(0.0, seen.sessions - self._own))
         if (seen.sessions, seen.fed) != self._pass or output in self._told:
             self._pass = seen.sessions, seen.fed
             self._told.clear()
@@ -325,6 +350,11 @@ class TargetController:
         if self._measuring.get(output.kind) is output:
             del self._measuring[output.kind]
 
+    def undrafted(self, output: Controller, under_way: bool) -> None:
+        """An output that never drafts begins or is over."""
+        self._told.discard(output)
+        (self._undrafted.add if under_way else self._undrafted.discard)(output)
+
     def _forget(self, output: "OutputController") -> None:
         mode = self._outputs.pop(output, None)
         if mode is not None:
@@ -353,7 +383,12 @@ class TargetController:
     @property
     def outputs(self) -> float:
         """Outputs that share a target, those of other orchestrators included."""
-        return max(1.0, len(self._outputs) / self._targets + self._others.value)
+        return max(1.0, self._own + self._others.value)
+
+    @property
+    def _own(self) -> float:
+        """Outputs of this orchestrator that share a target."""
+        return (len(self._outputs) + len(self._undrafted)) / self._targets
 
     @property
     def _too_many(self) -> bool:
@@ -732,6 +767,33 @@ class OutputController:
         if self.limits.rounds_only:
             return Choice(min(2, window), min(2, window), overlap=False, patience=FIRST_PATIENCE, reason=reason)
         return Choice(window, patience=0.0, review_after=REVIEWED, reason=reason)
+
+
+class PlainController:
+    """Of an output that never drafts: the others learn from its passes, and that it is in theirs."""
+
+    waits_for_drafter = False
+
+    def __init__(self, target: TargetController) -> None:
+        self._target = target
+
+    def observe(self, seen: Observation, now: float) -> None:
+        match seen:
+            case PassSeen():
+                self._target.passed(seen, self)
+            case Judged():
+                self._target.emitted(seen.tokens)
+            case Started() | Ended():
+                self._target.undrafted(self, isinstance(seen, Started))
+
+    def choose(self, now: float) -> Choice:
+        return PLAIN
+
+    def review(self, now: float) -> Choice:
+        return PLAIN
+
+    def wants_drafter(self, now: float) -> bool:
+        return False
 
 
 def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
