@@ -94,7 +94,9 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
         make()
 
 
-LEARNED = packed(Estimates(StepCost(0.01), StepCost(0.001), 0.002, 0.003, widest=4.0, models=("a", "b")))
+LEARNED = packed(
+    Estimates(StepCost(0.01), StepCost(0.001), target_trip=0.002, drafter_trip=0.003, widest=4.0, models=("a", "b"))
+)
 
 
 def test_estimates_are_read_as_they_were_packed() -> None:
