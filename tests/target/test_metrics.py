@@ -61,7 +61,7 @@ async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_addres
         with pytest.raises(OSError, match="refused"):
             await asyncio.to_thread(read, f"127.0.0.2:{port}")
         taken = Listening(grace_seconds=0, metrics_port=int(port))
-        with pytest.raises(CannotListen, match=r"for metrics on .*--metrics-port"):
+        with pytest.raises(CannotListen, match=r"cannot listen on .*--metrics-port"):
             await Server(TARGET, TargetService(target_model), taken).start()
     with pytest.raises(ValueError, match="metrics_port must be between 0"):
         Listening(metrics_port=65536)

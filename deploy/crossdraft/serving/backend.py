@@ -24,7 +24,7 @@ from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.speculation.controller import Estimates
 from crossdraft.speculation.estimates import StepCost
-from crossdraft.trace.codec import Packer, PackingError, Unpacker
+from crossdraft.trace.codec import Packer, Unpacker
 from crossdraft.trace.live_spans import Span, Watch
 from crossdraft.types.output import PromptToken, ServedModel, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -376,7 +376,7 @@ class LocalBackend:
         before = self._before.get((model, drafter))
         try:
             return None if before is None else unpacked(before)
-        except PackingError as error:
+        except ValueError as error:
             log.warning("what was learned of %s and its drafter %s cannot be used: %s", model, drafter, error)
             return None
 
@@ -429,14 +429,14 @@ def packed(estimates: Estimates) -> bytes:
 
 
 def unpacked(data: bytes) -> Estimates:
-    """What was packed; raises PackingError."""
+    """What was packed; raises ValueError."""
     try:
         table, found = msgpack.unpackb(data)
         estimates = Unpacker(KNOWN, table).unpack(found)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise PackingError(f"these are no estimates: {error}") from error
+        raise ValueError(f"these are no estimates: {error}") from error
     if not isinstance(estimates, Estimates):
-        raise PackingError("these are no estimates")
+        raise ValueError("these are no estimates")
     return estimates
 
 
