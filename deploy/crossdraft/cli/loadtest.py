@@ -49,7 +49,7 @@ from crossdraft.console.running import (
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, notes_of, plain, tables_of, titled
+from crossdraft.loadtest.report import Comparison, LoadSettings, Report, Run, notes_of, plain, tables_of, titled
 from crossdraft.loadtest.requests import Prompt, RequestOptions, requests_over
 from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
@@ -244,10 +244,10 @@ def loadtest(
     run_to_end(LoadTest(conditions, prompts, load.timeout, tested, files).run(), STARTS_PROCESSES)
 
 
-def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Conditions:
+def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> LoadSettings:
     """What the options say, as the report has it. Raises UsageError and ValueError."""
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
-    return Conditions(
+    return LoadSettings(
         begun=datetime.now(UTC).isoformat(timespec="seconds"),
         software=software(),
         cores=len(os.sched_getaffinity(0)),
@@ -295,7 +295,7 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
 class LoadTest:
     """A running test."""
 
-    conditions: Conditions
+    conditions: LoadSettings
     prompts: tuple[Prompt, ...]
     timeout_seconds: float  # of a request
     tested: Addressed | Started
