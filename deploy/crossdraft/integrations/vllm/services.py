@@ -93,6 +93,7 @@ class DrafterSession:
             self.ready = True
             pull = services.pacing.pull(self.known.pace)
             messages = self.stream.follow(pull, time.monotonic()) if self._request.drafts else []
+            services.news.notify_all()
         self.send(messages)
 
     def received(self, reply: Drafted | Scored) -> None:
@@ -131,6 +132,7 @@ class DrafterSession:
             request.not_before = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(request.failures, 10))
         self._services.roster.failed(self.address, now)
         self._services.roster.give_back(self.address)
+        self._services.news.notify_all()
 
 
 class DrafterServices:
@@ -153,7 +155,7 @@ class DrafterServices:
         tls: RenewedCredentials | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        self.news = threading.Condition(self.lock)  # a draft arrived
+        self.news = threading.Condition(self.lock)  # a session was opened or lost, or draft tokens arrived
         self.roster: Roster[KnownDrafter] = Roster("drafter")
         self.target = target
         self.pacing = pacing
