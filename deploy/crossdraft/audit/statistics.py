@@ -6,8 +6,8 @@ Three kinds of tests compare them with the draws:
 - chi-square (Pearson) at one place: cells whose expected count is below five are pooled.
 - temperature, over all places: with g the log-probability (of the cell of all others, the smallest that is listed), the
   sum of g − E g has variance V = Σ Var g and is asymptotically normal, as its terms are martingale differences: the
-  law of a place is known given all draws before. At a temperature T (1 + e) instead of T its mean is −e V or, because
-  of the cell of all others, farther from 0.
+  law of a place is known given all draws before. At a temperature T (1 + e) instead of T its mean is −V e / (1 + e) to
+  first order or, because of the cell of all others, farther from 0.
 - a token that never comes: while a token is not drawn, the product of 1 / (1 − p) over the places that list it is a
   martingale that starts at 1, so by Ville's inequality P(never drawn and Σ −log(1 − p) ≥ s) ≤ exp(−s). The token that
   was listed as the i-th has the share 1 / (i (i + 1)) of the error, so all tokens together have at most all of it.
@@ -18,7 +18,7 @@ All tests of an audit together give a false alarm with at most the wanted probab
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log1p, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 from scipy import optimize, stats
@@ -88,27 +88,31 @@ def chi_square(kind: str, where: str, draws: Sequence[Draw]) -> LawTest | None:
 
 def information(draws: Sequence[Draw]) -> float:
     """V, the sum over places of the variance of a token's log-probability, in nats²."""
-    return sum(_moments(draw)[1] for draw in draws)
+    return float(_scores(draws)[1])
 
 
 def temperature(draws: Sequence[Draw]) -> LawTest | None:
     """The test of the temperature over all places; None if all of them are certain."""
-    moments = [_moments(draw) for draw in draws]
-    variance = sum(spread for _, spread in moments)
+    score, variance = _scores(draws)
     if variance < TINY:
         return None
-    score = sum(surplus for surplus, _ in moments)
     z, error = score / sqrt(variance), -score / variance
     finding = f"temperature {error:+.1%} ± {1 / sqrt(variance):.1%} from what was asked for"
     return LawTest("temperature", "all places", len(draws), z, 0, float(2 * stats.norm.sf(abs(z))), finding)
 
 
-def _moments(draw: Draw) -> tuple[float, float]:
-    """g − E g and Var g at one place."""
-    values = np.log(np.maximum(draw.probabilities, TINY))
-    values[-1] = values[:-1].min(initial=0.0)
-    mean = float(draw.probabilities @ values)
-    return float(values[draw.cell]) - mean, float(draw.probabilities @ (values - mean) ** 2)
+def _scores(draws: Sequence[Draw]) -> tuple[float, float]:
+    """The sums of g − E g and of Var g."""
+    score, variance = 0.0, 0.0
+    for size in {len(draw.probabilities) for draw in draws}:
+        alike = [draw for draw in draws if len(draw.probabilities) == size]
+        chances = np.array([draw.probabilities for draw in alike])
+        values = np.log(np.maximum(chances, TINY))
+        values[:, -1] = values[:, :-1].min(axis=1, initial=0.0)
+        values -= (chances * values).sum(axis=1, keepdims=True)
+        score += float(values[np.arange(len(alike)), [draw.cell for draw in alike]].sum())
+        variance += float((chances * values**2).sum())
+    return score, variance
 
 
 def missing(draws: Sequence[Draw]) -> LawTest:
@@ -116,8 +120,8 @@ def missing(draws: Sequence[Draw]) -> LawTest:
     evidence: dict[str, float] = {}  # by token, in the order in which they were first listed
     seen: set[str] = set()
     for draw in draws:
-        for token, probability in zip(draw.listed, draw.probabilities, strict=False):
-            evidence[token] = evidence.get(token, 0.0) - log1p(-min(float(probability), 1 - TINY))
+        for token, value in zip(draw.listed, -np.log1p(-np.minimum(draw.probabilities, 1 - TINY)), strict=False):
+            evidence[token] = evidence.get(token, 0.0) + float(value)
         seen.add(draw.token)
     bounds = {
         token: (log(place * (place + 1)) - found, found)
@@ -168,13 +172,14 @@ def power_of(draws: Sequence[Draw], tests: Sequence[LawTest], level: float) -> P
 
 
 def temperature_error(variance: float, level: float) -> float:
-    """The relative error that the test of the temperature finds with POWER, given V."""
-    return float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER)) / sqrt(variance) if variance > TINY else inf
+    """The relative error that the test of the temperature finds with POWER, given V; infinite if none is."""
+    deviations = float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER))
+    return deviations / (sqrt(variance) - deviations) if variance > deviations**2 else inf
 
 
 def chance_of_finding(error: float, variance: float, level: float) -> float:
     """Probability with which the test of the temperature finds a relative error, given V."""
-    limit, shift = stats.norm.isf(level / 2), error * sqrt(variance)
+    limit, shift = stats.norm.isf(level / 2), error / (1 + error) * sqrt(variance)
     return float(stats.norm.sf(limit - shift) + stats.norm.cdf(-limit - shift))
 
 
