@@ -132,6 +132,7 @@ class Endpoint:
         self.requests, self.retries = 0, 0  # sent; of them, those that were sent again
         self._prompt, self._api, self._choices, self._extra = prompt, api, choices, dict(extra or {})
         self._slots, self._next = asyncio.Semaphore(pace.concurrency), 0.0
+        self._answered = False  # at least once
         self._interval = 1 / pace.per_second if pace.per_second else 0.0
         headers = {"User-Agent": "crossdraft-audit"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._http = httpx.AsyncClient(headers=headers, timeout=pace.timeout, transport=transport)
@@ -228,8 +229,11 @@ class Endpoint:
                 try:
                     response = await self._http.request(method, self.url + path, json=body)
                 except httpx.TransportError as error:
+                    if not self._answered:
+                        raise CannotBeAudited(f"cannot connect to {self.url}: {error}") from error
                     fault, wait = f"{type(error).__name__} {error}".strip(), 2.0**attempt
                 else:
+                    self._answered = True
                     if response.status_code not in BUSY:
                         return self._answer(response)
                     fault, wait = _shown(response), _retry_after(response, 2.0**attempt)
