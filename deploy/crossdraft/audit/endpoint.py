@@ -262,7 +262,12 @@ class Endpoint:
 
 
 def _shown(response: httpx.Response) -> str:
-    return f"HTTP {response.status_code} {response.text[:300]}"
+    """The status, and what OpenAI's form of an error says, or else how the reply begins."""
+    try:
+        text = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        text = response.text
+    return f"HTTP {response.status_code} {str(text)[:300]}"
 
 
 def _retry_after(response: httpx.Response, otherwise: float) -> float:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
+WIDEST = 90  # characters of a column
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
 
@@ -93,15 +94,14 @@ def reach_of(report: Report) -> Iterator[str]:
         yield f"- a temperature that is off by {power.temperature:.1%} (for {WANTED_ERROR:.0%}: --samples {needed:.0f})"
     yield f"- a listed token that never comes, if it was expected {power.missing:.0f} times in all"
     if power.first_token:
-        best = min(power.first_token, key=lambda one: power.first_token[one])
-        yield f"- a forbidden first token of probability {power.first_token[best]:.1%} ({best})"
-        yield f"- first tokens whose probabilities are wrong by {power.tilt[best]:.0%}, root mean square ({best})"
+        yield f"- a forbidden first token of any prompt, of probability {max(power.first_token.values()):.1%}"
+        yield f"- first tokens whose probabilities are wrong by {max(power.tilt.values()):.0%}, root mean square"
 
 
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", max_width=WIDEST)
     return table
 
 

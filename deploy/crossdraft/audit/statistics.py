@@ -23,7 +23,7 @@ from math import exp, inf, log, sqrt
 import numpy as np
 from scipy import optimize, stats
 
-from crossdraft.bench.harness import Floats, fit_of
+from crossdraft.bench.harness import LEAST, Floats, fit_of
 
 OTHERS = "(all others)"  # the cell of tokens that are not listed
 POWER = 0.95  # probability with which a fault of the stated size is found
@@ -81,7 +81,7 @@ def chi_square(kind: str, where: str, draws: Sequence[Draw]) -> LawTest | None:
     if fit is None:
         return None
     cells = tuple(Cell(name, float(expected[name]), observed[name]) for name in names)
-    farthest = max(cells, key=lambda one: (one.observed - one.expected) ** 2 / max(1.0, one.expected))
+    farthest = max(cells, key=lambda one: (one.observed - one.expected) ** 2 / max(LEAST, one.expected))
     finding = f"{farthest.token!r} came {farthest.observed} times, expected {farthest.expected:.1f}"
     return LawTest(kind, where, fit.count, fit.statistic, fit.freedom, fit.p, finding, cells)
 
