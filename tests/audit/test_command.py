@@ -50,7 +50,7 @@ async def test_nothing_is_wrong_with_exact_methods(
     url: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = files_in(tmp_path)
-    await audit_of(url, files, {"speculative": {"method": method}}, url).run()
+    await audit_of(url, files, {"speculative": {"method": method, "overlap": "off"}}, url).run()
     shown = capsys.readouterr().out
     assert "demo at http://127.0.0.1" in shown
     assert "FAULT" not in shown
@@ -83,8 +83,8 @@ async def test_a_planted_fault_ends_the_command_with_1(
 @pytest.mark.parametrize(
     ("extra", "faults"),
     [
-        ({"speculative": {"method": "coupled"}}, []),
-        ({"speculative": {"method": "seeded"}}, []),
+        ({"speculative": {"method": "coupled", "overlap": "off"}}, []),
+        ({"speculative": {"method": "seeded", "overlap": "off"}}, []),
         ({"temperature": 1.02}, ["temperature"]),
     ],
     ids=["coupled", "seeded", "two percent"],
