@@ -18,6 +18,9 @@ from crossdraft.bench import commands
 from crossdraft.cli.options import (
     AffinityOptions,
     ApiOptions,
+    AuditedEndpoint,
+    AuditOptions,
+    AuditReference,
     CertsOptions,
     CorsOptions,
     DrafterOptions,
@@ -219,6 +222,15 @@ def loadtest(
     """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
 
     Without --url, --server and --target it starts services and a server, and ends them afterwards.
+    """
+
+
+@command(app, runs="crossdraft.cli.audit:audit")
+def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, files: LoadFiles) -> None:
+    """Check that a server's outputs have its model's distribution. Any server of OpenAI's API can be audited.
+
+    Greedy texts are compared with a reference, if one is given, and sampled tokens with their log-probabilities. It
+    ends with 0 if nothing was found, 1 if a fault was found, and 2 if the server cannot be audited.
     """
 
 

@@ -162,25 +162,26 @@ class HttpServer:
     """`crossdraft serve http`, with gRPC beside it, on any free ports."""
 
     target: str  # host:port
-    drafter: str
+    drafter: str  # likewise; empty: none
     max_outputs: int
     role: str = "front"
 
     def command(self) -> list[str]:
         """The command line. The server ends with its standard input, so it does not outlive this process."""
-        services = ["--target", self.target, "--drafter", f"{DRAFTER}={self.drafter}", "--model", MODEL]
+        services = ["--target", self.target, "--model", MODEL]
+        services += ["--drafter", f"{DRAFTER}={self.drafter}"] if self.drafter else []
         where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
         ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
         return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
 
 
-def base_url(url: str) -> str:
+def base_url(url: str, option: str = "--url") -> str:
     """The URL of a server without `/v1` and slashes at its end.
 
     Raises:
         UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
     """
-    complaint = f"--url must be such as http://127.0.0.1:8000, got {url}"
+    complaint = f"{option} must be such as http://127.0.0.1:8000, got {url}"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username

@@ -439,8 +439,54 @@ class LoadRequests:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditedEndpoint:
+    """Whom an audit asks."""
+
+    url: Annotated[str, typer.Option(help="The server to audit, such as http://127.0.0.1:8000.")]
+    api_key: ApiKey = ""
+    served_model_name: str = option("", "Model of the server; by default the first that it lists.", metavar="NAME")
+    api: Literal["auto", "completions", "chat"] = option(
+        "auto", "Which API to use; auto: completions, or chat where only that reports log-probabilities."
+    )
+    extra_body: str = option("{}", "Further fields of every request, as a JSON object.", metavar="JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReference:
+    """With what an audit compares greedy texts."""
+
+    reference_url: str = option("", "A server of the same model without speculation.", metavar="URL")
+    reference_api_key: str = option("", "API key of --reference-url.", metavar="KEY")
+    reference_body: str = option("{}", "As --extra-body, for the reference.", metavar="JSON")
+    model: str = option("", "Serve this model here as the reference: a folder, a hub id, or bundled:NAME.")
+    engine: EngineOptions = STARTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What an audit asks; the first fields are those of `audit.checks.Plan`."""
+
+    prompts: Path | None = option(
+        None, "JSON lines with `text`, `turns` or `messages`; by default 42 bundled prompts.", metavar="FILE"
+    )
+    greedy: int = option(12, "Prompts that are completed greedily.", min=0)
+    greedy_tokens: int = option(48, "Max tokens of greedy texts, and of texts with a seed.", min=1)
+    seeds: int = option(4, "Prompts that are completed twice with the same seed.", min=0)
+    sampled: int = option(3, "Prompts whose distributions are tested.", min=0)
+    samples: int = option(1000, "Samples of each of these prompts.", min=0)
+    tokens: int = option(4, "Max tokens of a sample.", min=1)
+    temperature: Temperature = 1.0
+    tolerance: float = option(0.2, "Difference of log-probabilities, in nats, that counts as a numerical tie.")
+    level: float = option(0.001, "Probability of a false alarm in all tests of distributions together.")
+    choices: int = option(16, "Samples of one request (`n`), if the server allows several.", min=1)
+    requests_per_second: float = option(0.0, "Max requests per second; 0 is no limit.", min=0)
+    concurrency: int = option(4, "Max requests at once.", min=1)
+    timeout: float = option(120.0, "Seconds to wait for a reply.", min=0.001)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadFiles:
-    """What a load test writes besides its tables."""
+    """What a load test or an audit writes besides its tables."""
 
     json_file: Path | None = option(None, "Write the report as JSON.", "--json", metavar="FILE")
     picture: Path | None = option(None, "Write a plot.", "--plot", metavar="FILE")

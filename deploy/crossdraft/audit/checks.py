@@ -1,0 +1,348 @@
+"""What an audit asks an endpoint, and what it makes of the answers."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Place, Reply, RequestRefused
+from crossdraft.audit.statistics import (
+    Draw,
+    LawTest,
+    Power,
+    chi_square,
+    holm,
+    information,
+    missing,
+    power_of,
+    temperature,
+)
+
+OK, FAULT, NOT_CHECKED = "ok", "FAULT", "not checked"
+CONTEXTS = 4  # first tokens of each prompt, the most frequent ones, after which the second token is tested
+FIRST_SEED = 1000  # of the first prompt; the next ones follow
+Advance = Callable[[], None]  # called after each request
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked, all of it fixed before the first answer."""
+
+    prompts: tuple[str, ...]
+    greedy: int  # prompts whose greedy texts are examined
+    greedy_tokens: int  # of each of them, at most
+    seeds: int  # prompts that are sampled twice with one seed
+    sampled: int  # prompts whose distributions are tested
+    samples: int  # of each of them
+    tokens: int  # of each sample, at most
+    temperature: float
+    tolerance: float  # nats between log-probabilities that count as equal
+    level: float  # probability of a false alarm in all tests of distributions together
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        largest = max(self.greedy, self.seeds, self.sampled)
+        if largest > len(self.prompts):
+            raise ValueError(f"{largest} prompts are to be used and there are {len(self.prompts)}: give --prompts FILE")
+        if not self.temperature > 0 or not 0 < self.level < 1 or not self.tolerance >= 0:
+            raise ValueError("--temperature must be above 0, --level between 0 and 1, and --tolerance at least 0")
+
+    def requests(self, endpoint: Endpoint, reference: Endpoint | None) -> int:
+        """How many will be sent to both together, without those that are sent again."""
+        batches = -(-self.samples // endpoint.abilities.choices)
+        laws = self.sampled * (batches + 2 * (self.temperature != 1)) if endpoint.abilities.top else 0
+        return laws + self.greedy * (1 if reference is None else 2) + 2 * self.seeds
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked into."""
+
+    name: str
+    verdict: str  # OK, FAULT or NOT_CHECKED
+    finding: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a greedy text leaves the reference's, or its own most probable tokens."""
+
+    prompt: int  # from 1
+    token: int  # from 1
+    gap: float | None  # nats by which the token is less probable; None: that cannot be told
+    at_least: bool  # the token is not listed: the gap is larger still
+    text: str  # what came, and in place of what
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that an audit found."""
+
+    checks: tuple[Check, ...]
+    differences: tuple[Difference, ...]
+    tests: tuple[LawTest, ...]
+    adjusted: tuple[float, ...]  # p-value of each test, corrected for their number
+    power: Power | None  # None: no distribution was tested
+    information: float  # of all samples, nats²
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(check.name for check in self.checks if check.verdict == FAULT)
+
+
+async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None, advance: Advance) -> Result:
+    """Runs all checks. Raises CannotBeAudited."""
+    if reference is not None and not reference.abilities.top:
+        raise CannotBeAudited(
+            f"the reference {reference.url} reports no log-probabilities, which tell ties from faults"
+        )
+    if reference is None and not endpoint.abilities.top:
+        raise CannotBeAudited(
+            f"{endpoint.url} reports no log-probabilities (`logprobs`): start it with them, or compare greedy texts "
+            "with those of a reference that does (--reference-url URL, or --model MODEL)"
+        )
+    checks, differences = await greedy(plan, endpoint, reference, advance)
+    checks.append(await seeds(plan, endpoint, advance))
+    draws, tests, notes = await laws(plan, endpoint, advance)
+    adjusted = tuple(holm([test.p for test in tests]))
+    for kind in dict.fromkeys(test.kind for test in tests):
+        mine = [(p, test) for p, test in zip(adjusted, tests, strict=True) if test.kind == kind]
+        p, worst = min(mine, key=lambda one: one[0])
+        finding = (
+            f"{len(mine)} test{'s' * (len(mine) > 1)}, smallest corrected p {p:.2g}: {worst.finding}, {worst.where}"
+        )
+        checks.append(Check(kind, FAULT if p < plan.level else OK, finding))
+    checks += [Check("distributions", NOT_CHECKED, note) for note in notes]
+    power = power_of(draws, tests, plan.level) if tests else None
+    return Result(tuple(checks), tuple(differences), tuple(tests), adjusted, power, information(draws))
+
+
+# Greedy texts.
+
+
+async def greedy(
+    plan: Plan, endpoint: Endpoint, reference: Endpoint | None, advance: Advance
+) -> tuple[list[Check], list[Difference]]:
+    """Whether greedy texts are the reference's, and whether each token is the most probable one."""
+    prompts = plan.prompts[: plan.greedy]
+    if not prompts:
+        return [Check("greedy text", NOT_CHECKED, "--greedy 0")], []
+    ours = await _outputs(endpoint, prompts, plan.greedy_tokens, advance)
+    checks, differences = [], []
+    if endpoint.abilities.top:
+        found = [gap for gap in map(_own_gap, range(1, len(ours) + 1), ours) if gap is not None]
+        checks.append(_judged("greedy by its own log-probabilities", len(ours), found, plan.tolerance))
+        differences += found
+    if reference is not None:
+        theirs = await _outputs(reference, prompts, plan.greedy_tokens, advance)
+        pairs = list(zip(ours, theirs, strict=True))
+        found = [compared(number, *pair) for number, pair in enumerate(pairs, 1) if pair[0].text != pair[1].text]
+        checks.append(_judged("greedy text, against the reference", len(ours), found, plan.tolerance))
+        differences += found
+        if endpoint.abilities.top:
+            checks.append(_values(pairs, plan.tolerance))
+    return checks, differences
+
+
+async def _outputs(endpoint: Endpoint, prompts: Sequence[str], tokens: int, advance: Advance) -> list[Reply]:
+    async def one(prompt: str) -> Reply:
+        (reply,) = await endpoint.ask(prompt, tokens, 0.0)
+        advance()
+        return reply
+
+    return await asyncio.gather(*map(one, prompts))
+
+
+def _own_gap(prompt: int, reply: Reply) -> Difference | None:
+    """The token of a greedy text that is farthest below the most probable one; None if there is none below."""
+    gaps = [place.top[0][1] - place.log_probability if place.top else 0.0 for place in reply.places]
+    worst = max(range(len(gaps)), key=gaps.__getitem__, default=None)
+    if worst is None or gaps[worst] <= 0:
+        return None
+    place = reply.places[worst]
+    return Difference(prompt, worst + 1, gaps[worst], False, f"{place.token!r} in place of {place.top[0][0]!r}")
+
+
+def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference:
+    """Where a text leaves the reference's, by the log-probabilities of the reference. The texts differ."""
+    mine, told, before = ours.text.encode(), theirs.text.encode(), b""
+    common = next((place for place, (one, other) in enumerate(zip(mine, told, strict=False)) if one != other), None)
+    common = min(len(mine), len(told)) if common is None else common
+    for number, place in enumerate(theirs.places, 1):
+        if len(before + place.raw) > common and told.startswith(before):
+            name = _name_in(place, mine[len(before) :], ours.places[number - 1 : number])
+            came = name or mine[len(before) :][:12].decode(errors="replace") or "the end of the text"
+            value = dict(place.top).get(name, place.top[-1][1])
+            # The end of a text may be a token whose name nobody says.
+            known = bool(name or ours.places or len(mine) > len(before))
+            gap = place.log_probability - value if known else None
+            return Difference(prompt, number, gap, known and not name, f"{came!r} in place of {place.token!r}")
+        before += place.raw
+    return Difference(prompt, len(theirs.places), None, False, "the reference reports no token there")
+
+
+def _name_in(place: Place, continuation: bytes, own: Sequence[Place]) -> str:
+    """The listed token with which a text goes on: by the name that the endpoint gives it, else the most probable one
+    with which it may; empty if none is listed."""
+    others = [name for name, _ in place.top if name and name != place.token]
+    if own and own[0].token in others:
+        return own[0].token
+    return next((name for name in others if continuation.startswith(name.encode())), "")
+
+
+def _judged(name: str, texts: int, found: Sequence[Difference], tolerance: float) -> Check:
+    ties = [one for one in found if one.gap is not None and one.gap <= tolerance and not one.at_least]
+    unknown = [one for one in found if one.gap is None]
+    faults = len(found) - len(ties) - len(unknown)
+    counts = f"{texts - len(found)} equal, {len(ties)} ties (gap up to {tolerance:g} nats), {faults} faults"
+    counts += f", {len(unknown)} that cannot be judged" * bool(unknown)
+    return Check(name, FAULT if faults else NOT_CHECKED if len(unknown) == texts else OK, f"{texts} texts: {counts}")
+
+
+def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
+    """Log-probabilities of the tokens that both have after the same text."""
+    name, gaps = "log-probabilities, against the reference", []
+    for ours, theirs in pairs:
+        for mine, other in zip(ours.places, theirs.places, strict=False):
+            if mine.token != other.token:
+                break
+            gaps.append(abs(mine.log_probability - other.log_probability))
+    if not gaps:
+        return Check(name, NOT_CHECKED, "no greedy text begins with the same token")
+    mean = fmean(gaps)
+    finding = f"{len(gaps)} tokens: {mean:.2g} nats apart on average, {max(gaps):.2g} at most"
+    return Check(name, FAULT if mean > tolerance else OK, finding)
+
+
+# Seeds.
+
+
+async def seeds(plan: Plan, endpoint: Endpoint, advance: Advance) -> Check:
+    """Whether a seed gives the same text again."""
+    prompts = plan.prompts[: plan.seeds]
+    if not prompts:
+        return Check("seeds repeated", NOT_CHECKED, "--seeds 0")
+
+    async def one(number: int, prompt: str) -> str:
+        (reply,) = await endpoint.ask(prompt, plan.greedy_tokens, plan.temperature, seed=FIRST_SEED + number)
+        advance()
+        return reply.text
+
+    try:
+        first = await asyncio.gather(*map(one, range(len(prompts)), prompts))
+        again = await asyncio.gather(*map(one, range(len(prompts)), prompts))
+    except RequestRefused as error:
+        return Check("seeds repeated", NOT_CHECKED, f"a request with a seed is refused: {error}")
+    equal = sum(map(str.__eq__, first, again))
+    return Check("seeds repeated", OK if equal == len(prompts) else FAULT, f"{equal} of {len(prompts)} texts are equal")
+
+
+# Distributions.
+
+
+async def laws(plan: Plan, endpoint: Endpoint, advance: Advance) -> tuple[list[Draw], list[LawTest], list[str]]:
+    """Sampled tokens against the log-probabilities that came with them: draws, tests, and what could not be tested."""
+    if not plan.sampled or not plan.samples:
+        return [], [], ["--sampled or --samples is 0"]
+    if not endpoint.abilities.top:
+        return [], [], ["the endpoint reports no log-probabilities"]
+    prompts = plan.prompts[: plan.sampled]
+    power = 1.0 if plan.temperature == 1 else await _power(plan, endpoint, advance)
+    replies = [await _samples(plan, endpoint, prompt, advance) for prompt in prompts]
+    return tested(replies, power)
+
+
+async def _samples(plan: Plan, endpoint: Endpoint, prompt: str, advance: Advance) -> list[Reply]:
+    size = endpoint.abilities.choices
+
+    async def some(count: int) -> list[Reply]:
+        replies = await endpoint.ask(prompt, plan.tokens, plan.temperature, choices=count)
+        advance()
+        return replies
+
+    batches = await asyncio.gather(*(some(min(size, plan.samples - begin)) for begin in range(0, plan.samples, size)))
+    return [reply for batch in batches for reply in batch]
+
+
+async def _power(plan: Plan, endpoint: Endpoint, advance: Advance) -> float:
+    """What reported probabilities are raised to, to be those at the plan's temperature: 1, or its inverse where the
+    endpoint reports them at temperature 1, as vLLM does. Raises CannotBeAudited if neither is so."""
+
+    async def top(prompt: str, temperature: float) -> dict[str, float]:
+        (reply,) = await endpoint.ask(prompt, 1, temperature)
+        advance()
+        return dict(reply.places[0].top) if reply.places else {}
+
+    errors: dict[float, list[float]] = {1.0: [], 1 / plan.temperature: []}
+    for prompt in plan.prompts[: plan.sampled]:
+        plain, warm = await top(prompt, 1.0), await top(prompt, plan.temperature)
+        common = [token for token in plain if token in warm]
+        before, after = np.array([(plain[one], warm[one]) for one in common]).reshape(-1, 2).T
+        for power, found in errors.items():  # a power of 1 is needed where what is reported is warm already
+            wanted = before / plan.temperature if power == 1 else before
+            found += list(np.abs((after - wanted) - np.mean(after - wanted)))
+    means = {power: fmean(found) if found else np.inf for power, found in errors.items()}
+    best = min(means, key=lambda one: means[one])
+    if means[best] > plan.tolerance:
+        raise CannotBeAudited(
+            f"{endpoint.url} reports log-probabilities at temperature {plan.temperature:g} that are neither those at "
+            "temperature 1 nor those divided by the temperature: audit it at --temperature 1"
+        )
+    return best
+
+
+def tested(replies: Sequence[Sequence[Reply]], power: float) -> tuple[list[Draw], list[LawTest], list[str]]:
+    """The tests of each prompt's samples. `power`: what reported probabilities are raised to."""
+    draws: list[Draw] = []
+    tests: list[LawTest | None] = []
+    for number, outputs in enumerate(replies, 1):
+        contexts = _contexts(outputs)
+        draws += [draw for places in contexts.values() for draw in _drawn(places, power)]
+        tests.append(chi_square("first token", f"prompt {number}", _drawn(contexts[()], power)))
+        frequent = sorted((path for path in contexts if len(path) == 1), key=lambda path: -len(contexts[path]))
+        for path in frequent[:CONTEXTS]:
+            where = f"prompt {number} after {path[0]!r}"
+            tests.append(chi_square("second token", where, _drawn(contexts[path], power)))
+    unreported = sum(reply.end_unreported for outputs in replies for reply in outputs)
+    if draws:
+        tests.append(temperature(draws))
+        tests += [] if unreported else [missing(draws)]
+    notes = [] if draws else ["every list of most probable tokens has two with the same name, or none"]
+    if unreported:
+        notes.append(f"missing tokens: the token that ended {unreported} samples has no log-probability in the reply")
+    return draws, [test for test in tests if test is not None], notes
+
+
+def _contexts(outputs: Iterable[Reply]) -> dict[tuple[str, ...], list[Place]]:
+    """Places by the tokens before them. Those are left out at which names of tokens or ends are not told apart."""
+    contexts: dict[tuple[str, ...], list[Place]] = defaultdict(list)
+    silent: set[tuple[str, ...]] = {()} if not outputs else set()
+    for reply in outputs:
+        names = tuple(place.token for place in reply.places)
+        for number, place in enumerate(reply.places):
+            contexts[names[:number]].append(place)
+        if reply.end_unreported:
+            silent.add(names)
+    for path, places in contexts.items():
+        if path in silent or any(place.ambiguous for place in places):
+            places.clear()
+    return contexts
+
+
+def _drawn(places: Iterable[Place], power: float) -> list[Draw]:
+    return [draw for draw in (draw_of(place, power) for place in places) if draw is not None]
+
+
+def draw_of(place: Place, power: float) -> Draw | None:
+    """None if nothing is listed; with a power other than 1 also if the token is not: the sum over all other tokens of
+    their powers is unknown, so that only the distribution among the listed ones is tested, which is exact."""
+    values = power * np.array([value for _, value in place.top])
+    if not len(values) or (power != 1 and place.rank is None):
+        return None
+    listed = np.exp(values) if power == 1 else np.exp(values - values.max())
+    probabilities = np.append(listed, max(0.0, 1 - listed.sum()) if power == 1 else 0.0)
+    cell = len(values) if place.rank is None else place.rank
+    return Draw(place.token, tuple(token for token, _ in place.top), probabilities / probabilities.sum(), cell)

@@ -1,0 +1,193 @@
+"""What drawn tokens say about the probabilities that were reported for them. It needs scipy.
+
+At each place an endpoint lists the most probable tokens with their probabilities; all others are one further cell.
+Three kinds of tests compare them with the draws:
+
+- chi-square (Pearson) at one place: cells whose expected count is below five are pooled.
+- temperature, over all places: with g the log-probability (of the cell of all others, the smallest that is listed), the
+  sum of g − E g has variance V = Σ Var g and is asymptotically normal, as its terms are martingale differences: the
+  law of a place is known given all draws before. At a temperature T (1 + e) instead of T its mean is −V e / (1 + e) to
+  first order or, because of the cell of all others, farther from 0.
+- a token that never comes: while a token is not drawn, the product of 1 / (1 − p) over the places that list it is a
+  martingale that starts at 1, so by Ville's inequality P(never drawn and Σ −log(1 − p) ≥ s) ≤ exp(−s). The token that
+  was listed as the i-th has the share 1 / (i (i + 1)) of the error, so all tokens together have at most all of it.
+
+All tests of an audit together give a false alarm with at most the wanted probability (Holm's correction).
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+
+import numpy as np
+from scipy import optimize, stats
+
+from crossdraft.bench.harness import LEAST, Floats, fit_of
+
+OTHERS = "(all others)"  # the cell of tokens that are not listed
+POWER = 0.95  # probability with which a fault of the stated size is found
+TINY = 1e-12  # stands for a probability of 0, whose logarithm is asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A drawn token, and the distribution that was reported for its place."""
+
+    token: str
+    listed: tuple[str, ...]
+    probabilities: Floats  # shape (len(listed) + 1,), sums to one; the last one is of all others
+    cell: int  # where the token is in `probabilities`
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One token at one place, or all others."""
+
+    token: str
+    expected: float  # number of draws, by the reported probabilities
+    observed: int
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """One comparison of draws with reported probabilities."""
+
+    kind: str  # first token, second token, temperature, or missing token
+    where: str
+    count: int  # draws
+    statistic: float
+    freedom: int  # degrees of freedom of a chi-square; 0: another kind of test
+    p: float  # probability of so extreme a statistic if the reported probabilities are right
+    finding: str  # what deviates most
+    cells: tuple[Cell, ...] = ()  # of a chi-square, before they are pooled
+
+
+def chi_square(kind: str, where: str, draws: Sequence[Draw]) -> LawTest | None:
+    """Draws at one place against the mean of the reported probabilities; None if they are too few for two cells.
+
+    A mean, because engines report slightly other numbers for the same place in another batch.
+    """
+    expected: Counter[str] = Counter()
+    for draw in draws:
+        for token, probability in zip((*draw.listed, OTHERS), draw.probabilities, strict=True):
+            expected[token] += float(probability)  # type: ignore[assignment]  # a counter of floats
+    observed = Counter((*draw.listed, OTHERS)[draw.cell] for draw in draws)
+    names = list(expected)
+    fit = fit_of(
+        {place: observed[name] for place, name in enumerate(names)},
+        np.array([expected[name] for name in names]) / max(1, len(draws)),
+    )
+    if fit is None:
+        return None
+    cells = tuple(Cell(name, float(expected[name]), observed[name]) for name in names)
+    farthest = max(cells, key=lambda one: (one.observed - one.expected) ** 2 / max(LEAST, one.expected))
+    finding = f"{farthest.token!r} came {farthest.observed} times, expected {farthest.expected:.1f}"
+    return LawTest(kind, where, fit.count, fit.statistic, fit.freedom, fit.p, finding, cells)
+
+
+def information(draws: Sequence[Draw]) -> float:
+    """V, the sum over places of the variance of a token's log-probability, in nats²."""
+    return float(_scores(draws)[1])
+
+
+def temperature(draws: Sequence[Draw]) -> LawTest | None:
+    """The test of the temperature over all places; None if all of them are certain."""
+    score, variance = _scores(draws)
+    if variance < TINY:
+        return None
+    z, error = score / sqrt(variance), -score / variance
+    finding = f"temperature {error:+.1%} ± {1 / sqrt(variance):.1%} from what was asked for"
+    return LawTest("temperature", "all places", len(draws), z, 0, float(2 * stats.norm.sf(abs(z))), finding)
+
+
+def _scores(draws: Sequence[Draw]) -> tuple[float, float]:
+    """The sums of g − E g and of Var g."""
+    score, variance = 0.0, 0.0
+    for size in {len(draw.probabilities) for draw in draws}:
+        alike = [draw for draw in draws if len(draw.probabilities) == size]
+        chances = np.array([draw.probabilities for draw in alike])
+        values = np.log(np.maximum(chances, TINY))
+        values[:, -1] = values[:, :-1].min(axis=1, initial=0.0)
+        values -= (chances * values).sum(axis=1, keepdims=True)
+        score += float(values[np.arange(len(alike)), [draw.cell for draw in alike]].sum())
+        variance += float((chances * values**2).sum())
+    return score, variance
+
+
+def missing(draws: Sequence[Draw]) -> LawTest:
+    """Whether a token never comes that should have."""
+    evidence: dict[str, float] = {}  # by token, in the order in which they were first listed
+    seen: set[str] = set()
+    for draw in draws:
+        for token, value in zip(draw.listed, -np.log1p(-np.minimum(draw.probabilities, 1 - TINY)), strict=False):
+            evidence[token] = evidence.get(token, 0.0) + float(value)
+        seen.add(draw.token)
+    bounds = {
+        token: (log(place * (place + 1)) - found, found)
+        for place, (token, found) in enumerate(evidence.items(), 1)
+        if token not in seen
+    }
+    token = min(bounds, key=lambda one: bounds[one][0], default="")
+    bound, found = bounds.get(token, (0.0, 0.0))
+    finding = f"{token!r} never came, expected about {found:.1f}" if bounds else "every listed token came"
+    return LawTest("missing token", "all places", len(draws), found, 0, exp(min(0.0, bound)), finding)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values (Holm 1979): rejecting those below a level errs anywhere with at most that probability."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda one: p_values[one])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+@dataclass(frozen=True)
+class Power:
+    """The smallest faults that an audit of this size finds with a probability of at least 95 %.
+
+    For Holm's correction at its strictest, that is for Bonferroni's: each test at `level` divided by their number.
+    """
+
+    level: float  # of each test
+    temperature: float  # relative error of the temperature; infinite if every place is certain
+    missing: float  # −Σ log(1 − p), about the expected number, of a token that never comes
+    first_token: Mapping[str, float]  # by prompt: probability of a forbidden first token
+    tilt: Mapping[str, float]  # by prompt: root mean square relative error of the first token's probabilities
+
+
+def power_of(draws: Sequence[Draw], tests: Sequence[LawTest], level: float) -> Power:
+    """Args: draws: all of the audit. tests: those that were made of them. level: of all tests together."""
+    each, listed = level / max(1, len(tests)), len({token for draw in draws for token in draw.listed})
+    first = {test.where: test for test in tests if test.kind == "first token"}
+    reach = {where: noncentrality(test.freedom, each) for where, test in first.items()}
+    return Power(
+        each,
+        temperature_error(information(draws), each),
+        log(max(1, listed) * (listed + 1) / each),
+        {where: found / (first[where].count + found) for where, found in reach.items()},
+        {where: sqrt(found / first[where].count) for where, found in reach.items()},
+    )
+
+
+def temperature_error(variance: float, level: float) -> float:
+    """The relative error that the test of the temperature finds with POWER, given V; infinite if none is."""
+    deviations = float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER))
+    return deviations / (sqrt(variance) - deviations) if variance > deviations**2 else inf
+
+
+def chance_of_finding(error: float, variance: float, level: float) -> float:
+    """Probability with which the test of the temperature finds a relative error, given V."""
+    limit, shift = stats.norm.isf(level / 2), error / (1 + error) * sqrt(variance)
+    return float(stats.norm.sf(limit - shift) + stats.norm.cdf(-limit - shift))
+
+
+def noncentrality(freedom: int, level: float) -> float:
+    """Of the chi-square that is found with POWER.
+
+    With N draws it is N Σ (q − p)² / p, which for a forbidden token of probability p, and the others in proportion, is
+    N p / (1 − p).
+    """
+    limit = stats.chi2.isf(level, freedom)
+    return float(optimize.brentq(lambda value: stats.ncx2.sf(limit, freedom, value) - POWER, TINY, 1e5))

@@ -1,0 +1,218 @@
+"""Audits of an endpoint in memory, with and without faults that are put in on purpose."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from crossdraft.audit.checks import FAULT, NOT_CHECKED, OK, Plan, Result, audit, draw_of
+from crossdraft.audit.endpoint import CannotBeAudited, Pace, RequestRefused, reply_of
+from tests.audit.toy import PROMPT, TOKENS, Toy
+
+PLAN = Plan(
+    prompts=(PROMPT, "Twice", "Never"),
+    greedy=3,
+    greedy_tokens=8,
+    seeds=2,
+    sampled=2,
+    samples=150,
+    tokens=3,
+    temperature=1.0,
+    tolerance=0.05,
+    level=0.001,
+)
+BRIEF = replace(PLAN, sampled=0)  # no distributions
+LAWS = replace(PLAN, greedy=0, seeds=0)
+
+
+async def audited(plan: Plan, toy: Toy, reference: Toy | None = None, **options: Any) -> Result:
+    options = {"choices": 50} | options
+    async with toy.endpoint(**options) as endpoint:
+        if reference is None:
+            return await audit(plan, endpoint, None, lambda: None)
+        async with reference.endpoint() as other:
+            return await audit(plan, endpoint, other, lambda: None)
+
+
+def verdicts(result: Result) -> dict[str, str]:
+    return {check.name: check.verdict for check in result.checks}
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_nothing_is_found_where_nothing_is_wrong(api: str) -> None:
+    result = await audited(PLAN, Toy(), Toy(), api=api)
+    assert result.faults == ()
+    assert set(verdicts(result)) == {
+        "greedy by its own log-probabilities",
+        "greedy text, against the reference",
+        "log-probabilities, against the reference",
+        "seeds repeated",
+        "first token",
+        "second token",
+        "temperature",
+        "missing token",
+    }
+    assert set(verdicts(result).values()) == {OK}
+    assert result.power is not None
+    assert result.power.temperature < 0.4
+
+
+async def test_a_wrong_temperature_is_found() -> None:
+    result = await audited(LAWS, Toy(scale=1.35))
+    assert result.power is not None
+    assert result.power.temperature < 0.35
+    assert "temperature" in result.faults
+    (finding,) = [check.finding for check in result.checks if check.name == "temperature"]
+    assert "temperature +" in finding
+
+
+async def test_a_forbidden_token_is_found() -> None:
+    result = await audited(LAWS, Toy(forbidden=TOKENS[3]))
+    assert "missing token" in result.faults
+    (finding,) = [check.finding for check in result.checks if check.name == "missing token"]
+    assert repr(TOKENS[3]) in finding
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+async def test_a_wrong_greedy_text_is_found_and_a_tie_is_none(logprobs: bool) -> None:
+    wrong = await audited(BRIEF, Toy(least=True, logprobs=logprobs), Toy())
+    assert "greedy text, against the reference" in wrong.faults
+    assert max(one.gap or 0.0 for one in wrong.differences) > 1
+    assert all(one.token == 2 for one in wrong.differences)
+    assert ("greedy by its own log-probabilities" in wrong.faults) == logprobs
+
+    noisy = replace(BRIEF, greedy_tokens=60, tolerance=0.3)
+    tied = await audited(noisy, Toy(noise=0.03, logprobs=logprobs), Toy())
+    (check,) = [check for check in tied.checks if check.name == "greedy text, against the reference"]
+    assert check.verdict == OK
+    assert any(one.gap and 0 < one.gap < 0.3 for one in tied.differences)
+    strict = await audited(replace(noisy, tolerance=0.0), Toy(noise=0.03, logprobs=logprobs), Toy())
+    assert "greedy text, against the reference" in strict.faults
+
+
+async def test_other_log_probabilities_than_the_references_are_found() -> None:
+    result = await audited(BRIEF, Toy(noise=0.5), Toy())
+    assert "log-probabilities, against the reference" in result.faults
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [("kept", OK), ("ignored", FAULT), ("refused", NOT_CHECKED)])
+async def test_seeds(seeds: str, verdict: str) -> None:
+    assert verdicts(await audited(BRIEF, Toy(seeds=seeds)))["seeds repeated"] == verdict
+
+
+async def test_an_endpoint_without_log_probabilities_needs_a_reference_that_has_them() -> None:
+    silent = Toy(logprobs=False)
+    with pytest.raises(CannotBeAudited, match=r"reports no log-probabilities .*--reference-url URL, or --model"):
+        await audited(PLAN, silent)
+    with pytest.raises(CannotBeAudited, match=r"the reference http://toy reports no"):
+        await audited(PLAN, Toy(), silent)
+    result = await audited(PLAN, silent, Toy())
+    assert verdicts(result) == {
+        "greedy text, against the reference": OK,
+        "seeds repeated": OK,
+        "distributions": NOT_CHECKED,
+    }
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1.35])
+async def test_log_probabilities_at_another_temperature_may_be_scaled_or_not(warm: bool, scale: float) -> None:
+    result = await audited(replace(LAWS, temperature=0.8), Toy(warm=warm, scale=scale, most_listed=5))
+    assert ("temperature" in result.faults) == (scale != 1)
+
+
+async def test_log_probabilities_that_are_of_neither_temperature_are_refused() -> None:
+    with pytest.raises(CannotBeAudited, match=r"audit it at --temperature 1"):
+        await audited(replace(LAWS, temperature=0.5), Toy(noise=1.0))
+
+
+async def test_what_an_endpoint_lets_one_ask_for_is_learnt() -> None:
+    async with Toy(apis=("/v1/chat/completions",), strict=True, most_listed=5, several=False).endpoint(
+        choices=16
+    ) as one:
+        able = one.abilities
+        assert (one.model, able.api, able.top, able.choices) == ("toy", "chat", 5, 1)
+        assert able.neutral == {"top_p": 1}
+        assert PLAN.requests(one, None) == 2 * 150 + 3 + 2 * 2
+        assert replace(LAWS, temperature=0.5).requests(one, one) == 2 * 150 + 2 * 2
+    toy = Toy()
+    async with toy.endpoint(choices=16, extra={"user": "me"}) as one:
+        assert (one.abilities.api, one.abilities.top, one.abilities.choices) == ("completions", 12, 16)
+        sent = one.requests
+        assert (await audit(PLAN, one, None, lambda: None)).faults == ()
+        assert one.requests - sent == PLAN.requests(one, None)
+    assert all(body["user"] == "me" for body in toy.bodies)
+    with pytest.raises(CannotBeAudited, match=r"completes no prompt by --api completions: .*HTTP 404"):
+        await audited(PLAN, Toy(apis=("/v1/chat/completions",)), api="completions")
+
+
+def busy(status: int, **headers: str) -> httpx.Response:
+    return httpx.Response(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+async def test_a_busy_endpoint_is_asked_again_when_it_wants() -> None:
+    now = format_datetime(datetime.now(UTC), usegmt=True)
+    toy = Toy(busy=[busy(429, Retry_After="0"), busy(503, Retry_After="0.01"), busy(429, Retry_After=now)])
+    async with toy.endpoint() as endpoint:
+        assert endpoint.retries == 3
+    with pytest.raises(CannotBeAudited, match=r"wants a pause of 3600 s: come back later"):
+        await audited(PLAN, Toy(busy=[busy(429, Retry_After="3600")]))
+    with pytest.raises(CannotBeAudited, match=r"cannot be asked, after 6 attempts: HTTP 429"):
+        await audited(PLAN, Toy(busy=[busy(429, Retry_After="0")] * 6))
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "complaint"),
+    [
+        (httpx.Response(401, text="no"), RequestRefused, "wants an API key: HTTP 401 no"),
+        (httpx.Response(500, text="oh"), CannotBeAudited, "failed: HTTP 500 oh"),
+        (httpx.Response(200, text="<html>"), CannotBeAudited, "sent no JSON: <html>"),
+        (httpx.Response(200, json={"choices": 1}), CannotBeAudited, "not of OpenAI's API"),
+    ],
+)
+async def test_other_replies_are_errors(reply: httpx.Response, kind: type[Exception], complaint: str) -> None:
+    with pytest.raises(kind, match=complaint):
+        await audited(PLAN, Toy(busy=[reply]))
+
+
+async def test_no_more_requests_per_second_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("crossdraft.audit.endpoint.asyncio.sleep", sleep)
+    async with Toy().endpoint(pace=Pace(concurrency=2, per_second=0.001)) as endpoint:
+        await endpoint.ask(PROMPT, 1, 1.0)
+    assert [round(pause, -2) for pause in pauses] == [0, 1000, 2000]  # seconds: the model's name, a trial, the request
+
+
+def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
+    def place(token: str, value: float, listed: dict[str, float]) -> Any:
+        columns = {"tokens": [token], "token_logprobs": [value], "top_logprobs": [listed]}
+        return reply_of({"text": token, "logprobs": columns, "finish_reason": "length"}, 2).places[0]
+
+    assert place("\ufffd", -1.0, {"\ufffd": -1.0, " a": -2.0}).ambiguous
+    added = place(" c", -3.0, {" a": -1.0, " b": -2.0, " c": -3.0})  # vLLM adds the drawn token
+    assert (added.top, added.rank, added.ambiguous) == (((" a", -1.0), (" b", -2.0)), None, False)
+    other = place(" a", -4.0, {" a": -1.0, " b": -2.0})  # another token with the same text
+    assert other.rank is None
+    draw = draw_of(other, 1.0)
+    assert draw is not None
+    assert draw.cell == 2
+    assert draw_of(other, 1.25) is None
+
+
+async def test_what_vllm_adds_to_its_lists_is_no_bias() -> None:
+    result = await audited(LAWS, Toy(extra_listed=True, most_listed=5))
+    assert result.faults == ()
+
+
+def test_a_plan_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"4 prompts are to be used and there are 3: give --prompts FILE"):
+        replace(PLAN, greedy=4)
+    with pytest.raises(ValueError, match=r"--temperature must be above 0"):
+        replace(PLAN, temperature=0.0)

@@ -1,0 +1,128 @@
+"""`crossdraft audit` before a real server with the bundled models, and what it refuses."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from crossdraft.audit.checks import Plan
+from crossdraft.audit.endpoint import CannotBeAudited, Pace
+from crossdraft.cli.audit import Audit, Audited
+from crossdraft.cli.options import AuditedEndpoint, AuditReference, LoadFiles
+from crossdraft.console.running import PROMPTS, CommandFailed
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
+from tests.cli.conftest import Cli
+from tests.endtoend.stack import serving
+from tests.serving.http.conftest import front
+
+SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "seeds": 1, "sampled": 2, "samples": 48, "tokens": 3}
+NO_DRAFTER = {"speculative": {"drafter": "none"}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url() -> AsyncIterator[str]:
+    """Of a server with the bundled target and a drafter of another vocabulary."""
+    async with AsyncExitStack() as exits:
+        stack = await exits.enter_async_context(serving(("drafter-b",), ()))
+        model = LocalModel("demo", (stack.target,), (NamedDrafter("b", (stack.drafters["drafter-b"],)),), ())
+        backend = await exits.enter_async_context(LocalBackend((model,), LocalOptions(64)))
+        served = await exits.enter_async_context(front(backend))
+        yield f"http://{served.server.address}"
+
+
+def audit_of(url: str, files: LoadFiles, extra: dict[str, Any], reference: str = "", **plan: Any) -> Audit:
+    wanted = Plan(PROMPTS, temperature=1.0, tolerance=0.01, level=0.001, **SMALL | plan)
+    audited = Audited(wanted, Pace(timeout=600), url, extra, reference, NO_DRAFTER)
+    return Audit(audited, AuditedEndpoint(url=url), AuditReference(), 16, files)
+
+
+def files_in(folder: Path) -> LoadFiles:
+    return LoadFiles(json_file=folder / "report.json", picture=folder / "report.png")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("method", ["coupled", "seeded"])
+async def test_nothing_is_wrong_with_exact_methods(
+    url: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = files_in(tmp_path)
+    await audit_of(url, files, {"speculative": {"method": method, "overlap": "off"}}, url).run()
+    shown = capsys.readouterr().out
+    assert "demo at http://127.0.0.1" in shown
+    assert "FAULT" not in shown
+    # `coupled` refuses seeds, as its output depends on timing.
+    assert ("a request with a seed is refused" in shown) == (method == "coupled")
+    assert files.json_file is not None
+    assert files.picture is not None
+    found = json.loads(files.json_file.read_text())
+    assert found["faults"] == []
+    assert found["plan"]["samples"] == 48
+    assert found["requests"] >= found["planned"] - (method == "coupled")
+    assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
+    assert files.picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_planted_fault_ends_the_command_with_1(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is told another temperature than the audit believes."""
+    audit = audit_of(url, files_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=96)
+    with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
+        await audit.run()
+    assert raised.value.exit_code == 1
+    assert "temperature +" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("extra", "faults"),
+    [
+        ({"speculative": {"method": "coupled", "overlap": "off"}}, []),
+        ({"speculative": {"method": "seeded", "overlap": "off"}}, []),
+        ({"temperature": 1.02}, ["temperature"]),
+    ],
+    ids=["coupled", "seeded", "two percent"],
+)
+async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], faults: list[str]) -> None:
+    """A temperature off by two percent is found at the sample size at which that is stated."""
+    files = files_in(tmp_path)
+    audit = audit_of(url, files, extra, greedy=0, seeds=0, sampled=3, samples=1_700, tokens=8)
+    with suppress(CommandFailed):
+        await audit.run()
+    assert files.json_file is not None
+    found = json.loads(files.json_file.read_text())
+    assert found["faults"] == faults
+    assert found["result"]["power"]["temperature"] < 0.02
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_key_that_is_wanted_or_a_chat_without_a_template_cannot_be_audited(url: str, tmp_path: Path) -> None:
+    audit = audit_of(url, files_in(tmp_path), {})
+    chats = Audit(audit.audited, AuditedEndpoint(url=url, api="chat"), audit.reference, 1, audit.files)
+    with pytest.raises(CannotBeAudited, match=r"completes no prompt by --api chat: .*HTTP 400") as raised:
+        await chats.run()
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--url", "nowhere"), "--url must be such as http://127.0.0.1:8000, got nowhere"),
+        (("--reference-url", "nowhere"), "--reference-url must be such as"),
+        (("--reference-url", "http://a", "--model", "bundled:target"), "are two references: give one of them"),
+        (("--extra-body", "{"), "--extra-body must be a JSON object"),
+        (("--reference-body", "[1]"), "--reference-body must be a JSON object"),
+        (("--temperature", 0), "--temperature must be above 0"),
+        (("--greedy", 100), "100 prompts are to be used and there are 42: give --prompts FILE"),
+        (("--plot", "picture.txt"), "its name must end with .png"),
+        ((), "cannot connect to http://127.0.0.1:1"),
+    ],
+)
+def test_what_is_refused(cli: Cli, options: tuple[object, ...], complaint: str) -> None:
+    cli("audit", "--url", "http://127.0.0.1:1", *options).failed(complaint)

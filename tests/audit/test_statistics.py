@@ -1,0 +1,151 @@
+"""The tests' laws: how often they raise a false alarm, and that they find what they say they find.
+
+Draws are from known distributions, with fixed seeds: nothing here can fail by chance.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from crossdraft.audit.statistics import (
+    POWER,
+    Draw,
+    chance_of_finding,
+    chi_square,
+    holm,
+    information,
+    missing,
+    noncentrality,
+    power_of,
+    temperature,
+    temperature_error,
+)
+
+NAMES = tuple(f"t{number}" for number in range(12))
+LISTED = 8
+LEVEL = 0.001
+LOGITS = np.random.default_rng(1).normal(0.0, 1.5, (40, len(NAMES)))  # of 40 places
+
+
+def draws_of(
+    count: int, seed: int, scale: float = 1.0, forbidden: int | None = None, logits: np.ndarray = LOGITS
+) -> list[Draw]:
+    """Draws at places that take turns; `scale` is of the temperature."""
+    rng = np.random.default_rng(seed)
+    laws, true = np.exp(logits), np.exp(logits / scale)
+    laws /= laws.sum(axis=1, keepdims=True)
+    if forbidden is not None:
+        true[:, forbidden] = 0
+    sums = np.cumsum(true, axis=1)
+    listed = np.argsort(-laws, axis=1)[:, :LISTED]
+    chances = np.take_along_axis(laws, listed, axis=1)
+    chances = np.append(chances, 1 - chances.sum(axis=1, keepdims=True), axis=1)
+    cells = np.full(laws.shape, LISTED)
+    np.put_along_axis(cells, listed, np.arange(LISTED)[None], axis=1)
+    names = [tuple(NAMES[one] for one in row) for row in listed]
+    places = np.arange(count) % len(logits)
+    drawn = (sums[places] <= rng.random((count, 1)) * sums[places, -1:]).sum(axis=1)
+    return [
+        Draw(NAMES[token], names[place], chances[place], int(cells[place, token]))
+        for place, token in zip(places, drawn, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["chi-square", "temperature"])
+def test_p_values_are_uniform_if_nothing_is_wrong(kind: str) -> None:
+    values = []
+    for seed in range(200):
+        draws = draws_of(300, seed, logits=LOGITS[:1])
+        found = chi_square("first token", "prompt 1", draws) if kind == "chi-square" else temperature(draws)
+        assert found is not None
+        values.append(found.p)
+    assert stats.kstest(values, "uniform").pvalue > 0.01
+
+
+def test_a_token_is_rarely_called_missing_if_it_is_only_rare() -> None:
+    """The bound holds for every number of draws and of tokens, so it is far from exact."""
+    assert sum(missing(draws_of(60, seed)).p < 0.05 for seed in range(100)) <= 0.05 * 100
+
+
+def rate(alarms: Sequence[bool]) -> float:
+    return sum(alarms) / len(alarms)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_temperature_off_by_two_percent_is_found_at_the_sample_size_that_is_stated(sign: int) -> None:
+    pilot = information(draws_of(2_000, 0)) / 2_000  # of a draw
+    count = next(n for n in range(1_000, 100_000, 500) if temperature_error(n * pilot, LEVEL) <= 0.02)
+    chance = chance_of_finding(0.02, count * pilot, LEVEL)
+    assert POWER <= chance < POWER + 0.02
+    found = [temperature(draws_of(count, seed, 1 + sign * 0.02)) for seed in range(6)]
+    assert rate([one is not None and one.p < LEVEL for one in found]) >= 5 / 6
+    assert all(one is not None and f"{sign:+d}"[0] in one.finding.split()[1] for one in found)
+    assert not any(one is not None and one.p < LEVEL for one in [temperature(draws_of(count, 99))])
+
+
+def test_the_chance_of_finding_a_temperature_is_what_simulations_find() -> None:
+    count, error = 1_500, 0.06
+    draws = draws_of(count, 0)
+    found = [temperature(draws_of(count, seed, 1 + error)) for seed in range(150)]
+    chance = chance_of_finding(error, information(draws), 0.05)
+    assert 0.3 < chance < 0.95
+    hits = sum(one is not None and one.p < 0.05 for one in found)
+    # At least as often: all other tokens in one cell make the true shift larger than the stated one.
+    assert stats.binomtest(hits, len(found), chance, alternative="less").pvalue > 0.01
+
+
+def test_a_forbidden_token_is_found_at_the_stated_expectation() -> None:
+    draws = draws_of(2_000, 3, forbidden=5)
+    found, power = missing(draws), power_of(draws, [missing(draws)], LEVEL)
+    assert "'t5'" in found.finding
+    assert found.p < LEVEL
+    expected = np.cumsum(
+        [sum(p for t, p in zip(one.listed, one.probabilities, strict=False) if t == "t5") for one in draws]
+    )
+    enough = int(np.searchsorted(expected, power.missing)) + 1
+    assert enough < len(draws)
+    assert missing(draws[:enough]).p < LEVEL
+    assert missing(draws_of(2_000, 3)).p > 0.5
+
+
+def test_a_forbidden_first_token_of_the_stated_probability_is_found_as_often_as_stated() -> None:
+    count, chances = 500, np.array([0.5, 0.25, 0.15, 0.1])
+    wanted = noncentrality(len(chances), LEVEL)
+    chance = wanted / (count + wanted)  # N p / (1 − p) = noncentrality
+    law = np.append(chances * (1 - chance), chance)
+    true = np.append(chances, 0.0)
+    rng, alarms = np.random.default_rng(5), []
+    for _ in range(100):
+        counts = rng.multinomial(count, true)
+        draws = [Draw(NAMES[k], NAMES[:5], np.append(law, 0.0), k) for k in range(5) for _ in range(counts[k])]
+        found = chi_square("first token", "prompt 1", draws)
+        assert found is not None
+        assert found.freedom == len(chances)
+        alarms.append(found.p < LEVEL)
+    assert rate(alarms) >= POWER - 0.04
+
+
+def test_cells_are_pooled_and_too_few_draws_are_no_test() -> None:
+    assert chi_square("first token", "prompt 1", draws_of(3, 0, logits=LOGITS[:1])) is None
+    assert chi_square("first token", "prompt 1", []) is None
+    found = chi_square("first token", "prompt 1", draws_of(40, 0, logits=LOGITS[:1]))
+    assert found is not None
+    assert sum(cell.observed for cell in found.cells) == 40
+    assert sum(cell.expected for cell in found.cells) == pytest.approx(40)
+    assert found.freedom < len(found.cells) - 1
+
+
+def test_a_certain_place_tells_nothing_of_the_temperature() -> None:
+    certain = Draw("a", ("a",), np.array([1.0, 0.0]), 0)
+    assert temperature([certain] * 50) is None
+    assert information([certain] * 50) < 1e-9
+    assert temperature_error(0.0, LEVEL) == float("inf")
+    assert missing([certain] * 50).p == 1.0
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
