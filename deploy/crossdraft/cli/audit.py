@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from crossdraft.cli.loadtest import MIN_OUTPUTS, HttpServer, base_url
 from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, LoadFiles, named
 from crossdraft.client.api import software
-from crossdraft.console.processes import Wanted, running, threads_each
+from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Wanted, base_url, running, threads_each
 from crossdraft.console.running import (
     PICTURES,
     PROMPTS,
