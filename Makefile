@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full check types style figures format docs protos models wheel clean
+.PHONY: help install demo test test-full test-vllm check types style figures format docs protos models wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,10 +27,13 @@ demo: $(INSTALLED)  ## run a drafter and a target here and generate text with th
 	$(BIN)/crossdraft demo
 
 test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --ignore tests/vllm
 
 test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)
-	CROSSDRAFT_FULL_TESTS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+	CROSSDRAFT_FULL_TESTS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --ignore tests/vllm
+
+test-vllm: $(DEV_INSTALLED)  ## run the tests with vLLM, which is in an environment of its own that CROSSDRAFT_VLLM_ENV names
+	$(BIN)/python -m pytest tests/vllm
 
 check: types style docs  ## lint, formatting, types, import direction, generated code is current, size of the source, documentation
 

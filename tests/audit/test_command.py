@@ -21,7 +21,7 @@ from tests.cli.conftest import Cli
 from tests.endtoend.stack import serving
 from tests.serving.http.conftest import front
 
-SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "seeds": 1, "sampled": 2, "samples": 48, "tokens": 3}
+SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "seeds": 1, "sampled": 2, "samples": 32, "tokens": 3}
 NO_DRAFTER = {"speculative": {"drafter": "none"}}
 
 
@@ -65,7 +65,7 @@ async def test_nothing_is_wrong_with_exact_methods(
     assert files.picture is not None
     found = json.loads(files.json_file.read_text())
     assert found["faults"] == []
-    assert found["plan"]["samples"] == 48
+    assert found["plan"]["samples"] == 32
     assert found["requests"] >= found["planned"] - (method == "coupled")
     assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
     assert files.picture.read_bytes().startswith(b"\x89PNG")
@@ -76,7 +76,7 @@ async def test_a_planted_fault_ends_the_command_with_1(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server is told another temperature than the audit believes."""
-    audit = audit_of(url, files_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=96)
+    audit = audit_of(url, files_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=64)
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
         await audit.run()
     assert raised.value.exit_code == 1

@@ -33,8 +33,7 @@ from crossdraft.cli.workers import (
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.serving.backend import Learned, LocalBackend, LocalModel, LocalOptions, NamedDrafter, packed
-from crossdraft.speculation.controller import Estimates
-from crossdraft.speculation.estimates import StepCost
+from crossdraft.speculation.estimates import Estimates, StepCost
 from tests.cli.conftest import COMMAND, Cli
 from tests.rpc.clock import HANGS
 

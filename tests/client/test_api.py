@@ -13,8 +13,7 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.session.assignment import Secrets
-from crossdraft.speculation.controller import Estimates
-from crossdraft.speculation.estimates import PLACES, StepCost
+from crossdraft.speculation.estimates import PLACES, Estimates, StepCost
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES

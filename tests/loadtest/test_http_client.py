@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from crossdraft.cli.loadtest import base_url
+from crossdraft.console.processes import base_url
 from crossdraft.console.running import UsageError
 from crossdraft.loadtest import http_client
 from crossdraft.loadtest.http_client import HttpClient

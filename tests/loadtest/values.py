@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 
-from crossdraft.loadtest.report import Conditions
+from crossdraft.loadtest.report import LoadSettings
 from crossdraft.loadtest.requests import RequestOptions
 from crossdraft.loadtest.runner import OpenLoop
 from crossdraft.loadtest.summary import Goal
@@ -16,7 +16,7 @@ from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/loadtest/report.schema.json").read_text(encoding="utf-8"))
 GOAL = Goal(150, 200)
-CONDITIONS = Conditions(
+CONDITIONS = LoadSettings(
     begun="2026-01-02T03:04:05+00:00",
     software="0.1.0",
     cores=2,

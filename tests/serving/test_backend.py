@@ -27,8 +27,7 @@ from crossdraft.serving.backend import (
     packed,
     unpacked,
 )
-from crossdraft.speculation.controller import Estimates
-from crossdraft.speculation.estimates import PLACES, StepCost
+from crossdraft.speculation.estimates import PLACES, Estimates, StepCost
 from crossdraft.trace.codec import Packer
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens

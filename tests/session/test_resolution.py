@@ -16,7 +16,8 @@ from crossdraft.session.resolution import (
     without_trust,
 )
 from crossdraft.speculation.choice import Choice
-from crossdraft.speculation.controller import Limits, OutputController, TargetController
+from crossdraft.speculation.controller import OutputController, TargetController
+from crossdraft.speculation.policy import Limits
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import OpenTarget, SamplingOptions

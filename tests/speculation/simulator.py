@@ -23,7 +23,8 @@ from crossdraft.speculation.choice import (
     PassSeen,
     StallSeen,
 )
-from crossdraft.speculation.controller import Limits, TargetController
+from crossdraft.speculation.controller import TargetController
+from crossdraft.speculation.policy import Limits
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average

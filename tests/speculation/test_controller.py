@@ -25,15 +25,12 @@ from crossdraft.speculation.controller import (
     EXPLORED,
     KINDS,
     POLICIES,
-    Estimates,
-    Kind,
-    Limits,
-    Mode,
     OutputController,
     PlainController,
     TargetController,
 )
-from crossdraft.speculation.estimates import PLACES, StepCost
+from crossdraft.speculation.estimates import PLACES, Estimates, Kind, StepCost
+from crossdraft.speculation.policy import Limits, Mode
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
 from tests.verification.enumerating import full
 

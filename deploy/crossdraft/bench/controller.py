@@ -63,15 +63,15 @@ SLOW_PACE = "100,0"  # of a drafter that is slow
 
 
 @dataclass(frozen=True)
-class Conditions:
+class Cell:
     """What all choices of a comparison have in common."""
 
     scenario: str
     method: str
     temperature: float
     outputs: int  # at once
-    acceptance: float  # of a draft token, as wanted; 0: what it is
-    pass_ms: float  # of a pass of the target that computes few tokens; 0: what it is
+    acceptance: float | None  # of a draft token, as wanted; None: of the models as they are
+    pass_ms: float | None  # of a pass of the target that computes few tokens; None: of the model as it is
     trip_ms: float  # to the drafter and back
     drafter: str = "good"
 
@@ -80,7 +80,7 @@ class Conditions:
 class Compared:
     """All choices under the same conditions, or a part of their time."""
 
-    conditions: Conditions
+    conditions: Cell
     part: str  # empty: all
     speeds: Mapping[str, float]  # tokens a second of all outputs together, by choice
     best: str  # the fastest choice besides auto
@@ -92,9 +92,7 @@ class Compared:
     at_first: float | None = None  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
 
 
-def compared(
-    conditions: Conditions, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
-) -> Compared:
+def compared(conditions: Cell, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None) -> Compared:
     """Sums up; samples at the same place are of the same prompts or the same time, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
@@ -192,7 +190,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
-    given = Conditions("", method, temperature_of(method), CALIBRATED_ON, 1.0, 0.0, 0.0)
+    given = Cell("", method, temperature_of(method), CALIBRATED_ON, None, None, 0.0)
     stage = Stage(given, CALIBRATED_TOKENS, {})
     sample = await stage.sample("lock-step, K = 4", 0, pipeline)
     assert sample.figures is not None
@@ -219,7 +217,7 @@ SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), 
 class Stage:
     """Connections for one comparison."""
 
-    given: Conditions
+    given: Cell
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # NO_DRAFTER, AUTO, and the one of all other choices under an empty name
     prompts: Sequence[str] = ()  # none: made-up ones
@@ -267,21 +265,22 @@ class Floor:
     stack: AsyncExitStack
     started: dict[Any, Distant] = field(default_factory=dict)
 
-    async def target(self, given: Conditions) -> str:
+    async def target(self, given: Cell) -> str:
         """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
-        pace = f"{given.pass_ms:g},{given.pass_ms / 400:g}"
-        paced = Served(self.folder, pace, engine=FREE) if given.pass_ms else Served(self.plan.target)
-        return (await self._service("target", paced, False)).address
+        served = Served(self.plan.target)
+        if given.pass_ms is not None:
+            served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
+        return (await self._service("target", served, False)).address
 
-    def drafted_by(self, given: Conditions) -> Served:
-        """The drafter that these conditions ask for."""
-        if given.scenario == "pair":
+    def drafted_by(self, given: Cell) -> Served:
+        """The drafter that this cell asks for."""
+        if given.acceptance is None:
             return Served(self.plan.drafter)
         noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
         return Served(self.folder, pace, noise, FREE)
 
-    async def drafter(self, given: Conditions) -> Distant:
+    async def drafter(self, given: Cell) -> Distant:
         """At its distance. It is behind the emulated network also if that is 0, so that all are."""
         found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short", "load"))
         await found.delay(given.trip_ms / 2)
@@ -295,7 +294,7 @@ class Floor:
         return self.started[key]
 
     @asynccontextmanager
-    async def stage(self, given: Conditions, drafter: str) -> AsyncIterator[Stage]:
+    async def stage(self, given: Cell, drafter: str) -> AsyncIterator[Stage]:
         """New connections, warmed up."""
         target = await self.target(given)
         tokens = round(1000 * self.plan.seconds / ((given.pass_ms or PAIR_MS) + OUTPUT_MS * given.outputs))
@@ -315,19 +314,19 @@ class Floor:
 # The scenarios.
 
 
-async def grid(floor: Floor, given: Conditions) -> list[Compared]:
+async def grid(floor: Floor, given: Cell) -> list[Compared]:
     """All choices in turns."""
     drafter = await floor.drafter(given)
     async with floor.stage(given, drafter.address) as stage:
         return [await stage.in_turns(ALL, floor.plan.turns)]
 
 
-async def pair(floor: Floor, given: Conditions) -> list[Compared]:
+async def pair(floor: Floor, given: Cell) -> list[Compared]:
     """The same with a real pair."""
     return await grid(floor, given)
 
 
-async def short(floor: Floor, given: Conditions) -> list[Compared]:
+async def short(floor: Floor, given: Cell) -> list[Compared]:
     """Short requests one after another, on new connections for each choice and turn."""
     drafter = await floor.drafter(given)
 
@@ -356,7 +355,7 @@ def stopped(process_id: int) -> Iterator[None]:
         os.kill(process_id, signal.SIGCONT)
 
 
-async def bad(floor: Floor, given: Conditions) -> list[Compared]:
+async def bad(floor: Floor, given: Cell) -> list[Compared]:
     """A drafter of no use beside none."""
     async with AsyncExitStack() as stack:
         if given.drafter == "dead":
@@ -427,7 +426,7 @@ async def _ended(places: Sequence[asyncio.Task[None]]) -> None:
             raise error
 
 
-async def _courses(floor: Floor, given: Conditions, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
+async def _courses(floor: Floor, given: Cell, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
     async def run(choice: str, turn: int) -> dict[str, Timed]:
         async with floor.stage(replace(given, outputs=1), drafter) as stage:
             return await course(stage, choice, phases)
@@ -439,14 +438,14 @@ async def _courses(floor: Floor, given: Conditions, drafter: str, phases: Sequen
     ]
 
 
-async def load(floor: Floor, given: Conditions) -> list[Compared]:
+async def load(floor: Floor, given: Cell) -> list[Compared]:
     """One output, then many at once, then one again."""
     drafter = await floor.drafter(given)
     many = Phase(f"{given.outputs} outputs", given.outputs)
     return await _courses(floor, given, drafter.address, [Phase("1 output", 1), many, Phase("1 output again", 1)])
 
 
-async def turning(floor: Floor, given: Conditions) -> list[Compared]:
+async def turning(floor: Floor, given: Cell) -> list[Compared]:
     """A good drafter is replaced by a useless one at the same port, and that by a good one, while outputs go on."""
     good, useless = (floor.drafted_by(replace(given, drafter=kind)).options for kind in ("good", "useless"))
     async with AsyncExitStack() as stack:
@@ -466,7 +465,7 @@ async def turning(floor: Floor, given: Conditions) -> list[Compared]:
         return await _courses(floor, given, drafter.address, phases)
 
 
-Scenario = Callable[[Floor, Conditions], Awaitable[list[Compared]]]
+Scenario = Callable[[Floor, Cell], Awaitable[list[Compared]]]
 SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, pair, short, turning, load, bad)}
 
 
@@ -484,10 +483,10 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "scenario": lambda one: one.conditions.scenario,
         "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
         "outputs": lambda one: one.conditions.outputs,
-        "pass, ms": lambda one: optional(one.conditions.pass_ms or None, "g"),
+        "pass, ms": lambda one: optional(one.conditions.pass_ms, "g"),
         "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
         "drafter": lambda one: one.part or one.conditions.drafter,
-        "wanted": lambda one: optional(one.conditions.acceptance or None, ".0%"),
+        "wanted": lambda one: optional(one.conditions.acceptance, ".0%"),
         "accepted": lambda one: optional(one.accepted, ".0%"),
         NO_DRAFTER: lambda one: f"{one.speeds[NO_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
@@ -517,11 +516,11 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         )
 
     @cached_property
-    def comparisons(self) -> list[Conditions]:
+    def comparisons(self) -> list[Cell]:
         """In their order; raises UsageError."""
         return [one for scenario in self.plan.scenario for one in self._of(scenario)]
 
-    def _of(self, scenario: str) -> list[Conditions]:
+    def _of(self, scenario: str) -> list[Cell]:
         middle = [values[len(values) // 2] for values in self.dimensions]
         given = self._conditions(scenario, middle)
         if scenario == "grid":
@@ -535,15 +534,15 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if scenario == "pair":
             few = [outputs for outputs in self.dimensions[0] if outputs <= PAIR_OUTPUTS]
             return [
-                Conditions(scenario, method, temperature, outputs, 0.0, 0.0, 0.0, self.plan.drafter)
+                Cell(scenario, method, temperature, outputs, None, None, 0.0, self.plan.drafter)
                 for (method, temperature), outputs in product(PAIR_METHODS, few)
             ]
         outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
         return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
 
-    def _conditions(self, scenario: str, cell: Sequence[Any]) -> Conditions:
+    def _conditions(self, scenario: str, cell: Sequence[Any]) -> Cell:
         outputs, acceptance, pass_ms, trip_ms, method = cell
-        return Conditions(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
+        return Cell(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
 
     @property
     def total(self) -> int:

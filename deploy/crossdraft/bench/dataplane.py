@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.harness import Advance, Benchmark, Columns, Table, finished, in_turns, processor_seconds
+from crossdraft.bench.harness import (
+    MILLISECONDS,
+    Advance,
+    Benchmark,
+    Columns,
+    Table,
+    finished,
+    in_turns,
+    processor_seconds,
+)
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
@@ -38,7 +47,6 @@ from crossdraft.verification.methods import method_named
 if TYPE_CHECKING:
     import aiohttp  # of the extra `serve`, which a pipeline does without
 
-MILLISECONDS = 1000.0
 CONFIGURATIONS = (NO_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
 PASSES = f"{PREFIX}target_passes"  # of /metrics

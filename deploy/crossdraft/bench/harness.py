@@ -35,6 +35,7 @@ from crossdraft.console.running import CommandFailed, Run, UsageError, check_out
 from crossdraft.types.rows import Probabilities
 
 SEED = 0
+MILLISECONDS = 1000.0  # of a second
 Plan = TypeVar("Plan")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from crossdraft.bench.harness import print_table
+from crossdraft.bench.harness import MILLISECONDS, print_table
 from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, grown, load_model
@@ -25,9 +25,6 @@ from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size,
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import ROOT, TokenTree
-
-MILLISECONDS = 1000.0
-
 
 # Inflated models.
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from crossdraft.bench.commands import PrefillPlan
-from crossdraft.bench.harness import Advance, Benchmark, Table, on_core
+from crossdraft.bench.harness import MILLISECONDS, Advance, Benchmark, Table, on_core
 from crossdraft.bench.models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
@@ -21,7 +21,6 @@ from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.server import freeze_heap
 
-MILLISECONDS = 1000.0
 STEADY = 24  # tokens of every stream before the prompt comes
 SHORT = 16  # tokens of a stream's own prompt
 ANSWER = 4  # tokens of the long prompt's output

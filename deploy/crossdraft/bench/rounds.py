@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from crossdraft.bench.commands import RoundPlan
-from crossdraft.bench.harness import Advance, Columns, finished, total_of
+from crossdraft.bench.harness import MILLISECONDS, Advance, Columns, finished, total_of
 from crossdraft.bench.services import WatchedPort
 from crossdraft.bench.workload import SETTING, OfSettings, Setting, pairs_of
 from crossdraft.client import Generation, GenerationRequest, Statistics, connect
@@ -18,7 +18,6 @@ from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.resolution import Models, resolve
 
-MILLISECONDS = 1000.0
 REPEATS = 5  # of the codecs; the fastest counts
 
 

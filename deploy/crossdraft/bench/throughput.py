@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import ThroughputPlan
 from crossdraft.bench.harness import (
+    MILLISECONDS,
     Advance,
     Columns,
     Table,
@@ -43,7 +44,6 @@ from crossdraft.session.resolution import requested_method
 CROSSDRAFT, PLAIN = "crossdraft", "plain"
 GENERATE_BATCH, ASSISTED_GENERATION = "generate_batch", "assisted"
 CONFIGURATIONS = (CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_GENERATION)
-MILLISECONDS = 1000.0
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
 FEWEST = 4  # outputs of a run

@@ -8,10 +8,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from crossdraft.cli.loadtest import MIN_OUTPUTS, HttpServer, base_url
 from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, LoadFiles, named
 from crossdraft.client.api import software
-from crossdraft.console.processes import EngineOptions, Wanted, running, threads_each
+from crossdraft.console.processes import (
+    MIN_OUTPUTS,
+    EngineOptions,
+    HttpServer,
+    Wanted,
+    base_url,
+    running,
+    threads_each,
+)
 from crossdraft.console.running import (
     PICTURES,
     PROMPTS,
@@ -54,19 +61,20 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
         given = bundled() if options.prompts is None else read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
         plan = Plan(**named(Plan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
-    asked = {"prompt": plan.prompts[0], "pace": Pace(options.concurrency, options.requests_per_second, options.timeout)}
+    prompt, pace = plan.prompts[0], Pace(options.concurrency, options.requests_per_second, options.timeout)
     audited = Endpoint(
         base_url(endpoint.url),
+        prompt=prompt,
         key=endpoint.api_key,
         model=endpoint.served_model_name,
         api=endpoint.api,
         choices=options.choices,
         extra=fields_of("--extra-body", endpoint.extra_body),
-        **asked,
+        pace=pace,
     )
     url = base_url(reference.reference_url, "--reference-url") if reference.reference_url else ""
     extra = fields_of("--reference-body", reference.reference_body)
-    other = partial(Endpoint, key=reference.reference_api_key, extra=extra, **asked)
+    other = partial(Endpoint, prompt=prompt, key=reference.reference_api_key, extra=extra, pace=pace)
     run_to_end(Audit(plan, audited, other, url, reference.model, reference.engine, files).run(), STARTS_PROCESSES)
 
 

@@ -6,13 +6,11 @@ configurations are measured under one emulated delay after another; within a del
 
 import json
 import os
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -31,7 +29,7 @@ from crossdraft.cli.options import (
 )
 from crossdraft.client import connect
 from crossdraft.client.api import software
-from crossdraft.console.processes import Running, running
+from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Running, base_url, running
 from crossdraft.console.running import (
     EXTRA,
     PICTURES,
@@ -49,7 +47,7 @@ from crossdraft.console.running import (
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, notes_of, plain, tables_of, titled
+from crossdraft.loadtest.report import Comparison, LoadSettings, Report, Run, notes_of, plain, tables_of, titled
 from crossdraft.loadtest.requests import Prompt, RequestOptions, requests_over
 from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
@@ -60,8 +58,6 @@ from crossdraft.rpc.security import TlsFiles, trusting_credentials
 
 HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
 DEFAULT_CLIENTS = 2
-MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
-MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,41 +153,6 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, Client]]
         yield clients
 
 
-@dataclass(frozen=True)
-class HttpServer:
-    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
-
-    target: str  # host:port
-    drafter: str  # likewise; empty: none
-    max_outputs: int
-    role: str = "front"
-
-    def command(self) -> list[str]:
-        """The command line. The server ends with its standard input, so it does not outlive this process."""
-        services = ["--target", self.target, "--model", MODEL]
-        services += ["--drafter", f"{DRAFTER}={self.drafter}"] if self.drafter else []
-        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
-        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
-
-
-def base_url(url: str, option: str = "--url") -> str:
-    """The URL of a server without `/v1` and slashes at its end.
-
-    Raises:
-        UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
-    """
-    complaint = f"{option} must be such as http://127.0.0.1:8000, got {url}"
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
-    except ValueError as error:
-        raise UsageError(complaint) from error
-    if not known or parts.query or parts.fragment:
-        raise UsageError(complaint)
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-
-
 async def _chats(server: GenerationClient) -> bool:
     """Whether a model has a chat template; of a server that does not answer, requests will say so."""
     try:
@@ -245,10 +206,10 @@ def loadtest(
     run_to_end(LoadTest(conditions, prompts, load.timeout, tested, files).run(), STARTS_PROCESSES)
 
 
-def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Conditions:
+def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> LoadSettings:
     """What the options say, as the report has it. Raises UsageError and ValueError."""
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
-    return Conditions(
+    return LoadSettings(
         begun=datetime.now(UTC).isoformat(timespec="seconds"),
         software=software(),
         cores=len(os.sched_getaffinity(0)),
@@ -296,7 +257,7 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
 class LoadTest:
     """A running test."""
 
-    conditions: Conditions
+    conditions: LoadSettings
     prompts: tuple[Prompt, ...]
     timeout_seconds: float  # of a request
     tested: Addressed | Started

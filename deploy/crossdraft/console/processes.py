@@ -10,14 +10,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from typing import IO, Protocol
+from urllib.parse import urlsplit
 
 from crossdraft.console.options import option
-from crossdraft.console.running import CommandFailed
+from crossdraft.console.running import CommandFailed, UsageError
 
 START_SECONDS = 120.0  # for loading a small model on a busy machine
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
 DEFAULT_DRAFTER = "drafter-b"
 STDIN = 0  # file descriptor
+MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
+MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
 
 
 @dataclass(frozen=True)
@@ -191,3 +194,38 @@ def end_with_stdin() -> None:
     while os.read(STDIN, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
+
+    target: str  # host:port
+    drafter: str  # likewise; empty: none
+    max_outputs: int
+    role: str = "front"
+
+    def command(self) -> list[str]:
+        """The command line. The server ends with its standard input, so it does not outlive this process."""
+        services = ["--target", self.target, "--model", MODEL]
+        services += ["--drafter", f"{DRAFTER}={self.drafter}"] if self.drafter else []
+        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
+        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
+        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
+
+
+def base_url(url: str, option: str = "--url") -> str:
+    """The URL of a server without `/v1` and slashes at its end.
+
+    Raises:
+        UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
+    """
+    complaint = f"{option} must be such as http://127.0.0.1:8000, got {url}"
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
+    except ValueError as error:
+        raise UsageError(complaint) from error
+    if not known or parts.query or parts.fragment:
+        raise UsageError(complaint)
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"

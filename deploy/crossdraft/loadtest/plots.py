@@ -5,14 +5,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import Report, Run
-from crossdraft.loadtest.summary import ROLES
+from crossdraft.loadtest.summary import MILLISECONDS, ROLES
 from crossdraft.loadtest.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MILLISECONDS = 1000.0
 DOTS_PER_INCH = 88  # for a small file
 COLUMNS = 3
 Values = Callable[[Timeline], list[float]]  # seconds

@@ -11,16 +11,15 @@ from rich.table import Table
 
 from crossdraft.loadtest.requests import RequestOptions
 from crossdraft.loadtest.runner import Load
-from crossdraft.loadtest.summary import Added, Goal, Hop, Spread, Summary
+from crossdraft.loadtest.summary import MILLISECONDS, Added, Goal, Hop, Spread, Summary
 from crossdraft.loadtest.timeline import Timeline
 
 FORMAT = 1
-MILLISECONDS = 1000.0
 ROUNDED = 4  # digits of milliseconds after the point
 
 
 @dataclass(frozen=True)
-class Conditions:
+class LoadSettings:
     """The settings of the test, which repeat it."""
 
     begun: str  # ISO 8601, UTC
@@ -72,7 +71,7 @@ class Comparison:
 class Report:
     """All of it."""
 
-    conditions: Conditions
+    conditions: LoadSettings
     runs: tuple[Run, ...]
     comparisons: tuple[Comparison, ...] = ()
 

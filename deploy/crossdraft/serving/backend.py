@@ -22,8 +22,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
-from crossdraft.speculation.controller import Estimates
-from crossdraft.speculation.estimates import StepCost
+from crossdraft.speculation.estimates import Estimates, StepCost
 from crossdraft.trace.codec import Packer, Unpacker
 from crossdraft.trace.live_spans import Span, Watch
 from crossdraft.types.output import PromptToken, ServedModel, Token, Written

@@ -34,7 +34,8 @@ from crossdraft.session.output import ShownText
 from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, without_trust, written
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
-from crossdraft.speculation.controller import Estimates, OutputController, PlainController, TargetController
+from crossdraft.speculation.controller import OutputController, PlainController, TargetController
+from crossdraft.speculation.estimates import Estimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together

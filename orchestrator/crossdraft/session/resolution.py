@@ -10,7 +10,8 @@ import numpy as np
 from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.output import fault_of_committed
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
-from crossdraft.speculation.controller import Limits, TargetController
+from crossdraft.speculation.controller import TargetController
+from crossdraft.speculation.policy import Limits
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair

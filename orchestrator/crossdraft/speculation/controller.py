@@ -14,10 +14,8 @@ depends on times and on revealed draft tokens.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from enum import Enum
-from itertools import chain, product
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf, log2
 from typing import Any
 
@@ -39,17 +37,29 @@ from crossdraft.speculation.estimates import (
     CERTAIN,
     LATEST,
     OUTLIER,
-    PLACES,
     Acceptance,
+    Estimates,
     FittedCost,
+    Kind,
     Recent,
     Share,
-    StepCost,
 )
-from crossdraft.speculation.forecast import MATCHES, Conditions, Forecast, forecast
-from crossdraft.types.messages import MOST_DRAFT_TOKENS
+from crossdraft.speculation.forecast import MATCHES, Conditions, forecast
+from crossdraft.speculation.policy import (
+    PATIENCE,
+    REVIEWED,
+    SIZES,
+    Limits,
+    Mode,
+    Policy,
+    Rated,
+    Trial,
+    explanation,
+    overlapped,
+    patience,
+    rounds,
+)
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
 FIRST_PATIENCE = 0.05  # seconds, where nothing is known of a drafter and only lock-step is possible
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
@@ -66,143 +76,14 @@ HELD = 4.0  # ... times as many that what a mode has brought weighs at most: a f
 FADED = 4000.0  # tokens of each output after which what a mode brought that is not in use weighs 1/e
 IN_STEP = 0.75  # exponent: twice as many outputs are seen in step, and tell less each
 NEARLY_ALL = 0.9  # of the outputs that use a mode: what fewer do says little of what it would bring if all did
-PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
-REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 WIDER = 2.0  # times the widest pass seen that more outputs may be: what their pass costs is seen before they draft
 NARROW = 4  # reports of each output after which no wider pass is waited for: several targets share the outputs
 SAME_LOAD = 1.25  # times the outputs that a policy was made for, up or down: draft tokens cost about the same
 GROWN = 8  # part more observations, of those a policy rests on, after which it is made again: estimates have moved
 RENEWED = 64.0  # observations of each output, after which it is made again in any case: some 20 epochs
 POLICIES = 32  # made in a second at most, at some 3 ms of the event loop each; half of them for those that have one
-CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
-CHUNK = 4  # ... with so many draft tokens at most: a quarter of the messages, at 0.2 ms of the event loop each
 KINDS = 32  # of requests whose acceptance is kept apart, or as many as outputs: the one not asked for longest goes
 ROUNDED = 1  # digits after the point by which temperatures are told apart: draft tokens fare alike within a tenth
-
-Kind = tuple[str | None, float, float | None]  # method and both temperatures
-
-
-class Mode(Enum):
-    """How draft tokens and passes alternate."""
-
-    PLAIN = "plain decoding"
-    LOCK_STEP = "lock-step"
-    OVERLAPPED = "overlapped"
-    HURRIED = "overlapped, never waiting"
-
-    @staticmethod
-    def of(choice: Choice) -> "Mode":
-        """Of a choice."""
-        if not choice.drafts:
-            return Mode.PLAIN
-        if not choice.overlap:
-            return Mode.LOCK_STEP
-        return Mode.OVERLAPPED if choice.patience else Mode.HURRIED
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What may be chosen for an output.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-
-    rounds_only: bool = False  # lock-step, for methods that must know the number of draft tokens beforehand
-    samples: bool = False  # the method's target draws by itself
-    max_draft_tokens: int = 32  # most draft tokens beyond those revealed
-    min_draft_tokens: int | None = None  # fixed; None: the controller decides
-    branch_depth: int = 0
-    branch_width: int = 1
-    targets: int = 1  # with several, passes may overlap
-
-    def __post_init__(self) -> None:
-        least = self.min_draft_tokens or 0
-        if not (1 <= self.max_draft_tokens <= MOST_DRAFT_TOKENS and least <= self.max_draft_tokens):
-            raise ValueError(f"max_draft_tokens must be between {max(1, least)} and {MOST_DRAFT_TOKENS}: got {self}")
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Numbers of draft tokens that are compared."""
-        return [*(size for size in SIZES if size < self.max_draft_tokens), self.max_draft_tokens]
-
-
-@dataclass(frozen=True)
-class Estimates:
-    """What a controller has learned, to begin another one with: plain numbers.
-
-    Raises:
-        ValueError: a number is negative or not finite, or there is no such state of an acceptance.
-    """
-
-    target: StepCost = field(default_factory=StepCost)
-    drafter: StepCost = field(default_factory=StepCost)
-    rounds: StepCost = field(default_factory=StepCost)  # of the drafter, where the target waits for whole rounds
-    target_trip: float = 0.0  # seconds
-    drafter_trip: float = 0.0  # seconds
-    acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # `Acceptance.state`
-    widest: float = 1.0  # sessions of the widest pass
-    models: tuple[str, ...] = ()  # what it was learned with: names and fingerprints of target and drafter
-
-    def __post_init__(self) -> None:
-        states = [state for _, state in self.acceptance]
-        costs = [
-            *map(astuple, (self.target, self.drafter, self.rounds)),
-            (self.target_trip, self.drafter_trip, self.widest),
-        ]
-        numbers = chain.from_iterable([*costs, *chain.from_iterable(states)])
-        if not (all(len(state) == 2 + len(PLACES) for state in states) and all(0 <= one < inf for one in numbers)):
-            raise ValueError("estimates must be finite numbers that are not negative, for each range of places")
-
-    @property
-    def known(self) -> bool:
-        """Whether target and drafter have been seen at work: without either there is nothing to begin with."""
-        return bool(self.target.base and (self.drafter.base or self.rounds.base))
-
-
-@dataclass(frozen=True)
-class Rated:
-    """A choice and what it is expected to bring."""
-
-    choice: Choice
-    forecast: Forecast
-    speed: float  # tokens a second of each output, corrected by what its mode has brought
-
-
-@dataclass(eq=False)
-class Trial:
-    """All outputs use a mode that does not seem to pay, to see what it really brings."""
-
-    mode: Mode
-    left: float  # tokens of all outputs that are to be emitted in it
-    until: float  # tokens of all outputs, since the controller began, at which it ends in any case
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What is chosen for outputs of one kind, and what from."""
-
-    best: Rated
-    rated: Mapping[Mode, Rated]  # the best of each mode
-    conditions: Conditions
-    seen: int  # observations that it rests on
-    until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
-    trial: Trial | None = None  # that was under way
-    due: float = inf  # tokens of all outputs at which the next one is
-
-    @property
-    def gain(self) -> float:
-        """The expected speed, relative to plain decoding."""
-        return self.best.speed / self.rated[Mode.PLAIN].speed
-
-    @property
-    def reason(self) -> str:
-        """Why, in words."""
-        if self.trial is not None:
-            return f"trying {self.trial.mode.value}, to see what it brings"
-        if self.best.choice.drafts:
-            return f"{self.gain:.2f} times plain decoding expected"
-        return "plain decoding: no draft token raises the speed"
 
 
 class TargetController:
@@ -548,38 +429,6 @@ class TargetController:
         return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)
 
 
-def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
-    """Lock-step choices."""
-    for size in limits.sizes:
-        yield Choice(size, size, overlap=False, patience=patience(given, size))
-
-
-def patience(given: Conditions, wait: int, chunk: int = 1) -> float:
-    """Seconds that a pass waits at most for the reply with so many draft tokens."""
-    return PATIENCE * given.draft_arrives(wait + chunk)
-
-
-def overlapped(
-    given: Conditions, limits: Limits, windows: Iterable[int], waits: Iterable[int | None]
-) -> Iterable[Choice]:
-    """Overlapped choices; those without a number of draft tokens to wait for never wait."""
-    chunk = max(1, min(CHUNK, int(given.pass_seconds(0) / CHUNKS / given.draft_seconds)))  # a reply is work for all
-    fixed = limits.min_draft_tokens
-    for window, number in product(windows, waits):
-        wait = 0 if number is None else number if fixed is None else fixed
-        if wait <= window:
-            yield Choice(
-                window,
-                wait,
-                patience=0.0 if number is None else patience(given, wait, chunk),
-                branch_depth=limits.branch_depth,
-                branch_width=limits.branch_width,
-                chunk=chunk,
-                speculate=limits.targets > 1,
-                review_after=REVIEWED,
-            )
-
-
 class OutputController:
     """Decides how the epochs of one output are run, as a part of its target's controller."""
 
@@ -794,45 +643,3 @@ class PlainController:
 
     def wants_drafter(self, now: float) -> bool:
         return False
-
-
-def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
-    """Costs, the marginal table of lock-step rounds, and the best choice of each mode, as lines of text."""
-    target, drafter = given.target, given.drafter
-    lines = [
-        f"target: {_ms(target.base)} a pass, {_ms(target.session)} more for each output, {_ms(target.token)} for each "
-        f"draft token, round trip {_ms(given.target_trip)}; {given.outputs:.1f} outputs share it",
-        f"drafter: {_ms(drafter.base)} a draft token, {_ms(drafter.session)} more for each output, round trip "
-        f"{_ms(given.drafter_trip)}; an accepted draft token is worth {given.worth:.2f} tokens",
-    ]
-    if given.rounds is not None:
-        lines.append(
-            f"... in lock-step rounds: {_ms(given.rounds.base)} a draft token, {_ms(given.rounds.session)} more for "
-            "each output"
-        )
-    if policy is None:
-        return [*lines, "nothing decided: too little has been seen of target or drafter"]
-    given = policy.conditions
-    lines.append("draft tokens  accepted so far  tokens a round  ms a round  tokens/s of all outputs")
-    for size in (0, *SIZES):
-        if size <= max(8, policy.best.choice.max_draft_tokens):
-            choice = Choice(size, size, overlap=False)
-            expected = forecast(given, choice)
-            total = expected.speed * given.outputs
-            lines.append(
-                f"{size:12}  {given.alive[size]:15.3f}  {expected.tokens:14.2f}  {1e3 * expected.seconds:10.2f}  "
-                f"{total:23.1f}"
-            )
-    for mode, rated in policy.rated.items():
-        settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""
-        lines.append(
-            f"{mode.value}{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
-            f"{rated.speed * given.outputs:.1f} after correction by what it has brought"
-        )
-    if policy.trial is not None:
-        return [*lines, f"decided: {policy.reason}"]
-    return [*lines, f"decided: {Mode.of(policy.best.choice).value}, {policy.gain:.2f} times plain decoding"]
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -6,8 +6,9 @@ prior, and older observations fade; but each fit is the prior of the next one, s
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import astuple, dataclass, field
+from itertools import chain, pairwise
+from math import inf
 
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
@@ -23,6 +24,8 @@ TESTED = 3.0  # draft tokens of a kind after which its acceptance is more than a
 CERTAIN = 0.995  # most that any chance is taken for: what was refused once in hundreds is no rule
 LEAST_WORTH = 0.2  # target tokens of an accepted draft token at least: a letter of a token of five
 PLACES = (0, 1, 2, 4, 8, 16)  # begins of the ranges of places with one acceptance each: later ones are seen less often
+
+Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
 
 
 @dataclass(frozen=True)
@@ -214,3 +217,36 @@ class Acceptance:
 
 def _range_of(place: int) -> int:
     return max(number for number, begin in enumerate(PLACES) if begin <= place)
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a controller has learned, to begin another one with: plain numbers.
+
+    Raises:
+        ValueError: a number is negative or not finite, or there is no such state of an acceptance.
+    """
+
+    target: StepCost = field(default_factory=StepCost)
+    drafter: StepCost = field(default_factory=StepCost)
+    rounds: StepCost = field(default_factory=StepCost)  # of the drafter, where the target waits for whole rounds
+    target_trip: float = 0.0  # seconds
+    drafter_trip: float = 0.0  # seconds
+    acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # `Acceptance.state`
+    widest: float = 1.0  # sessions of the widest pass
+    models: tuple[str, ...] = ()  # what it was learned with: names and fingerprints of target and drafter
+
+    def __post_init__(self) -> None:
+        states = [state for _, state in self.acceptance]
+        costs = [
+            *map(astuple, (self.target, self.drafter, self.rounds)),
+            (self.target_trip, self.drafter_trip, self.widest),
+        ]
+        numbers = chain.from_iterable([*costs, *chain.from_iterable(states)])
+        if not (all(len(state) == 2 + len(PLACES) for state in states) and all(0 <= one < inf for one in numbers)):
+            raise ValueError("estimates must be finite numbers that are not negative, for each range of places")
+
+    @property
+    def known(self) -> bool:
+        """Whether target and drafter have been seen at work: without either there is nothing to begin with."""
+        return bool(self.target.base and (self.drafter.base or self.rounds.base))

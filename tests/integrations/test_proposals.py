@@ -1,0 +1,154 @@
+"""Drafts from a real service: an n-gram drafter over gRPC, and an engine that calls as vLLM does."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from crossdraft.drafter.ngram import ServeNgram, ngram_server
+from crossdraft.engine.names import BUNDLED
+from crossdraft.integrations.vllm.interface import target_tokenization
+from crossdraft.integrations.vllm.proposals import Proposals
+from crossdraft.rpc.server import Listening
+from crossdraft.text.letters import from_bytes
+from crossdraft.text.tokenization import Tokenization
+
+MOST = 4
+SECONDS = 60.0  # that anything may take here; nothing is judged by it
+TEXT = "def first(value):\n    return value\n\n\n" * 12
+PROMPT = 60  # tokens
+
+
+class Service:
+    """An n-gram drafter in a thread of its own, which can be stopped."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.address = ""
+        self._port = port
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(SECONDS)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        async with ngram_server(ServeNgram(listening=Listening(port=self._port, grace_seconds=0))) as server:
+            self.address = server.address
+            self._ready.set()
+            await asyncio.to_thread(self._stop.wait)
+
+
+@pytest.fixture(scope="module")
+def target() -> Tokenization:
+    return target_tokenization(str(BUNDLED / "target"), 4096)
+
+
+@contextmanager
+def proposals(target: Tokenization, *addresses: str) -> Iterator[Proposals]:
+    made = Proposals(addresses, target, MOST, 0.005)
+    made.start(SECONDS)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+class Engine:
+    """Requests whose outputs are known, in the steps in which vLLM would make them."""
+
+    def __init__(self, made: Proposals, texts: Sequence[Sequence[int]]) -> None:
+        self._made = made
+        self._texts = texts
+        self._done = [PROMPT] * len(texts)
+        self._drafts: list[list[int]] = [[] for _ in texts]
+        self.accepted = [0] * len(texts)
+
+    def step(self, rows: Sequence[int]) -> None:
+        """One forward for these requests, in this order."""
+        sampled = []
+        for row in rows:
+            text, done, draft = self._texts[row], self._done[row], self._drafts[row]
+            matched = next((n for n, one in enumerate(draft) if text[done + n] != one), len(draft))
+            sampled.append(list(text[done : done + matched + 1]))
+            self._done[row] += matched + 1
+            self.accepted[row] += matched
+        ids = [np.array(self._texts[row][: self._done[row]], dtype=np.int32) for row in rows]
+        found = self._made.step(ids, sampled, alone=False)
+        assert all(len(draft) <= MOST for draft in found)
+        for row, draft in zip(rows, found, strict=True):
+            self._drafts[row] = draft
+
+    @property
+    def finished(self) -> bool:
+        return any(len(text) - done < MOST + 2 for text, done in zip(self._texts, self._done, strict=True))
+
+
+def settled(made: Proposals) -> bool:
+    """Waits until every request has its session, and no first reply is under way."""
+    services = made._services
+    states = [one for waiting in made._prefixes._known.values() for one, _ in waiting]
+    with services.lock:
+        return services.news.wait_for(
+            lambda: all(
+                one.session is None or (one.session.ready and not one.session.stream.awaited) for one in states
+            ),
+            SECONDS,
+        )
+
+
+def test_drafts_of_a_service_are_accepted_whatever_the_rows(target: Tokenization) -> None:
+    """Rows move, and one request is out of the batch for some steps, as if it was preempted."""
+    texts = [target.encode_continuation(from_bytes((start + TEXT).encode())) for start in ("", "# a\n", "# b\n")]
+    service = Service()
+    try:
+        with proposals(target, service.address) as made:
+            engine, orders = Engine(made, texts), ([0, 1, 2], [2, 0, 1], [1, 0], [0, 1], [2, 1, 0])
+            count = 0
+            while not engine.finished:
+                engine.step(orders[count % len(orders)])
+                assert settled(made)
+                count += 1
+            assert len(made._prefixes) == len(texts)
+            # The text repeats itself: an n-gram drafter knows nearly all of it.
+            assert min(engine.accepted) > count / 2
+    finally:
+        service.stop()
+
+
+def test_without_any_service_there_are_no_drafts(target: Tokenization) -> None:
+    text = target.encode_continuation(from_bytes(TEXT.encode()))
+    with proposals(target, "127.0.0.1:1") as made:
+        engine = Engine(made, [text])
+        for _ in range(20):
+            engine.step([0])
+        assert engine.accepted == [0]
+
+
+def test_a_service_may_go_in_mid_stream(target: Tokenization) -> None:
+    text = target.encode_continuation(from_bytes(TEXT.encode()))
+    service = Service()
+    try:
+        with proposals(target, service.address) as made:
+            engine = Engine(made, [text])
+            while not engine.accepted[0]:
+                engine.step([0])
+                assert settled(made)
+            service.stop()
+            services = made._services
+            (state,) = (one for waiting in made._prefixes._known.values() for one, _ in waiting)
+            with services.lock:
+                assert services.news.wait_for(lambda: state.session is None, SECONDS)
+            engine.step([0])  # what it had proposed before is still verified
+            before = engine.accepted[0]
+            for _ in range(5):
+                engine.step([0])
+            assert engine.accepted[0] == before
+            assert state.failures == 1
+    finally:
+        service.stop()
