@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.audit.checks import Plan
-from crossdraft.audit.endpoint import CannotBeAudited, Pace
-from crossdraft.cli.audit import Audit, Audited
-from crossdraft.cli.options import AuditedEndpoint, AuditReference, LoadFiles
+from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
+from crossdraft.cli.audit import Audit
+from crossdraft.cli.options import LoadFiles
+from crossdraft.console.processes import STARTED
 from crossdraft.console.running import PROMPTS, CommandFailed
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from tests.cli.conftest import Cli
 from tests.endtoend.stack import serving
 from tests.serving.http.conftest import front
 
-SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "seeds": 1, "sampled": 2, "samples": 48, "tokens": 3}
+SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "seeds": 1, "sampled": 2, "samples": 32, "tokens": 3}
 NO_DRAFTER = {"speculative": {"drafter": "none"}}
 
 
@@ -34,10 +36,13 @@ async def url() -> AsyncIterator[str]:
         yield f"http://{served.server.address}"
 
 
-def audit_of(url: str, files: LoadFiles, extra: dict[str, Any], reference: str = "", **plan: Any) -> Audit:
+def audit_of(
+    url: str, files: LoadFiles, extra: dict[str, Any], reference: str = "", api: str = "auto", **plan: Any
+) -> Audit:
     wanted = Plan(PROMPTS, temperature=1.0, tolerance=0.01, level=0.001, **SMALL | plan)
-    audited = Audited(wanted, Pace(timeout=600), url, extra, reference, NO_DRAFTER)
-    return Audit(audited, AuditedEndpoint(url=url), AuditReference(), 16, files)
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "pace": Pace(timeout=600)}
+    endpoint = Endpoint(url, choices=16, extra=extra, api=api, **asked)
+    return Audit(wanted, endpoint, partial(Endpoint, extra=NO_DRAFTER, **asked), reference, "", STARTED, files)
 
 
 def files_in(folder: Path) -> LoadFiles:
@@ -60,7 +65,7 @@ async def test_nothing_is_wrong_with_exact_methods(
     assert files.picture is not None
     found = json.loads(files.json_file.read_text())
     assert found["faults"] == []
-    assert found["plan"]["samples"] == 48
+    assert found["plan"]["samples"] == 32
     assert found["requests"] >= found["planned"] - (method == "coupled")
     assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
     assert files.picture.read_bytes().startswith(b"\x89PNG")
@@ -71,11 +76,11 @@ async def test_a_planted_fault_ends_the_command_with_1(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server is told another temperature than the audit believes."""
-    audit = audit_of(url, files_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=96)
+    audit = audit_of(url, files_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=64)
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
         await audit.run()
     assert raised.value.exit_code == 1
-    assert "temperature +" in capsys.readouterr().out
+    assert "a temperature of +" in capsys.readouterr().out
 
 
 @pytest.mark.full
@@ -102,9 +107,8 @@ async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], f
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_key_that_is_wanted_or_a_chat_without_a_template_cannot_be_audited(url: str, tmp_path: Path) -> None:
-    audit = audit_of(url, files_in(tmp_path), {})
-    chats = Audit(audit.audited, AuditedEndpoint(url=url, api="chat"), audit.reference, 1, audit.files)
+async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Path) -> None:
+    chats = audit_of(url, files_in(tmp_path), {}, api="chat")
     with pytest.raises(CannotBeAudited, match=r"completes no prompt by --api chat: .*HTTP 400") as raised:
         await chats.run()
     assert raised.value.exit_code == 2

@@ -81,7 +81,7 @@ def test_a_temperature_off_by_two_percent_is_found_at_the_sample_size_that_is_st
     assert POWER <= chance < POWER + 0.02
     found = [temperature(draws_of(count, seed, 1 + sign * 0.02)) for seed in range(6)]
     assert rate([one is not None and one.p < LEVEL for one in found]) >= 5 / 6
-    assert all(one is not None and f"{sign:+d}"[0] in one.finding.split()[1] for one in found)
+    assert all(one is not None and f" of {sign:+d}"[:5] in one.finding for one in found)
     assert not any(one is not None and one.p < LEVEL for one in [temperature(draws_of(count, 99))])
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,7 +24,6 @@ from crossdraft.audit.statistics import (
 OK, FAULT, NOT_CHECKED = "ok", "FAULT", "not checked"
 CONTEXTS = 4  # first tokens of each prompt, the most frequent ones, after which the second token is tested
 FIRST_SEED = 1000  # of the first prompt; the next ones follow
-Advance = Callable[[], None]  # called after each request
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Result:
         return tuple(check.name for check in self.checks if check.verdict == FAULT)
 
 
-async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None, advance: Advance) -> Result:
+async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None) -> Result:
     """Runs all checks. Raises CannotBeAudited."""
     if reference is not None and not reference.abilities.top:
         raise CannotBeAudited(
@@ -104,9 +103,9 @@ async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None, adva
             f"{endpoint.url} reports no log-probabilities (`logprobs`): start it with them, or compare greedy texts "
             "with those of a reference that does (--reference-url URL, or --model MODEL)"
         )
-    checks, differences = await greedy(plan, endpoint, reference, advance)
-    checks.append(await seeds(plan, endpoint, advance))
-    draws, tests, notes = await laws(plan, endpoint, advance)
+    checks, differences = await greedy(plan, endpoint, reference)
+    checks.append(await seeds(plan, endpoint))
+    draws, tests, notes = await laws(plan, endpoint)
     adjusted = tuple(holm([test.p for test in tests]))
     for kind in dict.fromkeys(test.kind for test in tests):
         mine = [(p, test) for p, test in zip(adjusted, tests, strict=True) if test.kind == kind]
@@ -123,21 +122,19 @@ async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None, adva
 # Greedy texts.
 
 
-async def greedy(
-    plan: Plan, endpoint: Endpoint, reference: Endpoint | None, advance: Advance
-) -> tuple[list[Check], list[Difference]]:
+async def greedy(plan: Plan, endpoint: Endpoint, reference: Endpoint | None) -> tuple[list[Check], list[Difference]]:
     """Whether greedy texts are the reference's, and whether each token is the most probable one."""
     prompts = plan.prompts[: plan.greedy]
     if not prompts:
         return [Check("greedy text", NOT_CHECKED, "--greedy 0")], []
-    ours = await _outputs(endpoint, prompts, plan.greedy_tokens, advance)
+    ours = await _outputs(endpoint, prompts, plan.greedy_tokens)
     checks, differences = [], []
     if endpoint.abilities.top:
         found = [gap for gap in map(_own_gap, range(1, len(ours) + 1), ours) if gap is not None]
         checks.append(_judged("greedy by its own log-probabilities", len(ours), found, plan.tolerance))
         differences += found
     if reference is not None:
-        theirs = await _outputs(reference, prompts, plan.greedy_tokens, advance)
+        theirs = await _outputs(reference, prompts, plan.greedy_tokens)
         pairs = list(zip(ours, theirs, strict=True))
         found = [compared(number, *pair) for number, pair in enumerate(pairs, 1) if pair[0].text != pair[1].text]
         checks.append(_judged("greedy text, against the reference", len(ours), found, plan.tolerance))
@@ -147,13 +144,8 @@ async def greedy(
     return checks, differences
 
 
-async def _outputs(endpoint: Endpoint, prompts: Sequence[str], tokens: int, advance: Advance) -> list[Reply]:
-    async def one(prompt: str) -> Reply:
-        (reply,) = await endpoint.ask(prompt, tokens, 0.0)
-        advance()
-        return reply
-
-    return await asyncio.gather(*map(one, prompts))
+async def _outputs(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> list[Reply]:
+    return [reply for (reply,) in await asyncio.gather(*(endpoint.ask(one, tokens, 0.0) for one in prompts))]
 
 
 def _own_gap(prompt: int, reply: Reply) -> Difference | None:
@@ -220,20 +212,19 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
 # Seeds.
 
 
-async def seeds(plan: Plan, endpoint: Endpoint, advance: Advance) -> Check:
+async def seeds(plan: Plan, endpoint: Endpoint) -> Check:
     """Whether a seed gives the same text again."""
     prompts = plan.prompts[: plan.seeds]
     if not prompts:
         return Check("seeds repeated", NOT_CHECKED, "--seeds 0")
 
-    async def one(number: int, prompt: str) -> str:
-        (reply,) = await endpoint.ask(prompt, plan.greedy_tokens, plan.temperature, seed=FIRST_SEED + number)
-        advance()
-        return reply.text
+    async def texts() -> list[str]:
+        numbered = enumerate(prompts, FIRST_SEED)
+        asked = (endpoint.ask(one, plan.greedy_tokens, plan.temperature, seed=seed) for seed, one in numbered)
+        return [reply.text for (reply,) in await asyncio.gather(*asked)]
 
     try:
-        first = await asyncio.gather(*map(one, range(len(prompts)), prompts))
-        again = await asyncio.gather(*map(one, range(len(prompts)), prompts))
+        first, again = await texts(), await texts()
     except RequestRefused as error:
         return Check("seeds repeated", NOT_CHECKED, f"a request with a seed is refused: {error}")
     equal = sum(map(str.__eq__, first, again))
@@ -243,37 +234,31 @@ async def seeds(plan: Plan, endpoint: Endpoint, advance: Advance) -> Check:
 # Distributions.
 
 
-async def laws(plan: Plan, endpoint: Endpoint, advance: Advance) -> tuple[list[Draw], list[LawTest], list[str]]:
+async def laws(plan: Plan, endpoint: Endpoint) -> tuple[list[Draw], list[LawTest], list[str]]:
     """Sampled tokens against the log-probabilities that came with them: draws, tests, and what could not be tested."""
     if not plan.sampled or not plan.samples:
         return [], [], ["--sampled or --samples is 0"]
     if not endpoint.abilities.top:
         return [], [], ["the endpoint reports no log-probabilities"]
     prompts = plan.prompts[: plan.sampled]
-    power = 1.0 if plan.temperature == 1 else await _power(plan, endpoint, advance)
-    replies = [await _samples(plan, endpoint, prompt, advance) for prompt in prompts]
+    power = 1.0 if plan.temperature == 1 else await _power(plan, endpoint)
+    replies = [await _samples(plan, endpoint, prompt) for prompt in prompts]
     return tested(replies, power)
 
 
-async def _samples(plan: Plan, endpoint: Endpoint, prompt: str, advance: Advance) -> list[Reply]:
+async def _samples(plan: Plan, endpoint: Endpoint, prompt: str) -> list[Reply]:
     size = endpoint.abilities.choices
-
-    async def some(count: int) -> list[Reply]:
-        replies = await endpoint.ask(prompt, plan.tokens, plan.temperature, choices=count)
-        advance()
-        return replies
-
-    batches = await asyncio.gather(*(some(min(size, plan.samples - begin)) for begin in range(0, plan.samples, size)))
-    return [reply for batch in batches for reply in batch]
+    counts = [min(size, plan.samples - begin) for begin in range(0, plan.samples, size)]
+    asked = (endpoint.ask(prompt, plan.tokens, plan.temperature, choices=count) for count in counts)
+    return [reply for replies in await asyncio.gather(*asked) for reply in replies]
 
 
-async def _power(plan: Plan, endpoint: Endpoint, advance: Advance) -> float:
+async def _power(plan: Plan, endpoint: Endpoint) -> float:
     """What reported probabilities are raised to, to be those at the plan's temperature: 1, or its inverse where the
     endpoint reports them at temperature 1, as vLLM does. Raises CannotBeAudited if neither is so."""
 
     async def top(prompt: str, temperature: float) -> dict[str, float]:
         (reply,) = await endpoint.ask(prompt, 1, temperature)
-        advance()
         return dict(reply.places[0].top) if reply.places else {}
 
     errors: dict[float, list[float]] = {1.0: [], 1 / plan.temperature: []}
@@ -319,7 +304,7 @@ def tested(replies: Sequence[Sequence[Reply]], power: float) -> tuple[list[Draw]
 def _contexts(outputs: Iterable[Reply]) -> dict[tuple[str, ...], list[Place]]:
     """Places by the tokens before them. Those are left out at which names of tokens or ends are not told apart."""
     contexts: dict[tuple[str, ...], list[Place]] = defaultdict(list)
-    silent: set[tuple[str, ...]] = {()} if not outputs else set()
+    silent: set[tuple[str, ...]] = set()
     for reply in outputs:
         names = tuple(place.token for place in reply.places)
         for number, place in enumerate(reply.places):

@@ -6,7 +6,7 @@ again later where the endpoint says that it is busy.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -114,6 +114,7 @@ class Endpoint:
     """
 
     abilities: Abilities
+    advance: Callable[[], None] = staticmethod(lambda: None)  # called after each answer
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class Endpoint:
         replies = await self._ask(self.abilities, prompt, max_tokens, temperature, seed, choices)
         if len(replies) != choices:
             raise CannotBeAudited(f"{self.url} gave {len(replies)} outputs where {choices} were asked for: --choices 1")
+        self.advance()
         return replies
 
     async def _first_model(self) -> str:

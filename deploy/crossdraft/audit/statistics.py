@@ -92,12 +92,15 @@ def information(draws: Sequence[Draw]) -> float:
 
 
 def temperature(draws: Sequence[Draw]) -> LawTest | None:
-    """The test of the temperature over all places; None if all of them are certain."""
+    """The test of the temperature over all places; None if all of them are certain.
+
+    The error that it names is to first order, and too large where much of the probability is not listed.
+    """
     score, variance = _scores(draws)
     if variance < TINY:
         return None
     z, error = score / sqrt(variance), -score / variance
-    finding = f"temperature {error:+.1%} ± {1 / sqrt(variance):.1%} from what was asked for"
+    finding = f"as at a temperature of {error:+.1%} ± {1 / sqrt(variance):.1%} from the one that was asked for"
     return LawTest("temperature", "all places", len(draws), z, 0, float(2 * stats.norm.sf(abs(z))), finding)
 
 

@@ -1,15 +1,24 @@
 """`crossdraft audit`: whether what an endpoint of OpenAI's API generates has the distribution of its model."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, LoadFiles, named
 from crossdraft.client.api import software
-from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Wanted, base_url, running, threads_each
+from crossdraft.console.processes import (
+    MIN_OUTPUTS,
+    EngineOptions,
+    HttpServer,
+    Wanted,
+    base_url,
+    running,
+    threads_each,
+)
 from crossdraft.console.running import (
     PICTURES,
     PROMPTS,
@@ -51,16 +60,22 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     with checked_options():
         given = bundled() if options.prompts is None else read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
-        prompts = PROMPTS + texts if options.prompts is None else texts
-        audited = Audited(
-            Plan(**named(Plan, vars(options) | {"prompts": prompts})),
-            Pace(options.concurrency, options.requests_per_second, options.timeout),
-            base_url(endpoint.url),
-            fields_of("--extra-body", endpoint.extra_body),
-            base_url(reference.reference_url, "--reference-url") if reference.reference_url else "",
-            fields_of("--reference-body", reference.reference_body),
-        )
-    run_to_end(Audit(audited, endpoint, reference, options.choices, files).run(), STARTS_PROCESSES)
+        plan = Plan(**named(Plan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
+    prompt, pace = plan.prompts[0], Pace(options.concurrency, options.requests_per_second, options.timeout)
+    audited = Endpoint(
+        base_url(endpoint.url),
+        prompt=prompt,
+        key=endpoint.api_key,
+        model=endpoint.served_model_name,
+        api=endpoint.api,
+        choices=options.choices,
+        extra=fields_of("--extra-body", endpoint.extra_body),
+        pace=pace,
+    )
+    url = base_url(reference.reference_url, "--reference-url") if reference.reference_url else ""
+    extra = fields_of("--reference-body", reference.reference_body)
+    other = partial(Endpoint, prompt=prompt, key=reference.reference_api_key, extra=extra, pace=pace)
+    run_to_end(Audit(plan, audited, other, url, reference.model, reference.engine, files).run(), STARTS_PROCESSES)
 
 
 def fields_of(option: str, text: str) -> dict[str, Any]:
@@ -74,67 +89,44 @@ def fields_of(option: str, text: str) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Audited:
-    """What the options say, checked."""
-
-    plan: Plan
-    pace: Pace
-    url: str
-    extra: dict[str, Any]  # fields of every request
-    reference_url: str  # empty: none
-    reference_extra: dict[str, Any]
-
-
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """A running audit."""
+    """What is to be audited, against what."""
 
-    audited: Audited
-    endpoint: AuditedEndpoint
-    reference: AuditReference
-    choices: int
+    plan: Plan
+    endpoint: Endpoint
+    other: Callable[..., Endpoint]  # the reference, by its URL and its API
+    reference_url: str  # empty: none
+    model: str  # to be served as the reference; empty: none
+    engine: EngineOptions  # of it
     files: LoadFiles
 
     async def run(self) -> None:
         """Raises CommandFailed, also if a fault was found."""
-        begun, plan, given = datetime.now(UTC).isoformat(timespec="seconds"), self.audited.plan, self.endpoint
-        asked = Endpoint(
-            self.audited.url,
-            prompt=plan.prompts[0],
-            key=given.api_key,
-            model=given.served_model_name,
-            api=given.api,
-            choices=self.choices,
-            extra=self.audited.extra,
-            pace=self.audited.pace,
-        )
-        async with asked as endpoint, self._other(endpoint.abilities.api) as other:
+        begun, plan = datetime.now(UTC).isoformat(timespec="seconds"), self.plan
+        async with self.endpoint as endpoint, self._reference() as other:
+            asked = [one for one in (endpoint, other) if one is not None]
             planned = plan.requests(endpoint, other)
             with counted(planned, "requests") as advance:
-                result = await run_audit(plan, endpoint, other, advance)
-        both = [one for one in (endpoint, other) if one is not None]
-        able, beside = endpoint.abilities, self.reference.model or self.audited.reference_url
-        counts = planned, sum(one.requests for one in both), sum(one.retries for one in both)
+                for one in asked:
+                    one.advance = advance
+                result = await run_audit(plan, endpoint, other)
+        able, beside = endpoint.abilities, self.model or self.reference_url
+        counts = planned, sum(one.requests for one in asked), sum(one.retries for one in asked)
         about = endpoint.url, endpoint.model, able.api, able.top, beside
         self._show(Report(begun, software(), *about, plan, *counts, result))
 
     @asynccontextmanager
-    async def _other(self, api: str) -> AsyncIterator[Endpoint | None]:
-        """The reference, asked by the same API; a model is served as long as the block. Raises CommandFailed."""
-        url, given, plan = self.audited.reference_url, self.reference, self.audited.plan
+    async def _reference(self) -> AsyncIterator[Endpoint | None]:
+        """Asked by the endpoint's API; a model is served as long as the block. Raises CommandFailed."""
+        url = self.reference_url
         async with AsyncExitStack() as stack:
-            if given.model:
-                wanted = Wanted("target", given.model, threads_each(1), engine=given.engine)
+            if self.model:
+                wanted = Wanted("target", self.model, threads_each(1), engine=self.engine)
                 (target,) = await stack.enter_async_context(running([wanted]))
                 (front,) = await stack.enter_async_context(running([HttpServer(target.address, "", MIN_OUTPUTS)]))
                 url = f"http://{front.address}"
-            if not url:
-                yield None
-                return
-            key, extra, pace = given.reference_api_key, self.audited.reference_extra, self.audited.pace
-            other = Endpoint(url, prompt=plan.prompts[0], key=key, api=api, extra=extra, pace=pace)
-            yield await stack.enter_async_context(other)
+            yield await stack.enter_async_context(self.other(url, api=self.endpoint.abilities.api)) if url else None
 
     def _show(self, report: Report) -> None:
         """Raises CommandFailed if there is a fault, or a file cannot be written."""
