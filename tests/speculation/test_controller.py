@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -536,6 +537,36 @@ def test_rounds_are_tried_by_all_since_what_they_cost_is_not_seen_beside_others(
     assert chosen[-1].drafts is pays
     rounds = sum(choice.max_draft_tokens + 1 for choice in chosen if choice.drafts)
     assert rounds > 1500 if pays else rounds < 200
+
+
+def test_a_trial_ends_when_many_more_outputs_come_than_it_was_begun_for() -> None:
+    trying, shared = "trying lock-step", beside_others(0.9)
+    before = takewhile(
+        lambda choice: not choice.reason.startswith(trying), decoded(shared, shared.output(KIND, Limits()), 2000, 0.02)
+    )
+    shared = beside_others(0.9)
+    output = shared.output(KIND, Limits())
+    decoded(shared, output, sum(choice.run for choice in before), 0.02)
+    assert output.choose(100.0).reason.startswith(trying)
+    others = [shared.output(KIND, Limits()) for _ in range(15)]
+    for other in others:
+        other.observe(Started(), 100.0)
+    output.observe(PassSeen(0.009, 0.0085, sessions=16, fed=16), 100.0)
+    assert not any(one.choose(100.0).reason.startswith(trying) for one in (output, *others))
+
+
+def test_a_reply_says_nothing_of_the_cost_where_more_draft_than_when_it_was_asked() -> None:
+    shared = TargetController(learned())
+    outputs = [shared.output(KIND, Limits()) for _ in range(16)]
+    outputs[0].choose(0.0)
+    before = outputs[0].conditions.draft_seconds
+    for output in outputs[1:]:
+        output.choose(0.0)
+    assert shared.drafting > 8
+    outputs[0].observe(DraftSeen(4, 0.1, 0.1), 0.1)
+    assert shared.drafter.cost.seconds(1) == pytest.approx(before)
+    outputs[0].observe(DraftSeen(4, None, 0.1), 0.2)
+    assert shared.drafter.cost.seconds(1) > before
 
 
 def test_rounds_that_no_drafter_could_make_pay_are_not_tried() -> None:

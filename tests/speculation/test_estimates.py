@@ -31,6 +31,15 @@ def test_steps_that_are_all_alike_keep_the_slopes_and_fix_the_base() -> None:
     assert again.base == pytest.approx(found.base, rel=0.01)
 
 
+def test_what_many_sessions_cost_is_still_known_after_a_time_with_few() -> None:
+    found = fitted((64, 0), (8, 0))
+    for step in range(400):  # noise by which more sessions seem to cost nothing
+        sessions = 7 + step % 2
+        found.add(TRUE.seconds(8) * (1.02 if sessions == 7 else 0.98), sessions)
+    assert found.cost.seconds(64) == pytest.approx(TRUE.seconds(64), rel=0.1)
+    assert found.cost.seconds(8) == pytest.approx(TRUE.seconds(8), rel=0.02)
+
+
 def test_no_part_of_a_cost_is_negative_however_noisy_steps_are() -> None:
     found = FittedCost(StepCost())
     for sessions, seconds in [(62, 0.001), (63, 0.001), *[(64, 0.0016)] * 400]:

@@ -65,7 +65,7 @@ FIRST_PATIENCE = 0.05  # seconds, where nothing is known of a drafter and only l
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 TRIAL = 16.0  # tokens of each output that a trial by all takes: two rounds
 TRIALS = 4.0  # ... times as many after which one ends that not all could join
-BUDGET = 0.02  # of all tokens, that trials by all cost if what was expected is right
+BUDGET = 0.01  # of all tokens, that trials by all are to cost; changing over and back costs as much again
 FIRST_BUDGET = 0.1  # ... while there never was a round
 LEAST_LOST = 0.25  # of its tokens, that a trial is taken to cost at least
 PROMISING = 3.0  # part of what a drafter's steps seem to cost, or of plain decoding, that they may cost when all do it
@@ -171,12 +171,22 @@ class TargetController:
         if seen.asked:
             self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
-    def drafted(self, seen: DraftSeen, in_round: bool = False) -> None:
-        """A reply of the drafter to any output, which may have been waited for as a whole round."""
+    @property
+    def drafting(self) -> int:
+        """Outputs that share the drafter."""
+        return max(1, len(self._outputs) - self._using[Mode.PLAIN])
+
+    def drafted(self, seen: DraftSeen, in_round: bool = False, shared: float = 0.0) -> None:
+        """A reply of the drafter to any output.
+
+        Args:
+            in_round: it was waited for as a whole round.
+            shared: outputs that shared the drafter when this was asked; 0: as many as now.
+        """
         self._seen += 1
         self._waiting.clear()
-        if seen.draft_tokens:
-            drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
+        drafting = self.drafting
+        if seen.draft_tokens and 1 / SAME_LOAD < (shared or drafting) / drafting < SAME_LOAD:
             cost = self.rounds if in_round else self.drafter
             cost.add(seen.seconds / seen.draft_tokens, drafting, share=seen.draft_tokens / drafting)
         if seen.waited is not None:
@@ -215,7 +225,9 @@ class TargetController:
     @property
     def _under_way(self) -> Trial | None:
         trial = self._trial
-        return trial if trial is not None and trial.left > 0 and self._emitted < trial.until else None
+        if trial is None or trial.load != self._load:
+            return None
+        return trial if trial.left > 0 and self._emitted < trial.until else None
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -354,11 +366,12 @@ class TargetController:
         self._due, now = self._trial_due(policy, worth), self._emitted
         if self._under_way is None and now >= self._due:
             mode = Mode.of(worth[0].choice)
-            self._trial = Trial(mode, TRIAL * self.outputs, now + TRIALS * TRIAL * self.outputs)
+            self._trial = Trial(mode, self._load, TRIAL * self.outputs, now + TRIALS * TRIAL * self.outputs)
             self._tried_at[self._load], self._due = now, inf
         trial = self._under_way
-        if trial is None:
-            return replace(policy, due=self._due)
+        if trial is None:  # when all use a new mode, and what it has brought weighs as much as the forecast
+            looked_at = policy.until + LONG_RUN * self.outputs if policy.until > now else inf
+            return replace(policy, due=min(self._due, looked_at))
         tried = rounds_tried if trial.mode is Mode.LOCK_STEP else policy.rated[Mode.PLAIN]
         return replace(policy, best=tried, rated={**policy.rated, trial.mode: tried}, until=trial.until, trial=trial)
 
@@ -450,6 +463,7 @@ class OutputController:
         self._tokens = 0  # that it has emitted
         self._whole = False  # ... and all of them under its choice
         self._run = 1  # tokens of the latest plain run
+        self._drafting = 1  # outputs that shared the drafter when it was asked, or answered last
 
     @property
     def usable(self) -> bool:
@@ -464,7 +478,8 @@ class OutputController:
                 self.target.passed(seen, self)
             case DraftSeen():
                 self._aside = EXPLORED if seen.aside else 0
-                self.target.drafted(seen, in_round=not self._running.overlap)
+                self.target.drafted(seen, not self._running.overlap, self._drafting)
+                self._drafting = self.target.drafting
             case Judged():
                 self._judged(seen)
             case StallSeen(seconds):
@@ -519,6 +534,7 @@ class OutputController:
         self._behind = 0.0
         if choice.drafts:
             self.target.asked(self, now)
+            self._drafting = self.target.drafting
         return choice
 
     def wants_drafter(self, now: float) -> bool:

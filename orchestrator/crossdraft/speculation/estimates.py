@@ -8,7 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import chain, pairwise
-from math import inf
+from math import inf, log2
+
+import numpy as np
+from numpy.typing import NDArray
 
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
@@ -17,6 +20,7 @@ MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are kn
 LATEST = 50.0  # ... in the recent share: a clear change is seen after some 20
 CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
+APART = 20.0  # times as long are steps of one size kept while others run: some 1,000 steps, as load comes and goes
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
 OUTLIER = 4.0  # times, or part, of the expected duration that a step counts as at most, or least: a pause is no cost
 RECENT = 15  # numbers of which the lower quartile is taken: what is faster is seen after 4 of them, slower after 12
@@ -25,6 +29,7 @@ CERTAIN = 0.995  # most that any chance is taken for: what was refused once in h
 LEAST_WORTH = 0.2  # target tokens of an accepted draft token at least: a letter of a token of five
 PLACES = (0, 1, 2, 4, 8, 16)  # begins of the ranges of places with one acceptance each: later ones are seen less often
 
+FloatArray = NDArray[np.float64]
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
 
 
@@ -48,6 +53,9 @@ class StepCost:
 class FittedCost:
     """A step's cost, by least squares of relative errors.
 
+    What more sessions or tokens cost is seen between steps of different sizes, which may lie far apart in time: the
+    latest steps of each size are kept while other sizes run. What a step costs is that of the latest ones.
+
     Args:
         before: the first estimate; a base of 0: none.
     """
@@ -55,10 +63,11 @@ class FittedCost:
     def __init__(self, before: StepCost) -> None:
         self._cost = before
         self._stale = False
-        self._steps = 0.0  # seen, discounted
-        # Sums over steps of what follows by its square and the others: one, sessions, tokens, seconds. Each step is
-        # weighted by 1 / seconds^2 as expected, since with those that it took the shortest would count most.
-        self._sums = [[0.0] * 4 for _ in range(3)]
+        # Of one, sessions, tokens and seconds, sums over the latest steps; and by size of step, sums of the products
+        # of all with one, sessions and tokens. The number of steps is first. Each step is weighted by 1 / seconds^2 as
+        # expected, since with those that it took the shortest would count most.
+        self._latest = np.zeros(4)
+        self._sizes: dict[tuple[int, int], FloatArray] = {}
 
     @property
     def known(self) -> bool:
@@ -73,11 +82,13 @@ class FittedCost:
             self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
         expected = self.cost.seconds(sessions, tokens)
         seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
-        kept, weight = FADING**share, share / expected**2
-        self._steps = kept * self._steps + share
-        values = (1.0, sessions, tokens, seconds)
-        for row, value in zip(self._sums, values, strict=False):
-            row[:] = [kept * old + weight * value * new for old, new in zip(row, values, strict=True)]
+        size = round(log2(max(1.0, sessions))), round(log2(1 + tokens))
+        for other, sums in self._sizes.items():
+            sums *= FADING**share if other == size else FADING ** (share / APART)
+        values, weight = np.array((1.0, sessions, tokens, seconds)), share / expected**2
+        products = weight * np.outer(values[:3], values)
+        self._sizes[size] = self._sizes.get(size, 0.0) + np.concatenate(((share,), products.ravel()))
+        self._latest = FADING**share * self._latest + weight * values
         self._stale = True
 
     @property
@@ -89,10 +100,11 @@ class FittedCost:
         return self._cost
 
     def _fitted(self) -> StepCost:
-        """Two slopes around the mean step, drawn to those before: where steps are alike, these stay."""
-        before, (one, row, last) = self._cost, self._sums
-        sessions, tokens, seconds = (number / one[0] for number in one[1:])
-        usual = PRIOR * one[0] / self._steps  # weighs differences of a quarter of the mean step
+        """The mean of the latest steps, and two slopes drawn to those before: where steps are alike, these stay."""
+        steps, *products = sum(self._sizes.values(), np.zeros(13)).tolist()
+        before, one, row, last = self._cost, products[:4], products[4:8], products[8:]
+        sessions, tokens, _ = (number / one[0] for number in one[1:])
+        usual = PRIOR * one[0] / steps  # weighs differences of a quarter of the mean step
         stiff_session, stiff_token = (usual * max(1.0, (mean / 4) ** 2) for mean in (sessions, tokens))
         slope = SLOPE * before.base
         a = row[1] - sessions * one[1] + stiff_session
@@ -102,7 +114,8 @@ class FittedCost:
         y = last[3] - tokens * one[3] + stiff_token * (before.token or slope)
         each_session = max(0.0, (c * x - b * y) / (a * c - b * b))
         each_token = max(0.0, (a * y - b * x) / (a * c - b * b))
-        # A tenth of the mean step is for its own sake at least, however the rest is divided.
+        # A tenth of the latest steps is for their own sake at least, however the rest is divided.
+        sessions, tokens, seconds = (self._latest[1:] / self._latest[0]).tolist()
         share = min(1.0, 0.9 * seconds / max(each_session * sessions + each_token * tokens, 1e-9))
         base = seconds - share * (each_session * sessions + each_token * tokens)
         return StepCost(base, share * each_session, share * each_token)

@@ -76,6 +76,7 @@ class Trial:
     """All outputs use a mode that does not seem to pay, to see what it really brings."""
 
     mode: Mode
+    load: int  # binary logarithm of the outputs that there were, with which it ends
     left: float  # tokens of all outputs that are to be emitted in it
     until: float  # tokens of all outputs, since the controller began, at which it ends in any case
 
@@ -90,7 +91,7 @@ class Policy:
     seen: int  # observations that it rests on
     until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
     trial: Trial | None = None  # that was under way
-    due: float = inf  # tokens of all outputs at which the next one is
+    due: float = inf  # tokens of all outputs at which it is decided again, for a trial or for what its mode has brought
 
     @property
     def gain(self) -> float:
