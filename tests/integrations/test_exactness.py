@@ -34,6 +34,14 @@ def rounded(
     return expand(x.to(torch.int64), cu_num_tokens, num_tokens, replace_from, replace_to).to(x.dtype)
 
 
+def unwritten_integers(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Temperatures are right, and top-k is not."""
+    found = expand(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+    return found if x.is_floating_point() else torch.zeros_like(found)
+
+
 def test_it_expands() -> None:
     x, ends = torch.tensor([0.5, 0.0, 2.0, 3.0]), torch.tensor([2, 3, 3, 4], dtype=torch.int32)
     assert expand(x, ends, 4, 0, 1).tolist() == [0.5, 0.5, 1.0, 3.0]
@@ -49,7 +57,7 @@ def test_a_right_function_is_left_alone() -> None:
     assert getattr(module, NAME) is own
 
 
-@pytest.mark.parametrize("wrong", [unwritten, unreplaced, rounded])
+@pytest.mark.parametrize("wrong", [unwritten, unreplaced, rounded, unwritten_integers])
 def test_a_wrong_one_is_replaced_with_one_warning(wrong: object, caplog: pytest.LogCaptureFixture) -> None:
     module = SimpleNamespace(**{NAME: wrong})
     with caplog.at_level(logging.WARNING):

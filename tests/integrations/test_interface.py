@@ -167,6 +167,29 @@ def test_only_the_first_rank_asks(installed: dict[str, Any], monkeypatch: pytest
         monkeypatch.setattr(interface.Proposals, "step", None)  # no other rank may call it
 
 
+def test_after_a_fault_vllm_goes_on_without_drafts_and_no_rank_waits(
+    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    box: list[Any] = []
+    calls: list[object] = []
+
+    def broken(*_: object) -> None:
+        calls.append(None)
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(interface.Proposals, "start", lambda *_: None)
+    monkeypatch.setattr(interface.Proposals, "step", broken)
+    monkeypatch.setattr(interface.atexit, "register", lambda _: None)
+    counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
+    installed["group"] = Rank(0, box)
+    drafter = RemoteDrafter(config())
+    assert [drafter.propose([[3]], counts, ids) for _ in range(3)] == [[[]]] * 3
+    assert share(Rank(1, box), None) == [[]]
+    assert len(calls) == 1
+    assert caplog.text.count("proposes no more drafts") == 1
+    assert "a fault" in caplog.text
+
+
 def test_a_vllm_that_cannot_be_mended_gets_no_drafts(
     installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

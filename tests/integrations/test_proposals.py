@@ -1,6 +1,7 @@
 """Drafts from a real service: an n-gram drafter over gRPC, and an engine that calls as vLLM does."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import pytest
 
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.names import BUNDLED
+from crossdraft.integrations.vllm import services
 from crossdraft.integrations.vllm.interface import target_tokenization
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.rpc.server import Listening
@@ -91,10 +93,10 @@ class Engine:
 
 def settled(made: Proposals) -> bool:
     """Waits until every request has its session, and no first reply is under way."""
-    services = made._services
+    shared = made._services
     states = [one for waiting in made._prefixes._known.values() for one, _ in waiting]
-    with services.lock:
-        return services.news.wait_for(
+    with shared.lock:
+        return shared.news.wait_for(
             lambda: all(
                 one.session is None or (one.session.ready and not one.session.stream.awaited) for one in states
             ),
@@ -140,15 +142,44 @@ def test_a_service_may_go_in_mid_stream(target: Tokenization) -> None:
                 engine.step([0])
                 assert settled(made)
             service.stop()
-            services = made._services
+            shared = made._services
             (state,) = (one for waiting in made._prefixes._known.values() for one, _ in waiting)
-            with services.lock:
-                assert services.news.wait_for(lambda: state.session is None, SECONDS)
+            with shared.lock:
+                assert shared.news.wait_for(lambda: state.session is None, SECONDS)
             engine.step([0])  # what it had proposed before is still verified
             before = engine.accepted[0]
             for _ in range(5):
                 engine.step([0])
             assert engine.accepted[0] == before
-            assert state.failures == 1
+            assert state.failures >= 1  # more, if the machine is so slow that it has tried again
     finally:
         service.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux binds threads to cores")
+def test_the_thread_of_drafters_is_not_bound_to_the_engines_core(target: Tokenization) -> None:
+    """vLLM's CPU build binds the thread that makes the proposer to one core, and a new thread inherits that."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with proposals(target, "127.0.0.1:1") as made:
+            number = made._services._thread.native_id
+            assert number is not None
+            assert os.sched_getaffinity(number) >= allowed
+            assert os.sched_getaffinity(0) == {min(allowed)}
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_a_thread_that_cannot_begin_keeps_no_engine_waiting(
+    target: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(services, "DrafterClient", refused)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    made = Proposals(["127.0.0.1:1"], target, MOST, 0.0)
+    with pytest.raises(OSError, match="no room"):
+        made.start(SECONDS)
+    made.stop()

@@ -9,6 +9,7 @@ follows the target's distribution. Greedy requests do not use it.
 import logging
 from collections.abc import Callable
 from enum import Enum
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -55,17 +56,17 @@ def expand(
 
 
 def is_right(function: Expand, device: torch.device) -> bool:
-    """Whether a function does what `expand` does, for float32 on this device."""
-    for values, counts in CASES:
-        x = torch.tensor(values, dtype=torch.float32, device=device)
+    """Whether a function does what `expand` does, for temperatures (float32) and top-k (int32) on this device."""
+    for dtype, (values, counts) in product((torch.float32, torch.int32), CASES):
+        x = (torch.tensor(values, device=device) * (1 if dtype.is_floating_point else 100)).to(dtype)
         ends = torch.tensor(counts, device=device).cumsum(0).to(torch.int32)
         total = sum(counts)
         # Memory that was just freed is used again: what is not written must not look right by chance.
         poison = torch.full((total,), float("nan"), device=device)
         del poison
         found = function(x, ends, total, replace_from=0, replace_to=1)
-        wanted = [value or 1.0 for value, count in zip(values, counts, strict=True) for _ in range(count)]
-        if found.shape != (total,) or found.tolist() != torch.tensor(wanted).tolist():
+        wanted = [value or 1 for value, count in zip(x.tolist(), counts, strict=True) for _ in range(count)]
+        if found.shape != (total,) or found.tolist() != wanted:
             return False
     return True
 

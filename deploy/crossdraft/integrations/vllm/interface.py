@@ -133,6 +133,7 @@ class RemoteDrafter:
         options = Options.read(os.environ)
         check_version(_installed(), options.any_version)
         self._context: int = vllm_config.model_config.max_model_len
+        self._failed = False
         self._group: Group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
         sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
         # Every rank verifies, so that every rank is checked.
@@ -167,8 +168,19 @@ class RemoteDrafter:
             return [[] for _ in sampled_token_ids]
         drafts = None
         if self._group.rank_in_group == 0:
-            drafts = propose(self._proposals, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, self._context)
+            drafts = self._proposed(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         return share(self._group, drafts)
+
+    def _proposed(self, sampled: Sequence[Sequence[int]], counts: NDArray[np.int32], ids: NDArray[np.int32]) -> Drafts:
+        """As `propose`; after a fault nothing any more: vLLM serves without drafts, and no other rank waits for any."""
+        if self._proposals is None or self._failed:
+            return [[] for _ in sampled]
+        try:
+            return propose(self._proposals, sampled, counts, ids, self._context)
+        except Exception:
+            self._failed = True
+            log.exception("crossdraft proposes no more drafts: this is a fault of its own; vLLM serves without them")
+            return [[] for _ in sampled]
 
     def _made(self, vllm_config: Any, options: Options) -> Proposals:
         model = vllm_config.model_config

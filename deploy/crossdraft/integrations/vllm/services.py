@@ -6,10 +6,12 @@ the streams) is guarded by one lock, which neither holds while it waits, tokeniz
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from crossdraft.client.discovery import Probe, ProbedClient
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 PATIENCE = Patience(reply_seconds=3.0)  # then a drafter counts as lost; its requests are served without one meanwhile
 FIRST_PAUSE = 0.25  # seconds before a request whose session was lost tries another one; it doubles
 LONGEST_PAUSE = 8.0
+STOP_SECONDS = 5.0  # for saying goodbye to services
 TIDIED_EVERY = 2.0  # seconds between two looks for requests that are over
 GREEDY = SamplingOptions(temperature=0.0)  # without probabilities the likeliest token is the best draft
 
@@ -70,9 +73,16 @@ class DrafterSession:
 
     def begin(self, ids: TokenIds) -> None:
         """Open it with these ids of the target's as its context."""
-        if self.live:
+        if not self.live:
+            return
+        try:
             prompt = self._services.target.prompt_letters(ids.tolist())
-            self._session = self.known.client.begin(OpenDrafter(prompt, GREEDY, None, 0), self)
+        except (IndexError, ValueError) as error:
+            log.warning("no drafts for a request whose text cannot be told to a drafter: %s", error)
+            with self._services.lock:
+                self._over()
+            return
+        self._session = self.known.client.begin(OpenDrafter(prompt, GREEDY, None, 0), self)
 
     def send(self, messages: Sequence[Draft | Advance]) -> None:
         if self._session is not None:
@@ -163,7 +173,7 @@ class DrafterServices:
         self._tidy = tidy
         self._tls = tls
         self._members: dict[str, ProbedClient] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._renewing: dict[str, asyncio.Task[None]] = {}
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="crossdraft-drafters", daemon=True)
@@ -171,18 +181,18 @@ class DrafterServices:
     def start(self, seconds: float) -> None:
         """Begin, and wait so long for the drafters to describe themselves; those that do not are asked on."""
         self._thread.start()
-        loop = self._started.result()
         try:
+            loop = self._started.result(seconds)
             asyncio.run_coroutine_threadsafe(self._tried(), loop).result(seconds)
         except TimeoutError:
             log.warning("not all drafters have answered yet; vLLM serves without them until they do")
 
     def stop(self) -> None:
-        """End the thread."""
-        loop, stopping = self._started.result(), self._stopping
-        if stopping is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stopping.set)
-        self._thread.join()
+        """End the thread, if it does so soon: it keeps no process from ending."""
+        began = self._started.done() and self._started.exception() is None
+        if began and self._stopping is not None and not (loop := self._started.result()).is_closed():
+            loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_SECONDS)
 
     def open(self, request: RequestState, ids: TokenIds, now: float) -> None:
         """Open a session for a request whose ids these are, if a drafter can be reached. The lock is held."""
@@ -209,16 +219,22 @@ class DrafterServices:
             self._call(session.close)
 
     def describe_again(self, address: str) -> None:
-        """A service serves another model than it described. In the loop."""
-        task = asyncio.create_task(self._renew(address))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        """A service serves another model than it described, as each of its sessions hears. In the loop."""
+        if address not in self._renewing:
+            task = self._renewing[address] = asyncio.create_task(self._renew(address))
+            task.add_done_callback(lambda _: self._renewing.pop(address))
 
     def _call(self, work: Callable[..., object], *given: object) -> None:
         self._started.result().call_soon_threadsafe(work, *given)
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        _use_all_cores()
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            raise
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
@@ -267,6 +283,14 @@ class DrafterServices:
             with self.lock:
                 for request in self._tidy(time.monotonic()):
                     self.close(request)
+
+
+def _use_all_cores() -> None:
+    """Let this thread run where there is room: vLLM's CPU build binds the engine's thread, and those that it starts, to
+    the cores of the target's computation."""
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # of a container that allows fewer cores, which stay as they are
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def _send_all(messages: Sequence[tuple[DrafterSession, Sequence[Draft | Advance]]]) -> None:
