@@ -26,7 +26,7 @@ ROBUSTNESS, PARTS = "Robustness", "Parts: what each costs by itself"
 SECTIONS = (EXACTNESS, SPEED, ROBUSTNESS, PARTS)
 
 
-class Sections(TyperGroup):
+class SectionedGroup(TyperGroup):
     """Lists the commands in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -40,7 +40,7 @@ class Sections(TyperGroup):
 app = typer.Typer(
     name="bench",
     help="Run benchmarks on this machine. Tables go to stdout (Markdown where that is a file), all figures to --json.",
-    cls=Sections,
+    cls=SectionedGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
 )

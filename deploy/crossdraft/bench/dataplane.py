@@ -24,9 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from crossdraft.bench.commands import DataplanePlan
 from crossdraft.bench.harness import (
     MILLISECONDS,
-    Advance,
     Benchmark,
     Columns,
+    ProgressCounter,
     Table,
     finished,
     in_turns,
@@ -146,7 +146,7 @@ def _body_of(request: GenerationRequest, drafted: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DataplaneResult:
     """One configuration with so many outputs at once."""
 
     outputs: int
@@ -186,7 +186,7 @@ AGAINST: Columns = {
 }
 
 
-class Dataplane(Benchmark[DataplanePlan, Measured]):
+class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
     """Every number of outputs, with every configuration in turns."""
 
     unit = "turns"
@@ -222,7 +222,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
     @cached_property
-    def others(self) -> Mapping[tuple[int, str], Measured]:
+    def others(self) -> Mapping[tuple[int, str], DataplaneResult]:
         """Of the run that this one stands beside, by outputs and configuration; raises UsageError."""
         path, own = self.plan.against, json.loads(json.dumps(asdict(self.plan), default=str))
         if path is None:
@@ -230,7 +230,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             plan = asdict(DataplanePlan()) | record["plan"]  # an older one may lack an option
-            found = [Measured(**one) for one in record["results"]]
+            found = [DataplaneResult(**one) for one in record["results"]]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"--against takes the --json of another `bench dataplane`, and {path}: {error}") from error
         other = [name for name in sorted(own) if name not in MAY_DIFFER and plan.get(name) != own[name]]
@@ -243,10 +243,10 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             raise UsageError(f"--against {path} has not all that was measured of --outputs {missing[0]}; leave it out")
         return others
 
-    def report(self, results: Sequence[Measured]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[DataplaneResult]) -> Iterator[Table | str]:
         yield Table.of(results, {**self.columns, **(AGAINST if self.others else {})}, self.title)
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[DataplaneResult, None]:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
@@ -310,7 +310,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         return sum(await asyncio.gather(*(maker.make(one, configuration != NO_DRAFTER) for one in requests)))
 
 
-def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
+def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult]:
     """The figures of all turns of each configuration."""
     speeds = {
         name: sum(one.tokens for one in found) / sum(one.seconds for one in found) for name, found in turns.items()
@@ -321,7 +321,7 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
         tokens, passes = sum(one.tokens for one in found), sum(one.passes for one in found)
         spent = [MILLISECONDS * sum(one.processor[place] for one in found) for place in range(3)]
         results.append(
-            Measured(
+            DataplaneResult(
                 outputs=count,
                 configuration=name,
                 speed=speeds[name],
