@@ -75,10 +75,10 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
 
 def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
-    from crossdraft.drafter.ngram import Lengths, ServeNgram, ngram_server
+    from crossdraft.drafter.ngram import MatchLengths, ServeNgram, ngram_server
 
     with checked_options():
-        options = ServeNgram(Lengths(max_ngram, min_ngram), _listening(service), _pace(service.pace))
+        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), _pace(service.pace))
 
     async def made() -> Serving:
         return ngram_server(options)
