@@ -9,7 +9,6 @@ another checkout.
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -36,7 +35,7 @@ from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.processes import Running, running
+from crossdraft.console.processes import HttpServer, Running, running
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
@@ -52,22 +51,6 @@ WARM_UP = 4  # outputs before each measurement
 PASSES = f"{PREFIX}target_passes"  # of /metrics
 PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
 MAY_DIFFER = ("against", "outputs", "turns")  # options of a run that another one stands beside
-
-
-@dataclass(frozen=True)
-class Server:
-    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
-
-    target: str  # host:port
-    drafter: str
-    role: str = "server"
-
-    def command(self) -> list[str]:
-        """The command line."""
-        services = ["--target", self.target, "--drafter", f"drafter={self.drafter}", "--model", "free"]
-        limits = ["--port", "0", "--grpc-port", "0", "--max-outputs", "1024", "--grace-seconds", "0"]
-        ends = ["--until-stdin-ends", "--log-level", "error"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *limits, *ends]
 
 
 class Pipelines:
@@ -287,7 +270,7 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
             import aiohttp
         except ModuleNotFoundError as error:
             raise CommandFailed(f"--over {self.plan.over} {EXTRA}") from error
-        (server,) = await stack.enter_async_context(running([Server(target, drafter)]))
+        (server,) = await stack.enter_async_context(running([HttpServer(target, drafter, max_outputs=1024)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))
         )

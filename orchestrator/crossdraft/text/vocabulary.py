@@ -267,7 +267,9 @@ def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection
             )
     for token, role in controls:
         if role not in ControlRole.__members__:
-            raise ValueError(f"id {token} has the unknown role {role!r}; the roles are {', '.join(Role.__members__)}")
+            raise ValueError(
+                f"id {token} has the unknown role {role!r}; the roles are {', '.join(ControlRole.__members__)}"
+            )
 
 
 def _check_count(size: int, known: Mapping[int, Letters]) -> None:

@@ -223,7 +223,7 @@ class Drafter(Protocol):
 
 
 class Conversation:
-    """One session's requests and replies: a `Session` of `rpc.handlers`.
+    """One session's requests and replies: a `SessionHandler` of `rpc.handlers`.
 
     No reply of an epoch leaves after the request that begins the next one was taken.
 

@@ -161,7 +161,7 @@ def decode_description(message: pb.Description) -> Description:
         check_max(len(field), MAX_LISTS, name)
     for control in message.controls:
         if control.role not in ControlRole.__members__:
-            raise BadMessage(f"controls has the role {control.role!r}; known are {', '.join(Role.__members__)}")
+            raise BadMessage(f"controls has the role {control.role!r}; known are {', '.join(ControlRole.__members__)}")
     size = message.vocabulary_size
     stops = decode_id_tuple(message.stops, "stops", size, MAX_STOPS)
     controls = decode_id_tuple([control.id for control in message.controls], "controls", size)

@@ -205,7 +205,7 @@ async def _first(outer: asyncio.subprocess.Process, files: MachineFiles) -> int:
 
 
 async def _answers(machine: Machine) -> None:
-    """Returns once a command can be run there. Raises NotAllowed."""
+    """Returns once a command can be run there. Raises NoEmulationError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + BOOT_SECONDS
     said = b""

@@ -111,7 +111,7 @@ def run_in_real_time() -> None:
 # The hosts and their links.
 
 
-class NoEmulationError(RuntimeError):  # noqa: N818 - it says what happened
+class NoEmulationError(RuntimeError):
     """This machine allows no such hosts; the text says why."""
 
 
@@ -123,7 +123,7 @@ class Carrier:
     busy: asyncio.Lock
 
     async def tell(self, order: Order) -> str:
-        """Its answer, which comes when the order has taken effect. Raises NotAllowed if the process has ended."""
+        """Its answer, which comes when the order has taken effect. Raises NoEmulationError if the process has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         async with self.busy:
