@@ -168,7 +168,7 @@ class SettingsPlan(PromptsPlan):
 # Acceptance and exactness.
 
 
-@command("acceptance", EXACTNESS, "acceptance.Acceptance")
+@command("acceptance", EXACTNESS, "acceptance.AcceptanceBenchmark")
 @dataclass(frozen=True)
 class AcceptancePlan(SettingsPlan):
     """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
@@ -192,7 +192,7 @@ class ExactnessPlan:
     affinity: Affinities = ()
 
 
-@command("pruning", EXACTNESS, "acceptance.Pruning")
+@command("pruning", EXACTNESS, "acceptance.PruningBenchmark")
 @dataclass(frozen=True)
 class PruningPlan(AcceptancePlan):
     """Tokens per pass with drafters that keep only the most frequent tokens of their LM head."""
@@ -373,7 +373,7 @@ class CutsPlan(FaultsPlan):
 # Parts.
 
 
-@command("round", PARTS, "rounds.Rounds")
+@command("round", PARTS, "rounds.RoundBenchmark")
 @dataclass(frozen=True)
 class RoundPlan(SettingsPlan):
     """What a round costs outside the two models, on loopback, one generation at a time."""
