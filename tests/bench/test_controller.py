@@ -10,7 +10,15 @@ import pytest
 
 from crossdraft.bench import controller
 from crossdraft.bench.commands import ControllerPlan
-from crossdraft.bench.controller import ALL, Cell, ControllerBenchmark, Curve, compared, covering, summary
+from crossdraft.bench.controller import (
+    ALL,
+    ControllerBenchmark,
+    ControllerConditions,
+    Curve,
+    compared,
+    covering,
+    summary,
+)
 from crossdraft.bench.harness import Timed
 from crossdraft.bench.services import Served
 from crossdraft.bench.workload import AUTO, NO_DRAFTER
@@ -18,7 +26,7 @@ from crossdraft.console.processes import Wanted
 from tests.bench.conftest import PROCESS, Measure, figures
 from tests.cli.conftest import Cli
 
-GIVEN = Cell("grid", "slem", 0.0, 1, 0.8, 8.0, 5.0)
+GIVEN = ControllerConditions("grid", "slem", 0.0, 1, 0.8, 8.0, 5.0)
 TINY = ("--acceptance", 0.8, "--pass-ms", 1, "--trip-ms", 0, "--turns", 1, "--seconds", 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from crossdraft.bench import dataplane
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, Measured, Turn, _body_of, _summed_up
+from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, DataplaneResult, Turn, _body_of, _summed_up
 from crossdraft.bench.services import Distant, Served
 from crossdraft.bench.workload import NO_DRAFTER, request_of
 from crossdraft.serving.http.requests import CompletionBody
@@ -55,13 +55,13 @@ def test_the_drafter_is_at_its_distance(measure: Measure, addresses: Pair, monke
 
 
 OTHER = [
-    Measured(outputs, name, speed, 2.0, 0.1, 0.2, 0.3, 0.4, 1.0, 1.0)
+    DataplaneResult(outputs, name, speed, 2.0, 0.1, 0.2, 0.3, 0.4, 1.0, 1.0)
     for outputs in (2, 4)
     for name, speed in zip(CONFIGURATIONS, (100.0, 200.0, 300.0, 400.0), strict=True)
 ]
 
 
-def other_run(file: Path, results: Sequence[Measured] = OTHER, **options: object) -> Path:
+def other_run(file: Path, results: Sequence[DataplaneResult] = OTHER, **options: object) -> Path:
     """As --json has it; of a version without --trip-ms and --against."""
     options = {"max_tokens": 8, "turns": 9, "target_pace": "1,0", "drafter_pace": "0,0"} | options
     plan = {name: value for name, value in asdict(DataplanePlan(**options)).items() if name in options}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.faults import Stream, check_undisturbed, verdict_of
+from crossdraft.bench.faults import OutputStream, check_undisturbed, verdict_of
 from crossdraft.bench.services import Killable
 from crossdraft.console.processes import Wanted
 from crossdraft.console.running import CommandFailed
@@ -25,14 +25,14 @@ signal.pause()
 
 
 def test_the_next_token_after_a_moment() -> None:
-    stream = Stream(0, [1.0, 2.0, 5.0])
+    stream = OutputStream(0, [1.0, 2.0, 5.0])
     assert stream.next_token(2.0) == 3.0
     assert stream.next_token(0.25) == 0.75
     assert stream.next_token(5.0) is None
 
 
 def test_the_longest_pause_is_counted_from_the_moment_and_may_begin_later() -> None:
-    stream = Stream(0, [1.0, 1.5, 4.0, 9.0])
+    stream = OutputStream(0, [1.0, 1.5, 4.0, 9.0])
     assert stream.pause(0.5, 0.0) == 0.5
     assert stream.pause(0.5, 1.0) == 2.5
     assert stream.pause(2.0, 0.0) == 2.0  # under way: from the moment on
@@ -41,8 +41,13 @@ def test_the_longest_pause_is_counted_from_the_moment_and_may_begin_later() -> N
 
 
 def test_streams_that_broke_and_texts_that_differ_are_told_apart() -> None:
-    undisturbed = [Stream(0, text="abc"), Stream(1, text="xyz")]
-    ended = [Stream(0, text="abc"), Stream(1, text="xy"), Stream(0, text="axc"), Stream(1, error="no target")]
+    undisturbed = [OutputStream(0, text="abc"), OutputStream(1, text="xyz")]
+    ended = [
+        OutputStream(0, text="abc"),
+        OutputStream(1, text="xy"),
+        OutputStream(0, text="axc"),
+        OutputStream(1, error="no target"),
+    ]
     verdict = verdict_of(ended, undisturbed)
     assert (verdict.streams, verdict.broken, verdict.differ) == (4, 1, 2)
     assert verdict.faults == (
@@ -53,9 +58,9 @@ def test_streams_that_broke_and_texts_that_differ_are_told_apart() -> None:
 
 
 def test_nothing_is_disturbed_where_a_stream_breaks_by_itself() -> None:
-    assert check_undisturbed([Stream(0, [1.0, 2.0, 5.0]), Stream(1, [1.0, 2.0])]) == 1.0
+    assert check_undisturbed([OutputStream(0, [1.0, 2.0, 5.0]), OutputStream(1, [1.0, 2.0])]) == 1.0
     with pytest.raises(CommandFailed, match="no target"):
-        check_undisturbed([Stream(0, [1.0, 2.0]), Stream(1, error="no target")])
+        check_undisturbed([OutputStream(0, [1.0, 2.0]), OutputStream(1, error="no target")])
 
 
 @dataclass(frozen=True)

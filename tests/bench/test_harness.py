@@ -13,8 +13,8 @@ from scipy import stats
 from crossdraft.bench import harness
 from crossdraft.bench.harness import (
     LEAST,
-    Advance,
     Benchmark,
+    ProgressCounter,
     Ratio,
     Timed,
     fit_of,
@@ -43,7 +43,7 @@ class Squares(Benchmark[Plan, Square]):
     title = "Squares"
     needs_statistics = True
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Square, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Square, None]:
         for number in range(self.plan.count):
             if number == 3:
                 raise CommandFailed("a service failed")

@@ -12,9 +12,9 @@ from crossdraft.bench.overlap import (
     CONTROLLED,
     PLAIN,
     Assisted,
-    Conditions,
+    Generators,
     OverlapBenchmark,
-    Stage,
+    OverlapConditions,
     branched,
     compared,
     lock_steps,
@@ -28,7 +28,7 @@ from tests.cli.conftest import Cli
 BENCH = OverlapBenchmark(
     OverlapPlan(logit_noise=(0.0, 0.5), delay_ms="0,2", method="slem", k=(1,), window=("4,1",), branches=("2,1",))
 )
-CONDITIONS = Conditions("seeded", 1.0, 0.5, 5.0)
+CONDITIONS = OverlapConditions("seeded", 1.0, 0.5, 5.0)
 
 
 def test_each_way_is_asked_for_what_it_says() -> None:
@@ -116,12 +116,12 @@ def test_every_kind_is_compared(measure: Measure, started: list[Served], prompts
 
 
 async def test_every_condition_is_a_cell(started: list[Served], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def measured(stage: Stage, conditions: Conditions) -> list[Conditions]:
+    async def measured(stage: Generators, conditions: OverlapConditions) -> list[OverlapConditions]:
         return [conditions]
 
-    monkeypatch.setattr(Stage, "measured", measured)
+    monkeypatch.setattr(Generators, "measured", measured)
     assert [one async for one in BENCH.measure(lambda count=1, doing="": None)] == [
-        Conditions("slem", temperature, noise, delay)
+        OverlapConditions("slem", temperature, noise, delay)
         for noise in (0.0, 0.5)
         for delay in (0.0, 2.0)
         for temperature in (0.0, 1.0)

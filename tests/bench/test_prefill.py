@@ -2,11 +2,11 @@
 
 from crossdraft.bench.commands import PrefillPlan
 from crossdraft.bench.harness import Table
-from crossdraft.bench.prefill import Arrival, Prefill, Stream
+from crossdraft.bench.prefill import Arrival, EndlessStream, Prefill
 
 
 def test_gaps_are_those_that_a_time_touches() -> None:
-    stream = Stream([0.0, 1.0, 2.0, 4.0, 5.0, 6.0])
+    stream = EndlessStream([0.0, 1.0, 2.0, 4.0, 5.0, 6.0])
     assert stream.gaps(2.5, 4.5) == [2.0, 1.0]
     assert stream.gaps(10.0, 11.0) == []
 

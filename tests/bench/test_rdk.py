@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 
 from crossdraft.bench.commands import RdkPlan
-from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, Draw, Figures, Study, figures_of, redistributed
+from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, DistributionPair, RdkFigures, Study, figures_of, redistributed
 from tests.cli.conftest import Cli
 
 SMALL = Study(RdkPlan(tokens=1000, exact_tokens=1000, draws=2))
 
 
 @pytest.fixture(scope="module")
-def draw() -> Draw:
+def draw() -> DistributionPair:
     return SMALL.draw(1000, 0)
 
 
-def test_the_most_probable_quarter_has_the_published_share(draw: Draw) -> None:
+def test_the_most_probable_quarter_has_the_published_share(draw: DistributionPair) -> None:
     assert np.sort(draw.p)[::-1][:250].sum() == pytest.approx(TOP_QUARTER, abs=1e-6)
     assert draw.p.sum() == pytest.approx(1.0)
     assert draw.q.sum() == pytest.approx(1.0)
 
 
-def test_draws_are_repeatable_and_differ(draw: Draw) -> None:
+def test_draws_are_repeatable_and_differ(draw: DistributionPair) -> None:
     assert np.array_equal(SMALL.draw(1000, 0).q, draw.q)
     assert not np.array_equal(SMALL.draw(1000, 1).q, draw.q)
     assert not np.array_equal(Study(RdkPlan(seed=1)).draw(1000, 0).q, draw.q)
 
 
-def test_masks_keep_what_they_say(draw: Draw) -> None:
+def test_masks_keep_what_they_say(draw: DistributionPair) -> None:
     probable = draw.masked("the most probable", 100)
     assert (probable > 0).sum() == 100
     assert draw.p[probable > 0].min() >= draw.p[probable == 0].max()
@@ -40,7 +40,7 @@ def test_masks_keep_what_they_say(draw: Draw) -> None:
 
 
 @pytest.mark.parametrize("tau", TAUS)
-def test_the_matrix_is_the_softmax_of_the_covariance(draw: Draw, tau: float) -> None:
+def test_the_matrix_is_the_softmax_of_the_covariance(draw: DistributionPair, tau: float) -> None:
     masked = draw.masked("random", 300)
     proposed = masked / masked.sum()
     scaled = (np.diag(draw.p) - np.outer(draw.p, draw.p)) / tau
@@ -49,13 +49,13 @@ def test_the_matrix_is_the_softmax_of_the_covariance(draw: Draw, tau: float) -> 
     assert redistributed(proposed, draw.p, tau) == pytest.approx(rows.T @ proposed, abs=1e-14)
 
 
-def test_figures_are_acceptances(draw: Draw) -> None:
+def test_figures_are_acceptances(draw: DistributionPair) -> None:
     masked = draw.masked("random", 300)
     found = figures_of(draw.p, masked, ())
     p, q = draw.p.tolist(), (masked / masked.sum()).tolist()
     theta = sum(one * other for one, other in zip(p, q, strict=True))
     spread = [(1000 * other + theta * one) / (1000 + one) for one, other in zip(p, q, strict=True)]
-    assert found == Figures(
+    assert found == RdkFigures(
         masked=pytest.approx(sum(map(min, p, masked.tolist()))),
         tli=pytest.approx(sum(map(min, p, q))),
         first_order=pytest.approx(sum(min(one, other / sum(spread)) for one, other in zip(p, spread, strict=True))),

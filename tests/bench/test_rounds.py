@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.rounds import Recording, round_of
+from crossdraft.bench.rounds import RecordedGeneration, round_of
 from crossdraft.bench.workload import Setting
 from tests.bench.conftest import Measure, figures
 
@@ -21,7 +21,9 @@ def test_a_round_is_its_parts(measure: Measure, started: object, prompts_file: P
 
 def test_a_round_is_the_median_over_generations_of_means_over_rounds() -> None:
     recordings = [
-        Recording(figures(epochs=10, tokens=20, wire_seconds=wire, verification_seconds=0.02, bytes_sent=100), 0.01)
+        RecordedGeneration(
+            figures(epochs=10, tokens=20, wire_seconds=wire, verification_seconds=0.02, bytes_sent=100), 0.01
+        )
         for wire in (0.05, 0.07, 9.0)
     ]
     found = round_of(Setting("slem", "some/drafter", 1.0, 5), recordings)

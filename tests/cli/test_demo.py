@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.cli import generate
-from crossdraft.cli.demo import Compared, Outcome, comparison, demo, explanation
+from crossdraft.cli.demo import DemoOutput, SpeedComparison, comparison, demo, explanation
 from crossdraft.console.processes import Running, Wanted
 from tests.cli.conftest import Cli
 from tests.serving.fakes import figures
@@ -36,13 +36,13 @@ def test_both_texts_and_their_figures(
         assert float(drafted) >= float(plain) == 1
 
 
-def outcome(speed: float, passes: int) -> Outcome:
+def outcome(speed: float, passes: int) -> DemoOutput:
     seconds = 12 / speed
-    return Outcome("", (), replace(figures(12), passes=passes, seconds=seconds))
+    return DemoOutput("", (), replace(figures(12), passes=passes, seconds=seconds))
 
 
 def test_one_sentence_says_why() -> None:
-    fast, slow = (Compared(outcome(speed, 4), outcome(20.0, 12)) for speed in (40.0, 10.0))
+    fast, slow = (SpeedComparison(outcome(speed, 4), outcome(20.0, 12)) for speed in (40.0, 10.0))
     assert fast.speedup == pytest.approx(2)
     assert "It is faster because a pass of the target over the drafter's tokens yielded 3.0" in explanation([fast])
     assert "It is not faster here although" in explanation([fast, slow])

@@ -22,9 +22,9 @@ import pytest
 from crossdraft.cli import workers
 from crossdraft.cli.workers import (
     LEARNED,
-    Shares,
     Worker,
     Workers,
+    WorkerSettings,
     learned_by_others,
     learning_backend,
     reserved,
@@ -159,7 +159,7 @@ async def test_a_worker_may_print_before_and_after_its_ready_line() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", printing, stdout=asyncio.subprocess.PIPE)
     worker = Worker(process)
     try:
-        assert await Workers(Shares(1, "127.0.0.1"), {}, print)._readiness(worker) is None
+        assert await Workers(WorkerSettings(1, "127.0.0.1"), {}, print)._readiness(worker) is None
         assert worker.ready == {"ready": True}
         assert await asyncio.wait_for(process.wait(), HANGS) == 0
     finally:

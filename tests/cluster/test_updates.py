@@ -19,7 +19,7 @@ from tests.cluster.running import (
     PROMPT,
     TARGETS,
     Heard,
-    NoRoomError,
+    NoCapacityError,
     NotServedError,
     RunningCluster,
     deployed,
@@ -117,7 +117,7 @@ async def test_orchestrators_that_stay_serve_what_a_target_alone_was_changed_to(
 @pytest.mark.full
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
     before = cluster.entries()
-    with pytest.raises(NoRoomError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
+    with pytest.raises(NoCapacityError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
         cluster.deploy(changed(cluster).replace("replicas: 1", "replicas: 5"))
     asyncio.run(eventually(lambda: cluster.entries() == before))
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from crossdraft.drafter.context import Context, NoRoomError
-from crossdraft.text.letters import Letters, Role, Side, from_bytes
+from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from tests.text.kinds import kind
 
@@ -86,8 +86,8 @@ def test_letters_without_a_token_are_refused_and_a_rewind_before_them_heals():
 
 def test_the_end_of_a_sequence_is_a_letter_like_any_other():
     context = Context(tokenization("gpt2"), PROMPT, 1000)
-    context.rewind(0, Letters(" the" + Role.END_OF_SEQUENCE.letter + " dog"))
-    assert written(context, "gpt2", head_of("gpt2")) == " the" + Role.END_OF_SEQUENCE.letter + " dog"
+    context.rewind(0, Letters(" the" + ControlRole.END_OF_SEQUENCE.letter + " dog"))
+    assert written(context, "gpt2", head_of("gpt2")) == " the" + ControlRole.END_OF_SEQUENCE.letter + " dog"
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -101,7 +101,7 @@ def test_a_text_that_is_too_long_is_cut_at_a_word_and_seldom(name):
         context.fit(count)
         ids = context.ids
         assert len(ids) + count - 1 <= capacity
-        kept = tokenization(name).letters_of(ids).removeprefix(Role.BEGIN_OF_SEQUENCE.letter).lstrip(" ")
+        kept = tokenization(name).letters_of(ids).removeprefix(ControlRole.BEGIN_OF_SEQUENCE.letter).lstrip(" ")
         assert (PROMPT + text).endswith(kept)
         assert (PROMPT + text)[: -len(kept)][-1:] in ("", " ")
         cuts += bool(before) and ids[: len(before) - 3] != before[: len(before) - 3]

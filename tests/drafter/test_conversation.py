@@ -13,7 +13,7 @@ from crossdraft.drafter.conversation import (
     MOST_WAITING,
     UNREAD_SCORES,
     Conversation,
-    Epoch,
+    DraftProgress,
     Epochs,
     ReplyBuffer,
     Send,
@@ -77,7 +77,7 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
 def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
     chunk: int, first: int, made: list[str]
 ) -> None:
-    epoch = Epoch(draft(count=3, chunk=chunk, first=first))
+    epoch = DraftProgress(draft(count=3, chunk=chunk, first=first))
     buffer = ReplyBuffer(epoch)
     replies: list[Drafted] = []
     branches = 0
@@ -143,21 +143,21 @@ class Eager:
     made: int = 0
     scored: int = 0
     closed: int = 0
-    epochs: list[Epoch] = field(default_factory=list)
+    epochs: list[DraftProgress] = field(default_factory=list)
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: DraftProgress) -> None:
         self.epochs.append(epoch)
 
-    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._draft(epoch, send))
 
-    async def _draft(self, epoch: Epoch, send: Send) -> None:
+    async def _draft(self, epoch: DraftProgress, send: Send) -> None:
         while epoch.wanted:
             send(Drafted(epoch.number, (DraftToken(epoch.sent),), 0.0, first=epoch.sent))
             epoch.sent += 1
             self.made += 1
 
-    async def score(self, epoch: Epoch, request: Score) -> Scored:
+    async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         self.scored += 1
         return Scored(request.epoch, np.zeros(1), 0.0)
 
@@ -172,7 +172,7 @@ class Told(Eager):
     drafts: list[asyncio.Future[None]] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
 
-    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         self.drafts.append(asyncio.get_running_loop().create_future())
         self.sends.append(send)
         return self.drafts[-1]

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
-from crossdraft.drafter.ngram import Lengths, ServeNgram, byte_vocabulary, continuation, ngram_server
+from crossdraft.drafter.ngram import MatchLengths, ServeNgram, byte_vocabulary, continuation, ngram_server
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.text.letters import Letters, Role, from_bytes
+from crossdraft.text.letters import ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.drafter.streaming import Epoch
 from tests.rpc.sessions import DrafterClient, TargetClient
@@ -23,7 +23,7 @@ from tests.text.kinds import kind
 PROMPT = from_bytes(b"one two three, one two ")
 NOTHING = Letters("")
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), None, 8)
-END = Role.END_OF_SEQUENCE.letter
+END = ControlRole.END_OF_SEQUENCE.letter
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def text_of(drafted: Drafted) -> str:
     return byte_vocabulary().letters_of([draft_token.token for draft_token in drafted.draft_tokens])
 
 
-def naive(text: str, count: int, lengths: Lengths) -> str:
+def naive(text: str, count: int, lengths: MatchLengths) -> str:
     """Every length from the longest, every place from the newest."""
     for size in range(min(lengths.longest, len(text) - 1), lengths.shortest - 1, -1):
         ending = text[-size:]
@@ -57,7 +57,7 @@ def naive(text: str, count: int, lengths: Lengths) -> str:
 @given(
     text=st.lists(st.sampled_from(["a", "b", "ab", "ba", "aab", END]), max_size=30).map("".join),
     count=st.integers(1, 9),
-    lengths=st.tuples(st.integers(1, 5), st.integers(0, 6)).map(lambda pair: Lengths(sum(pair), pair[0])),
+    lengths=st.tuples(st.integers(1, 5), st.integers(0, 6)).map(lambda pair: MatchLengths(sum(pair), pair[0])),
 )
 def test_the_longest_match_goes_on_and_the_newest_of_several(text, count, lengths):
     assert continuation(Letters(text), count, lengths) == naive(text, count, lengths)
@@ -68,7 +68,7 @@ def test_lengths_that_cannot_be_are_refused(longest, shortest):
     with pytest.raises(
         ValueError, match=f"--min-ngram must be between 1 and --max-ngram, got {shortest} and {longest}"
     ):
-        Lengths(longest, shortest)
+        MatchLengths(longest, shortest)
 
 
 async def test_it_describes_the_bytes_as_its_vocabulary(ngram: DrafterClient) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench.acceptance import LEAST_P, TOKENS, Drawn, Trial
+from crossdraft.bench.acceptance import LEAST_P, TOKENS, DistributionCheck, Drawn
 from crossdraft.client import GenerationRequest
 from tests.endtoend.stack import TARGET, Stack, statistics
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def trial() -> Trial:
-    return Trial(f"bundled:{TARGET}", PROMPT)
+def trial() -> DistributionCheck:
+    return DistributionCheck(f"bundled:{TARGET}", PROMPT)
 
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "drafter", "settings"), CASES)
 async def test_the_first_two_tokens(
-    stack: Stack, trial: Trial, method: str, drafter: str, settings: dict[str, Any]
+    stack: Stack, trial: DistributionCheck, method: str, drafter: str, settings: dict[str, Any]
 ) -> None:
     request = GenerationRequest(
         PROMPT, method, num_speculative_tokens=2, max_tokens=TOKENS, ignore_eos=True, **settings

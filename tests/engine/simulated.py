@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from crossdraft.engine.scheduler import Pause, Ready, Scheduler
+from crossdraft.engine.scheduler import Pause, ReadyRequest, Scheduler
 
 CHUNK = 512
 
@@ -74,7 +74,10 @@ def simulated(clients: list[Client], seconds: Callable[[int], float], until: flo
             client.asked, client.left, client.began = coming.pop(name), next(client.text) + client.end, None
             scheduler.returns.asked(name, client.asked)
         waiting = [client for client in clients if client.asked is not None]
-        ready = [Ready(one.name, one.asked, one.left, min(one.left, one.end), one.began is not None) for one in waiting]
+        ready = [
+            ReadyRequest(one.name, one.asked, one.left, min(one.left, one.end), one.began is not None)
+            for one in waiting
+        ]
         decided = scheduler.next(ready, now)
         if isinstance(decided, Pause):
             later = [] if decided.seconds is None else [now + decided.seconds]

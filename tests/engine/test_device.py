@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crossdraft.engine.device import Span
+from crossdraft.engine.device import DeviceTimer
 
 
 class Host:
@@ -50,7 +50,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 def test_a_cpu_is_done_when_the_call_returns() -> None:
     host = Host()
-    span = Span(torch.device("cpu"), host)
+    span = DeviceTimer(torch.device("cpu"), host)
     host.now = 103.0
     span.end()
     host.now = 110.0
@@ -59,7 +59,7 @@ def test_a_cpu_is_done_when_the_call_returns() -> None:
 
 def test_cuda_is_done_when_it_says_so_but_not_before_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host takes longer in a step that is made to take its time."""
-    span = Span(torch.device("cuda:1"), host)
+    span = DeviceTimer(torch.device("cuda:1"), host)
     monkeypatch.setattr(Event, "device", 102.0)
     host.now = 100.5  # all is launched
     span.end()
@@ -67,7 +67,7 @@ def test_cuda_is_done_when_it_says_so_but_not_before_the_host(host: Host, monkey
     assert Event.waits == 0
     assert (span.ended, span.ended) == (102.0, 102.0)
     assert Event.waits == 1
-    slow = Span(torch.device("cuda:1"), host)
+    slow = DeviceTimer(torch.device("cuda:1"), host)
     host.now = 109.0
     slow.end()
     assert slow.ended == 109.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from crossdraft.engine.device import Span
+from crossdraft.engine.device import DeviceTimer
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
 from crossdraft.engine.requests import ContextOverflowError
@@ -34,7 +34,7 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     while True:
         try:
             request = job.send(
-                ForwardResult(engine.forward([request])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0)
+                ForwardResult(engine.forward([request])[0], 0.0, 0.0, DeviceTimer(engine.device, lambda: 0.0), 1, 0)
             )
         except StopIteration as end:
             return end.value

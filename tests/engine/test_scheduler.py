@@ -12,10 +12,10 @@ from crossdraft.engine.scheduler import (
     LEAST,
     REACH,
     Pause,
-    Ready,
+    ReadyRequest,
     ReturnTimes,
+    ScheduledStep,
     Scheduler,
-    Step,
     StepCosts,
     divided,
     worth_waiting,
@@ -125,14 +125,14 @@ def test_no_pause_is_longer_in_all_than_its_share_of_a_step() -> None:
             scheduler.returns.asked(name, now)
             scheduler.returns.answered(name, now)
         now += 0.01
-    decided: Step | Pause = Pause(None)
+    decided: ScheduledStep | Pause = Pause(None)
     began = now
-    while isinstance(decided := scheduler.next([Ready("z", began, 6, 6)], now), Pause):
+    while isinstance(decided := scheduler.next([ReadyRequest("z", began, 6, 6)], now), Pause):
         now += 0.0005
         for name in "abcdefgh":  # they put it off again and again
             scheduler.returns.answered(name, now - 0.009)
     assert 0 < now - began <= scheduling.PATIENCE * 0.02 + 0.001
-    assert decided == Step({0: 6})
+    assert decided == ScheduledStep({0: 6})
 
 
 def test_the_rule_of_waiting() -> None:
@@ -146,11 +146,13 @@ def test_the_rule_of_waiting() -> None:
 
 def test_works_that_exceed_a_chunk_take_turns_by_age_and_one_alone_is_never_too_large() -> None:
     scheduler = Scheduler(64)
-    ready = [Ready("c", 3.0, 40, 40), Ready("a", 1.0, 40, 40), Ready("b", 2.0, 20, 20)]
-    assert scheduler.next(ready, 4.0) == Step({1: 40, 2: 20})
+    ready = [ReadyRequest("c", 3.0, 40, 40), ReadyRequest("a", 1.0, 40, 40), ReadyRequest("b", 2.0, 20, 20)]
+    assert scheduler.next(ready, 4.0) == ScheduledStep({1: 40, 2: 20})
     assert scheduler.next([], 4.0) == Pause(None)
-    assert scheduler.next([Ready("a", 1.0, 200, 200)], 4.0) == Step({0: 200})
-    assert scheduler.next([Ready("a", 1.0, 0, 0)], 4.0) == Step({0: 1})  # nothing to be fed, and an answer all the same
+    assert scheduler.next([ReadyRequest("a", 1.0, 200, 200)], 4.0) == ScheduledStep({0: 200})
+    assert scheduler.next([ReadyRequest("a", 1.0, 0, 0)], 4.0) == ScheduledStep(
+        {0: 1}
+    )  # nothing to be fed, and an answer all the same
 
 
 def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
@@ -162,9 +164,9 @@ def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
 
 
 def test_the_rest_of_a_prompt_is_divided_as_before() -> None:
-    assert Ready("a", 0.0, 12, 1).long is False
-    assert Ready("a", 0.0, 12, 1, begun=True).long is True
-    assert Ready("a", 0.0, 7, 7, begun=True).long is False
+    assert ReadyRequest("a", 0.0, 12, 1).long is False
+    assert ReadyRequest("a", 0.0, 12, 1, begun=True).long is True
+    assert ReadyRequest("a", 0.0, 7, 7, begun=True).long is False
     assert divided({3: 1000, 1: 50, 2: 60}, 80) == {1: 40, 3: 40}
     assert divided({3: 10, 1: 50, 2: 60}, 80) == {3: 10, 1: 50, 2: 20}
     assert divided({3: 1000, 1: 5}, 80) == {1: 5, 3: 75}

@@ -23,7 +23,7 @@ from crossdraft.rpc.generation import (
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.text.letters import Letters, Role, Side
+from crossdraft.text.letters import ControlRole, Letters, Side
 from crossdraft.types.messages import (
     Advance,
     Branch,
@@ -98,7 +98,7 @@ BANS = SamplingOptions(
     frequency_penalty=0.5, allowed_token_ids=(1, 299), bad_word_ids=((1,), (2, 299)), min_tokens=3, end_ids=(7,)
 )
 NOISE = NoiseKey(2**64 - 3, 7)
-LETTERS = Letters("a\xe2\x82 " + Role.END_OF_TURN.letter + Side.TARGET.control(5) + Side.DRAFTER.control(0))
+LETTERS = Letters("a\xe2\x82 " + ControlRole.END_OF_TURN.letter + Side.TARGET.control(5) + Side.DRAFTER.control(0))
 
 
 def ids(*tokens: int) -> np.ndarray:

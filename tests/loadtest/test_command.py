@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli.loadtest import LoadTest, Stage
+from crossdraft.cli.loadtest import DelayedClients, LoadTest
 from crossdraft.cli.options import LoadFiles
 from crossdraft.console.running import CommandFailed, run_to_end
 from crossdraft.loadtest.requests import Prompt, Request
 from crossdraft.loadtest.runner import ClosedLoop
 from crossdraft.loadtest.summary import Goal
-from crossdraft.loadtest.timeline import Chunk, Client, End, RequestFailedError
+from crossdraft.loadtest.timeline import Chunk, End, LoadClient, RequestFailedError
 from tests.cli.conftest import Cli
 from tests.loadtest.values import CONDITIONS, FIGURES, validated
 
@@ -65,11 +65,11 @@ class InMemory:
 
     delays: tuple[float, ...] = (0.0, 5.0)
     services: str = "nothing"
-    clients: Mapping[str, Client] = field(default_factory=lambda: {"HTTP": Instant(), "in process": Instant()})
+    clients: Mapping[str, LoadClient] = field(default_factory=lambda: {"HTTP": Instant(), "in process": Instant()})
 
-    async def stages(self) -> AsyncGenerator[Stage, None]:
+    async def stages(self) -> AsyncGenerator[DelayedClients, None]:
         for delay in self.delays:
-            yield Stage(delay, self.clients)
+            yield DelayedClients(delay, self.clients)
 
 
 def run(tested: InMemory, files: LoadFiles) -> None:

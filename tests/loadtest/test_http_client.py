@@ -14,10 +14,10 @@ from crossdraft.console.processes import base_url
 from crossdraft.console.running import UsageError
 from crossdraft.loadtest import http_client
 from crossdraft.loadtest.http_client import HttpClient
-from crossdraft.loadtest.requests import Prompt, Request, RequestOptions
+from crossdraft.loadtest.requests import Prompt, Request, RequestSettings
 from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
 
-REQUEST = Request(0, Prompt("text", "def f("), RequestOptions(max_tokens=8))
+REQUEST = Request(0, Prompt("text", "def f("), RequestSettings(max_tokens=8))
 
 
 def event(value: object) -> bytes:

@@ -9,14 +9,14 @@ from rich.console import Console
 
 from crossdraft.loadtest import plots
 from crossdraft.loadtest import report as tables
-from crossdraft.loadtest.report import Comparison, Report, Run, plain
+from crossdraft.loadtest.report import Comparison, LoadReport, LoadRun, plain
 from crossdraft.loadtest.runner import ClosedLoop
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
 from tests.loadtest.values import CONDITIONS, FAILED, GOAL, WHOLE, at, validated
 
 
-def run_of(way: str, delay: float | None, *timelines: object) -> Run:
-    return Run(way, delay, summary_of([timelines], CONDITIONS.load, GOAL), (timelines,))  # type: ignore[arg-type]
+def run_of(way: str, delay: float | None, *timelines: object) -> LoadRun:
+    return LoadRun(way, delay, summary_of([timelines], CONDITIONS.load, GOAL), (timelines,))  # type: ignore[arg-type]
 
 
 RUNS = (
@@ -25,19 +25,19 @@ RUNS = (
     run_of("HTTP", 5.0, *(at(number, 0.1 * number, 1.0 + number) for number in range(20))),
 )
 ADDED = added_by("HTTP", RUNS[0].repetitions, "in process", RUNS[1].repetitions)
-REPORT = Report(CONDITIONS, RUNS, (Comparison(0.0, ADDED),))
+REPORT = LoadReport(CONDITIONS, RUNS, (Comparison(0.0, ADDED),))
 
 
 @pytest.mark.parametrize(
     "report",
     [
         REPORT,
-        Report(replace(CONDITIONS, load=ClosedLoop(3), goal=Goal()), (run_of("gRPC", None, FAILED),)),
-        Report(CONDITIONS, ()),
+        LoadReport(replace(CONDITIONS, load=ClosedLoop(3), goal=Goal()), (run_of("gRPC", None, FAILED),)),
+        LoadReport(CONDITIONS, ()),
     ],
     ids=["full", "nothing but errors", "empty"],
 )
-def test_json_is_as_its_schema_says(report: Report) -> None:
+def test_json_is_as_its_schema_says(report: LoadReport) -> None:
     validated(plain(report))
 
 
@@ -96,6 +96,8 @@ def test_a_picture_of_every_figure() -> None:
     heights = [bar.get_height() for bar in figure.axes[4].patches]
     assert heights == pytest.approx([run.summary.tokens_per_second for run in RUNS])
     assert [bar.get_height() for bar in figure.axes[5].patches][:2] == [3.0, 3.5]  # wire, of target and drafter
-    assert len(plots.figure_of(Report(CONDITIONS, (run_of("gRPC", None, FAILED),))).axes) == 1  # nothing is drawn empty
+    assert (
+        len(plots.figure_of(LoadReport(CONDITIONS, (run_of("gRPC", None, FAILED),))).axes) == 1
+    )  # nothing is drawn empty
     other = replace(WHOLE, figures=None)  # of a server that does not say what it cost
-    assert len(plots.figure_of(Report(CONDITIONS, (run_of("HTTP", None, other),))).axes) == 5
+    assert len(plots.figure_of(LoadReport(CONDITIONS, (run_of("HTTP", None, other),))).axes) == 5

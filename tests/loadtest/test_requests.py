@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from crossdraft.loadtest import requests
-from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
-from crossdraft.loadtest.timeline import Figures, figures_of
+from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
+from crossdraft.loadtest.timeline import OutputFigures, figures_of
 from crossdraft.types.request import Chat, Message
 from crossdraft.types.statistics import LaneFigures, Trips
 
@@ -15,7 +15,7 @@ TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hel
 
 
 def test_the_same_is_asked_of_every_kind_of_server() -> None:
-    options = RequestOptions(32, 0.7, "seeded", "small", "big", ignore_eos=True, seed=100)
+    options = RequestSettings(32, 0.7, "seeded", "small", "big", ignore_eos=True, seed=100)
     asked = Request(3, TEXT, options)
     assert (asked.path, asked.body) == (
         "/v1/completions",
@@ -38,7 +38,7 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
 
 
 def test_chats() -> None:
-    asked = Request(0, CHAT, RequestOptions(drafter=""))
+    asked = Request(0, CHAT, RequestSettings(drafter=""))
     assert asked.path == "/v1/chat/completions"
     assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
     assert asked.body["speculative"] == {"drafter": "none", "trace": True}
@@ -53,7 +53,7 @@ def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None
 
 
 def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
-    asked = Request(0, TEXT, RequestOptions(trace=False))
+    asked = Request(0, TEXT, RequestSettings(trace=False))
     assert set(asked.body) == {"max_tokens", "temperature", "stream", "prompt", "stream_options"}
 
 
@@ -61,11 +61,11 @@ def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
 def test_outputs_are_seeded_where_their_method_was_chosen_and_takes_a_seed(
     method: str | None, temperature: float, seed: int | None
 ) -> None:
-    assert Request(2, TEXT, RequestOptions(method=method, temperature=temperature, seed=3)).seed == seed
+    assert Request(2, TEXT, RequestSettings(method=method, temperature=temperature, seed=3)).seed == seed
 
 
 def test_prompts_take_turns() -> None:
-    asked = requests_over((TEXT, CHAT), 5, RequestOptions())
+    asked = requests_over((TEXT, CHAT), 5, RequestSettings())
     assert [(one.number, one.prompt) for one in asked] == list(enumerate([TEXT, CHAT, TEXT, CHAT, TEXT]))
 
 
@@ -115,4 +115,4 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, complaint: str) -> None
 def test_figures_are_read_by_name_and_others_left_out() -> None:
     lane = {"role": "target", "trip_counts": [1, 2], "trip_seconds": 0.5, "unknown": 1}
     found = figures_of({"tokens": 3, "passes": 2, "judged_at": [2, 1], "method": "slem", "lanes": [lane]})
-    assert found == Figures(3, 2, judged_at=(2, 1), lanes=(LaneFigures("target", "", 0, 0, Trips((1, 2), 0.5)),))
+    assert found == OutputFigures(3, 2, judged_at=(2, 1), lanes=(LaneFigures("target", "", 0, 0, Trips((1, 2), 0.5)),))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
+from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
 from crossdraft.loadtest.runner import TIMED_OUT, ClosedLoop, Load, OpenLoop, Runner, poisson
-from crossdraft.loadtest.timeline import Chunk, End, Figures, RequestFailedError, Timeline
+from crossdraft.loadtest.timeline import Chunk, End, OutputFigures, RequestFailedError, RequestTimeline
 
-REQUESTS = requests_over((Prompt("text", "x"),), 6, RequestOptions())
+REQUESTS = requests_over((Prompt("text", "x"),), 6, RequestSettings())
 
 
 class Jumping(selectors.DefaultSelector):
@@ -62,7 +62,7 @@ class Timed:
                 if request.number in self.failing:
                     raise self.failing[request.number]
                 yield Chunk(now(), 0.25)
-            yield End(now(), 2, Figures(2))
+            yield End(now(), 2, OutputFigures(2))
         finally:
             self.under_way -= 1
             self.ended += 1
@@ -72,8 +72,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def run(way: Timed, load: Load, timeout: float = 100.0, seed: int = 5) -> list[Timeline]:
-    found: list[Timeline] = virtually(lambda: Runner(way, timeout, now=now).run(load, REQUESTS, seed))
+def run(way: Timed, load: Load, timeout: float = 100.0, seed: int = 5) -> list[RequestTimeline]:
+    found: list[RequestTimeline] = virtually(lambda: Runner(way, timeout, now=now).run(load, REQUESTS, seed))
     assert [one.number for one in found] == list(range(6))
     assert way.ended == 6
     return found

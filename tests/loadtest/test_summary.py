@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.loadtest.runner import ClosedLoop, OpenLoop
-from crossdraft.loadtest.summary import Goal, Place, Spread, added_by, binned_quantile, summary_of
+from crossdraft.loadtest.summary import Goal, PositionAcceptance, Spread, added_by, binned_quantile, summary_of
 from crossdraft.types.statistics import Trips
 from tests.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
 
@@ -82,7 +82,7 @@ def test_acceptance_is_of_all_outputs_together() -> None:
     found = summary_of([[WHOLE, other]], CLIENTS, Goal()).acceptance
     assert found is not None
     assert (found.share, found.tokens_per_pass) == (6 / 8, 2.0)
-    assert found.places == (Place(4, 3 / 4), Place(3, 1 / 3), Place(1, 0.0))
+    assert found.places == (PositionAcceptance(4, 3 / 4), PositionAcceptance(3, 1 / 3), PositionAcceptance(1, 0.0))
 
 
 def test_hops_say_where_round_trips_went() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 
 from crossdraft.loadtest.report import LoadSettings
-from crossdraft.loadtest.requests import RequestOptions
+from crossdraft.loadtest.requests import RequestSettings
 from crossdraft.loadtest.runner import OpenLoop
 from crossdraft.loadtest.summary import Goal
-from crossdraft.loadtest.timeline import Figures, Timeline
+from crossdraft.loadtest.timeline import OutputFigures, RequestTimeline
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/loadtest/report.schema.json").read_text(encoding="utf-8"))
@@ -22,7 +22,7 @@ CONDITIONS = LoadSettings(
     cores=2,
     load=OpenLoop(2.0),
     goal=GOAL,
-    wishes=RequestOptions(),
+    wishes=RequestSettings(),
     requests=2,
     warm_up=1,
     repeat=1,
@@ -33,9 +33,11 @@ CONDITIONS = LoadSettings(
 TRIPS = (*(4 if bound == 0.005 else 0 for bound in BOUNDS), 0)  # four of 2.5 to 5 ms
 TARGET = LaneFigures("target", "", 100, 300, Trips(TRIPS, 0.016, 0.004), "", 0.4, 0.002, 1.0, 0.5)
 DRAFTER = LaneFigures("drafter", "", 50, 150, Trips(TRIPS, 0.014), "unreachable", 0.1, 0.001, 0.8, 0.2)
-FIGURES = Figures(4, passes=2, accepted=2, corrected=1, judged_at=(2, 1), accepted_at=(2, 0), lanes=(TARGET, DRAFTER))
+FIGURES = OutputFigures(
+    4, passes=2, accepted=2, corrected=1, judged_at=(2, 1), accepted_at=(2, 0), lanes=(TARGET, DRAFTER)
+)
 # Due at 10, sent at once; tokens after 0.1, 0.2, 0.2 and 0.4 s; its end 0.1 s after the last.
-WHOLE = Timeline(
+WHOLE = RequestTimeline(
     number=0,
     category="text",
     due=10.0,
@@ -55,6 +57,6 @@ def validated(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def at(number: int, due: float, took: float, late: float = 0.0) -> Timeline:
+def at(number: int, due: float, took: float, late: float = 0.0) -> RequestTimeline:
     """A request with two tokens, the last one with its end."""
-    return Timeline(number, "text", due, due + late, (due + took / 2, due + took), due + took, 2)
+    return RequestTimeline(number, "text", due, due + late, (due + took / 2, due + took), due + took, 2)

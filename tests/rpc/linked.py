@@ -14,7 +14,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import Begin, FrameCodec
-from crossdraft.rpc.handlers import TARGET, Replies, Role
+from crossdraft.rpc.handlers import TARGET, Replies, RoleCodec
 from crossdraft.types.messages import (
     Advance,
     Description,
@@ -137,7 +137,7 @@ class PuppetService:
 class RawLink:
     """A client's side of a link, which sends whatever a test wants."""
 
-    def __init__(self, address: str, role: Role[Any, Any, Any] = TARGET, options: Any = ()) -> None:
+    def __init__(self, address: str, role: RoleCodec[Any, Any, Any] = TARGET, options: Any = ()) -> None:
         self._address = address
         self._options = (("grpc.use_local_subchannel_pool", 1), *options)
         self._path = f"/{role.service}/{role.stream}"
@@ -190,7 +190,7 @@ class RawLink:
 class RawService:
     """A service's side of links, which sends whatever a test wants."""
 
-    role: Role[Any, Any, Any]
+    role: RoleCodec[Any, Any, Any]
     came: "asyncio.Queue[tuple[RawStream, list[tuple[int, Any]]]]" = field(default_factory=asyncio.Queue)  # frames
     streams: list["RawStream"] = field(default_factory=list)
 
@@ -241,7 +241,7 @@ class RawStream:
 
 
 @asynccontextmanager
-async def raw_service(role: Role[Any, Any, Any] = TARGET) -> AsyncIterator[tuple[RawService, str]]:
+async def raw_service(role: RoleCodec[Any, Any, Any] = TARGET) -> AsyncIterator[tuple[RawService, str]]:
     """One that listens, and its address."""
     service, server = RawService(role), grpc.aio.server()
     handlers = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import GRID
-from crossdraft.text.letters import Letters, Role, Side
+from crossdraft.text.letters import ControlRole, Letters, Side
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -47,7 +47,7 @@ seconds = st.integers(0, 2**32 - 1).map(lambda microseconds: microseconds / 1e6)
 letters = st.lists(
     st.one_of(
         st.integers(0, 0xFF).map(chr),
-        st.sampled_from(Role).map(lambda role: role.letter),
+        st.sampled_from(ControlRole).map(lambda role: role.letter),
         st.tuples(st.sampled_from(Side), st.integers(0, 99)).map(lambda pair: pair[0].control(pair[1])),
     ),
     max_size=12,

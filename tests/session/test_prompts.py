@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.session.resolution import Models, Prompts, prompts_of, tokenization_of
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.text.letters import Letters, Role, Side, from_bytes
+from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description
 from crossdraft.types.request import (
@@ -58,7 +58,7 @@ def test_the_drafter_gets_the_letters_of_the_ids_without_what_begins_every_promp
 def test_ids_that_are_no_text_are_letters_all_the_same() -> None:
     about = described()
     end = kind("llama2").id_of("</s>")
-    assert prompts((end,), about).drafter == Role.END_OF_SEQUENCE.letter
+    assert prompts((end,), about).drafter == ControlRole.END_OF_SEQUENCE.letter
 
 
 def test_an_id_that_the_target_has_not() -> None:

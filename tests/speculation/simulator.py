@@ -11,7 +11,7 @@ from math import inf
 
 import numpy as np
 
-from crossdraft.engine.scheduler import Pause, Ready, Scheduler
+from crossdraft.engine.scheduler import Pause, ReadyRequest, Scheduler
 from crossdraft.speculation.choice import (
     PLAIN,
     Choice,
@@ -122,7 +122,7 @@ class Service:
             return
         self._looking = False
         now = self._agenda.now
-        ready = [Ready(one.session, one.since, one.tokens, one.tokens) for one in self._waiting]
+        ready = [ReadyRequest(one.session, one.since, one.tokens, one.tokens) for one in self._waiting]
         found = self._scheduler.next(ready, now)
         if isinstance(found, Pause):
             if found.seconds is not None:

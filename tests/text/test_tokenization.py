@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.text.letters import Letters, Role, Side, from_bytes, to_bytes
+from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes, to_bytes
 from crossdraft.text.tokenization import LetterDecoder, NotExpressible, Tokenization, last_word_boundary, segments_of
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import PADDING, Kind, kind
@@ -21,7 +21,7 @@ SNIPPETS = (
     *("aaaa", "abab", "print(", "<|fill_in|>"),
 )
 texts = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=4)), max_size=12).map("".join)
-controls = st.sampled_from([Role.BEGIN_OF_SEQUENCE.letter, Role.END_OF_SEQUENCE.letter])
+controls = st.sampled_from([ControlRole.BEGIN_OF_SEQUENCE.letter, ControlRole.END_OF_SEQUENCE.letter])
 letters = st.lists(
     st.one_of(texts.map(lambda text: from_bytes(text.encode())), st.binary(max_size=5).map(from_bytes), controls),
     max_size=6,
@@ -70,10 +70,10 @@ def test_words_in_the_middle_of_an_output_are_whole_tokens(injective: Tokenizati
 
 
 def test_a_continuation_has_no_prefix_space_no_begin_symbol_and_no_special_token_that_is_typed() -> None:
-    some, end = kind("llama2"), Role.END_OF_SEQUENCE.letter
+    some, end = kind("llama2"), ControlRole.END_OF_SEQUENCE.letter
     tokenization = some.tokenization()
     written = [tokenization.encode_prompt("the</s>"), tokenization.encode_continuation(from_bytes(b"the</s>"))]
-    whole = [Role.BEGIN_OF_SEQUENCE.letter + " the" + end, "the</s>"]
+    whole = [ControlRole.BEGIN_OF_SEQUENCE.letter + " the" + end, "the</s>"]
     assert [tokenization.letters_of(ids) for ids in written] == whole
     assert tokenization.encode_continuation(end) == (some.id_of("</s>"),)
 
@@ -87,17 +87,17 @@ def test_an_added_token_that_is_text_is_one_token(any_kind: Kind) -> None:
 def test_what_cannot_be_written_is_named() -> None:
     tokenization = kind("gpt2").tokenization()
     with pytest.raises(NotExpressible, match="control symbol U\\+E001") as caught:
-        tokenization.encode_continuation(Letters("a" + Role.END_OF_TURN.letter))
-    assert caught.value.letters == Role.END_OF_TURN.letter
+        tokenization.encode_continuation(Letters("a" + ControlRole.END_OF_TURN.letter))
+    assert caught.value.letters == ControlRole.END_OF_TURN.letter
     with pytest.raises(NotExpressible, match="byte 0xFF"):
         kind("small_unigram").tokenization().encode_continuation(from_bytes(b"the \xff"))
 
 
 def test_a_drafters_prompt_leaves_out_what_it_cannot_write() -> None:
     tokenization = kind("llama2").tokenization(Side.DRAFTER)
-    prompt = Letters(Role.BEGIN_OF_SEQUENCE.letter + "the" + Side.TARGET.control(0) + " dog")
+    prompt = Letters(ControlRole.BEGIN_OF_SEQUENCE.letter + "the" + Side.TARGET.control(0) + " dog")
     ids = tokenization.encode_prompt_letters(prompt)
-    assert tokenization.letters_of(ids) == Role.BEGIN_OF_SEQUENCE.letter + " the dog"
+    assert tokenization.letters_of(ids) == ControlRole.BEGIN_OF_SEQUENCE.letter + " the dog"
 
 
 @few
@@ -123,7 +123,7 @@ def test_an_id_beyond_the_rows_of_the_model_is_explained() -> None:
         Tokenization(some.json, narrow).encode_prompt("there was nothing there")
 
 
-END = Role.END_OF_SEQUENCE.letter
+END = ControlRole.END_OF_SEQUENCE.letter
 
 
 @given(letters, st.lists(st.integers(1, 4)))

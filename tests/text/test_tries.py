@@ -3,10 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.text.letters import END, EVENTS, Letters, Role, Side, Spelling, codes_of, spelled
+from crossdraft.text.letters import END, EVENTS, ControlRole, Letters, Side, Spelling, codes_of, spelled
 from crossdraft.text.vocabulary import Trie, Vocabulary
 
-words = st.lists(st.text("ab\x00\xff" + Role.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12)
+words = st.lists(
+    st.text("ab\x00\xff" + ControlRole.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12
+)
 
 
 def vocabulary(*letters: str) -> Vocabulary:
@@ -31,7 +33,7 @@ def test_spelling_keeps_every_string(letters: list[str]) -> None:
 
 
 def test_codes_tell_bytes_roles_and_sides_apart() -> None:
-    known = "".join(map(chr, range(256))) + "".join(role.letter for role in Role)
+    known = "".join(map(chr, range(256))) + "".join(role.letter for role in ControlRole)
     codes = codes_of(known + Side.TARGET.control(0) + Side.DRAFTER.control(0)).tolist()
     assert codes[:256] == list(range(256))
     assert len(set(codes)) == len(codes) == EVENTS - 1

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, Letters, Role, Side, from_bytes, is_plain
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, from_bytes, is_plain
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import TokenizerNotSupported, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
@@ -18,7 +18,7 @@ def test_each_id_has_letters_a_rank_and_its_kind(any_kind: Kind) -> None:
         assert letters
         assert vocabulary.ids_of(letters)[vocabulary.rank(token)] == token
     end, nameless = any_kind.id_of(any_kind.end), any_kind.id_of(any_kind.nameless)
-    assert vocabulary.letters[end] == drafter.letters[end] == Role.END_OF_SEQUENCE.letter
+    assert vocabulary.letters[end] == drafter.letters[end] == ControlRole.END_OF_SEQUENCE.letter
     assert vocabulary.letters[nameless] != drafter.letters[nameless]
     assert (nameless, any_kind.nameless) in vocabulary.nameless
     beyond = {vocabulary.letters[nameless], *vocabulary.letters[-PADDING:]}  # those beyond the tokenizer's ids, too
@@ -85,7 +85,7 @@ def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
         Vocabulary.build(json.dumps(described), 10, [], [], Side.TARGET)
 
 
-END = Role.END_OF_SEQUENCE.letter
+END = ControlRole.END_OF_SEQUENCE.letter
 
 
 def _toy(side: Side, *letters: str) -> Vocabulary:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from crossdraft.text.letters import Role, Side, from_bytes
+from crossdraft.text.letters import ControlRole, Side, from_bytes
 from crossdraft.types.messages import NoiseKey
 from crossdraft.verification.noise import KeyedNoise
 
@@ -41,7 +41,7 @@ def test_noise_is_exponential_and_uncorrelated_between_tokens() -> None:
 
 
 def test_the_same_letters_have_the_same_noise_in_every_vocabulary() -> None:
-    other = KeyedNoise([STRINGS[3], from_bytes(b"q"), STRINGS[0], Role.END_OF_SEQUENCE.letter], [0, 0, 0, 0])
+    other = KeyedNoise([STRINGS[3], from_bytes(b"q"), STRINGS[0], ControlRole.END_OF_SEQUENCE.letter], [0, 0, 0, 0])
     here, there = NOISE.exponentials(KEY, 9), other.exponentials(KEY, 9)
     assert there[0] == here[3]
     assert there[2] == here[0]

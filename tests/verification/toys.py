@@ -11,7 +11,7 @@ from crossdraft.engine.distributions import History, Nodes, distributions
 from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
-from crossdraft.text.letters import Role, Side
+from crossdraft.text.letters import ControlRole, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.verification.chooser import Chooser
@@ -22,7 +22,7 @@ from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, autoregre
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.vocabularies import pair_of
 
-END = Role.END_OF_SEQUENCE.letter
+END = ControlRole.END_OF_SEQUENCE.letter
 EXACT = 1e-12
 
 

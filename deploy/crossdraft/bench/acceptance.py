@@ -19,7 +19,17 @@ import numpy as np
 import torch
 
 from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan, PruningPlan
-from crossdraft.bench.harness import Advance, Benchmark, Columns, Fit, Table, finished, fit_of, optional, total_of
+from crossdraft.bench.harness import (
+    Benchmark,
+    Columns,
+    Fit,
+    ProgressCounter,
+    Table,
+    finished,
+    fit_of,
+    optional,
+    total_of,
+)
 from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from crossdraft.bench.workload import (
     SETTING,
@@ -45,7 +55,7 @@ AcceptancePlanned = TypeVar("AcceptancePlanned", bound=AcceptancePlan)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(Setting):
+class MeasuredSetting(Setting):
     """What was measured with one setting, over all prompts."""
 
     prompts: int
@@ -62,7 +72,7 @@ class Cell(Setting):
     seconds: float  # wall clock, for all prompts together
 
 
-def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> Cell:
+def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> MeasuredSetting:
     """Sums over prompts.
 
     The standard error is that of a ratio of sums, to first order: with r the ratio and n prompts, the residuals
@@ -70,7 +80,7 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     """
     total, count = total_of(figures), len(figures)
     squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure in figures)
-    return Cell(
+    return MeasuredSetting(
         **asdict(setting),
         prompts=count,
         tokens=total.tokens,
@@ -87,12 +97,12 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     )
 
 
-def _tokens_per_pass(cell: Cell) -> str:
+def _tokens_per_pass(cell: MeasuredSetting) -> str:
     return f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
+class RefusedSetting:
     """A setting that the pair refuses."""
 
     method: str
@@ -100,7 +110,7 @@ class Skipped:
     reason: str
 
 
-class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
+class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | RefusedSetting]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
 
     unit: ClassVar[str] = "generations"
@@ -120,11 +130,13 @@ class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
     def total(self) -> int:
         return len(self.settings) * len(self.prompts)
 
-    def measure(self, advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
+    def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | RefusedSetting, None]:
         return self._cells(self.settings, advance)
 
-    async def _cells(self, settings: Iterable[Setting], advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
-        refused: set[Skipped] = set()
+    async def _cells(
+        self, settings: Iterable[Setting], advance: ProgressCounter
+    ) -> AsyncGenerator[MeasuredSetting | RefusedSetting, None]:
+        refused: set[RefusedSetting] = set()
         async with aclosing(pipelines_of(self.plan.target, settings, self.plan.engine)) as pipelines:
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
@@ -132,12 +144,12 @@ class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
                     yield await self._cell(pipeline, setting, advance)
                     continue
                 advance(len(self.prompts))
-                skipped = Skipped(method=setting.method, drafter=setting.drafter, reason=fault)
+                skipped = RefusedSetting(method=setting.method, drafter=setting.drafter, reason=fault)
                 if skipped not in refused:
                     refused.add(skipped)
                     yield skipped
 
-    async def _cell(self, pipeline: Pipeline, setting: Setting, advance: Advance) -> Cell:
+    async def _cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
         began = time.monotonic()
 
         async def generated(request: GenerationRequest) -> Statistics:
@@ -149,8 +161,8 @@ class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
         figures = await gathered(generated, requests, self.plan.concurrency)
         return cell_of(setting, figures, time.monotonic() - began)
 
-    def report(self, results: Sequence[Cell | Skipped]) -> Iterator[Table | str]:
-        cells = [one for one in results if isinstance(one, Cell)]
+    def report(self, results: Sequence[MeasuredSetting | RefusedSetting]) -> Iterator[Table | str]:
+        cells = [one for one in results if isinstance(one, MeasuredSetting)]
         yield Table.of(cells, self.columns, "Tokens per pass")
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
         at = {str(place + 1): _accepted_at(place) for place in range(places)}
@@ -158,13 +170,13 @@ class Acceptance(OfSettings[AcceptancePlanned, Cell | Skipped]):
         yield from _reasons(results)
 
 
-def _reasons(results: Sequence[Cell | Skipped]) -> Iterator[str]:
+def _reasons(results: Sequence[MeasuredSetting | RefusedSetting]) -> Iterator[str]:
     for one in results:
-        if isinstance(one, Skipped):
+        if isinstance(one, RefusedSetting):
             yield f"Skipped {one.method} with {one.drafter}: it {one.reason}"
 
 
-def _accepted_at(place: int) -> Callable[[Cell], str]:
+def _accepted_at(place: int) -> Callable[[MeasuredSetting], str]:
     return lambda cell: f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
 
 
@@ -172,7 +184,7 @@ def _accepted_at(place: int) -> Callable[[Cell], str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrunedCell(Cell):
+class PrunedCell(MeasuredSetting):
     """What was measured with one setting and one size of the head."""
 
     keep: int  # ids
@@ -193,7 +205,7 @@ def sizes_of(size: int, shares: Sequence[float]) -> list[int]:
     return sorted({size, *(max(1, round(size * share)) for share in shares)}, reverse=True)
 
 
-class Pruning(Acceptance[PruningPlan]):
+class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
     """`crossdraft bench pruning`: every drafter with every size of its head, the whole one first."""
 
     @property
@@ -208,12 +220,12 @@ class Pruning(Acceptance[PruningPlan]):
             find_corpus(self.plan.corpus)
         super().check()
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | RefusedSetting, None]:
         with TemporaryDirectory() as folder:
             heads = dict(await asyncio.to_thread(list, self._heads(Path(folder))))
             async with aclosing(self._cells(heads, advance)) as cells:
                 async for one in cells:
-                    if isinstance(one, Cell):
+                    if isinstance(one, MeasuredSetting):
                         keep, covered = heads[Setting(one.method, one.drafter, one.temperature, one.k, one.options)]
                         yield PrunedCell(**asdict(one), keep=keep, covered=covered)
                     else:
@@ -230,7 +242,7 @@ class Pruning(Acceptance[PruningPlan]):
                 for one in settings:
                     yield replace(one, options=(*cut, *one.options)), (keep, ranking.covered(keep))
 
-    def report(self, results: Sequence[Cell | Skipped]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[MeasuredSetting | RefusedSetting]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, PrunedCell)]
         whole: dict[tuple[object, ...], PrunedCell] = {}
         for one in cells:  # the whole head comes first
@@ -248,7 +260,7 @@ class Pruning(Acceptance[PruningPlan]):
         yield from _reasons(results)
 
 
-def _setting(cell: Cell) -> tuple[object, ...]:
+def _setting(cell: MeasuredSetting) -> tuple[object, ...]:
     return (cell.method, cell.drafter, cell.temperature, cell.k)
 
 
@@ -308,7 +320,7 @@ class NextTokenDistributions:
         return distribution
 
 
-class Trial:
+class DistributionCheck:
     """Compares continuations with the target's distributions after the prompt and after frequent first tokens."""
 
     def __init__(self, target: str, prompt: str) -> None:
@@ -398,9 +410,9 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
             for setting in self.settings:
                 next(self.requests(setting))
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Tested, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Tested, None]:
         plan = self.plan
-        trial = await asyncio.to_thread(Trial, plan.target, plan.prompt)
+        trial = await asyncio.to_thread(DistributionCheck, plan.target, plan.prompt)
         async with aclosing(pipelines_of(plan.target, self.settings)) as pipelines:
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
@@ -416,7 +428,7 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
             for test in trial.tests(drawn) if drawn.continuations else ():
                 yield test
 
-    async def _drawn(self, pipeline: Pipeline, setting: Setting, advance: Advance) -> Drawn:
+    async def _drawn(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> Drawn:
         """The continuations of one setting, through the services."""
         figures: list[Statistics] = []
 
@@ -431,7 +443,7 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
         judged = total.accepted + total.corrected
         return Drawn(setting.method, setting.drafter, continuations, total.acceptance if judged else None, exact)
 
-    def _assisted(self, drafter: str, advance: Advance) -> Drawn:
+    def _assisted(self, drafter: str, advance: ProgressCounter) -> Drawn:
         """The same by transformers' own assisted generation, which promises nothing."""
         continuations, plan = list[Continuation](), self.plan
         try:

@@ -26,7 +26,7 @@ ROBUSTNESS, PARTS = "Robustness", "Parts: what each costs by itself"
 SECTIONS = (EXACTNESS, SPEED, ROBUSTNESS, PARTS)
 
 
-class Sections(TyperGroup):
+class SectionedGroup(TyperGroup):
     """Lists the commands in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -40,7 +40,7 @@ class Sections(TyperGroup):
 app = typer.Typer(
     name="bench",
     help="Run benchmarks on this machine. Tables go to stdout (Markdown where that is a file), all figures to --json.",
-    cls=Sections,
+    cls=SectionedGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -168,7 +168,7 @@ class SettingsPlan(PromptsPlan):
 # Acceptance and exactness.
 
 
-@command("acceptance", EXACTNESS, "acceptance.Acceptance")
+@command("acceptance", EXACTNESS, "acceptance.AcceptanceBenchmark")
 @dataclass(frozen=True)
 class AcceptancePlan(SettingsPlan):
     """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
@@ -192,7 +192,7 @@ class ExactnessPlan:
     affinity: Affinities = ()
 
 
-@command("pruning", EXACTNESS, "acceptance.Pruning")
+@command("pruning", EXACTNESS, "acceptance.PruningBenchmark")
 @dataclass(frozen=True)
 class PruningPlan(AcceptancePlan):
     """Tokens per pass with drafters that keep only the most frequent tokens of their LM head."""
@@ -373,7 +373,7 @@ class CutsPlan(FaultsPlan):
 # Parts.
 
 
-@command("round", PARTS, "rounds.Rounds")
+@command("round", PARTS, "rounds.RoundBenchmark")
 @dataclass(frozen=True)
 class RoundPlan(SettingsPlan):
     """What a round costs outside the two models, on loopback, one generation at a time."""

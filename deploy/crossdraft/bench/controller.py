@@ -25,9 +25,9 @@ import numpy as np
 
 from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.harness import (
-    Advance,
     Benchmark,
     Columns,
+    ProgressCounter,
     Ratio,
     Table,
     Timed,
@@ -63,7 +63,7 @@ SLOW_PACE = "100,0"  # of a drafter that is slow
 
 
 @dataclass(frozen=True)
-class Cell:
+class ControllerConditions:
     """What all choices of a comparison have in common."""
 
     scenario: str
@@ -80,7 +80,7 @@ class Cell:
 class Compared:
     """All choices under the same conditions, or a part of their time."""
 
-    conditions: Cell
+    conditions: ControllerConditions
     part: str  # empty: all
     speeds: Mapping[str, float]  # tokens a second of all outputs together, by choice
     best: str  # the fastest choice besides auto
@@ -92,7 +92,9 @@ class Compared:
     at_first: float | None = None  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
 
 
-def compared(conditions: Cell, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None) -> Compared:
+def compared(
+    conditions: ControllerConditions, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
+) -> Compared:
     """Sums up; samples at the same place are of the same prompts or the same time, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
@@ -190,8 +192,8 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
-    given = Cell("", method, temperature_of(method), CALIBRATED_ON, None, None, 0.0)
-    stage = Stage(given, CALIBRATED_TOKENS, {})
+    given = ControllerConditions("", method, temperature_of(method), CALIBRATED_ON, None, None, 0.0)
+    stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
     sample = await stage.sample("lock-step, K = 4", 0, pipeline)
     assert sample.figures is not None
     return drafts_accepted(sample.figures)
@@ -214,10 +216,10 @@ SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), 
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class ComparedPipelines:
     """Connections for one comparison."""
 
-    given: Cell
+    given: ControllerConditions
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # NO_DRAFTER, AUTO, and the one of all other choices under an empty name
     prompts: Sequence[str] = ()  # none: made-up ones
@@ -265,14 +267,14 @@ class Floor:
     stack: AsyncExitStack
     started: dict[Any, Distant] = field(default_factory=dict)
 
-    async def target(self, given: Cell) -> str:
+    async def target(self, given: ControllerConditions) -> str:
         """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
         served = Served(self.plan.target)
         if given.pass_ms is not None:
             served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
         return (await self._service("target", served, False)).address
 
-    def drafted_by(self, given: Cell) -> Served:
+    def drafted_by(self, given: ControllerConditions) -> Served:
         """The drafter that this cell asks for."""
         if given.acceptance is None:
             return Served(self.plan.drafter)
@@ -280,7 +282,7 @@ class Floor:
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
         return Served(self.folder, pace, noise, FREE)
 
-    async def drafter(self, given: Cell) -> Distant:
+    async def drafter(self, given: ControllerConditions) -> Distant:
         """At its distance. It is behind the emulated network also if that is 0, so that all are."""
         found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short", "load"))
         await found.delay(given.trip_ms / 2)
@@ -294,7 +296,7 @@ class Floor:
         return self.started[key]
 
     @asynccontextmanager
-    async def stage(self, given: Cell, drafter: str) -> AsyncIterator[Stage]:
+    async def stage(self, given: ControllerConditions, drafter: str) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
         target = await self.target(given)
         tokens = round(1000 * self.plan.seconds / ((given.pass_ms or PAIR_MS) + OUTPUT_MS * given.outputs))
@@ -305,7 +307,7 @@ class Floor:
             connect(target, drafter, needs_drafter=True) as fixed,
         ):
             pipelines = {NO_DRAFTER: plain, AUTO: auto, "": fixed}
-            stage = Stage(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines, prompts)
+            stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines, prompts)
             await stage.warm_up()
             freeze_heap()
             yield stage
@@ -314,19 +316,19 @@ class Floor:
 # The scenarios.
 
 
-async def grid(floor: Floor, given: Cell) -> list[Compared]:
+async def grid(floor: Floor, given: ControllerConditions) -> list[Compared]:
     """All choices in turns."""
     drafter = await floor.drafter(given)
     async with floor.stage(given, drafter.address) as stage:
         return [await stage.in_turns(ALL, floor.plan.turns)]
 
 
-async def pair(floor: Floor, given: Cell) -> list[Compared]:
+async def pair(floor: Floor, given: ControllerConditions) -> list[Compared]:
     """The same with a real pair."""
     return await grid(floor, given)
 
 
-async def short(floor: Floor, given: Cell) -> list[Compared]:
+async def short(floor: Floor, given: ControllerConditions) -> list[Compared]:
     """Short requests one after another, on new connections for each choice and turn."""
     drafter = await floor.drafter(given)
 
@@ -355,7 +357,7 @@ def stopped(process_id: int) -> Iterator[None]:
         os.kill(process_id, signal.SIGCONT)
 
 
-async def bad(floor: Floor, given: Cell) -> list[Compared]:
+async def bad(floor: Floor, given: ControllerConditions) -> list[Compared]:
     """A drafter of no use beside none."""
     async with AsyncExitStack() as stack:
         if given.drafter == "dead":
@@ -382,7 +384,7 @@ class Phase:
     enter: Callable[[], Awaitable[None]] | None = None  # what changes before, while outputs go on
 
 
-async def course(stage: Stage, choice: str, phases: Sequence[Phase]) -> dict[str, Timed]:
+async def course(stage: ComparedPipelines, choice: str, phases: Sequence[Phase]) -> dict[str, Timed]:
     """By window: one output after another at each of so many places, as the phases say."""
     moments: list[float] = []
     marks: list[tuple[str, float]] = []
@@ -409,7 +411,7 @@ async def course(stage: Stage, choice: str, phases: Sequence[Phase]) -> dict[str
     }
 
 
-async def _place(stage: Stage, choice: str, number: int, moments: list[float]) -> None:
+async def _place(stage: ComparedPipelines, choice: str, number: int, moments: list[float]) -> None:
     for again in count():
         request = stage.request(choice, number + 1000 * again, MOST_TOKENS)
         async with stage.pipeline(choice).run(request) as generation:
@@ -426,7 +428,7 @@ async def _ended(places: Sequence[asyncio.Task[None]]) -> None:
             raise error
 
 
-async def _courses(floor: Floor, given: Cell, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
+async def _courses(floor: Floor, given: ControllerConditions, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
     async def run(choice: str, turn: int) -> dict[str, Timed]:
         async with floor.stage(replace(given, outputs=1), drafter) as stage:
             return await course(stage, choice, phases)
@@ -438,14 +440,14 @@ async def _courses(floor: Floor, given: Cell, drafter: str, phases: Sequence[Pha
     ]
 
 
-async def load(floor: Floor, given: Cell) -> list[Compared]:
+async def load(floor: Floor, given: ControllerConditions) -> list[Compared]:
     """One output, then many at once, then one again."""
     drafter = await floor.drafter(given)
     many = Phase(f"{given.outputs} outputs", given.outputs)
     return await _courses(floor, given, drafter.address, [Phase("1 output", 1), many, Phase("1 output again", 1)])
 
 
-async def turning(floor: Floor, given: Cell) -> list[Compared]:
+async def turning(floor: Floor, given: ControllerConditions) -> list[Compared]:
     """A good drafter is replaced by a useless one at the same port, and that by a good one, while outputs go on."""
     good, useless = (floor.drafted_by(replace(given, drafter=kind)).options for kind in ("good", "useless"))
     async with AsyncExitStack() as stack:
@@ -465,7 +467,7 @@ async def turning(floor: Floor, given: Cell) -> list[Compared]:
         return await _courses(floor, given, drafter.address, phases)
 
 
-Scenario = Callable[[Floor, Cell], Awaitable[list[Compared]]]
+Scenario = Callable[[Floor, ControllerConditions], Awaitable[list[Compared]]]
 SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, pair, short, turning, load, bad)}
 
 
@@ -516,11 +518,11 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         )
 
     @cached_property
-    def comparisons(self) -> list[Cell]:
+    def comparisons(self) -> list[ControllerConditions]:
         """In their order; raises UsageError."""
         return [one for scenario in self.plan.scenario for one in self._of(scenario)]
 
-    def _of(self, scenario: str) -> list[Cell]:
+    def _of(self, scenario: str) -> list[ControllerConditions]:
         middle = [values[len(values) // 2] for values in self.dimensions]
         given = self._conditions(scenario, middle)
         if scenario == "grid":
@@ -534,15 +536,15 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if scenario == "pair":
             few = [outputs for outputs in self.dimensions[0] if outputs <= PAIR_OUTPUTS]
             return [
-                Cell(scenario, method, temperature, outputs, None, None, 0.0, self.plan.drafter)
+                ControllerConditions(scenario, method, temperature, outputs, None, None, 0.0, self.plan.drafter)
                 for (method, temperature), outputs in product(PAIR_METHODS, few)
             ]
         outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
         return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
 
-    def _conditions(self, scenario: str, cell: Sequence[Any]) -> Cell:
+    def _conditions(self, scenario: str, cell: Sequence[Any]) -> ControllerConditions:
         outputs, acceptance, pass_ms, trip_ms, method = cell
-        return Cell(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
+        return ControllerConditions(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
 
     @property
     def total(self) -> int:
@@ -559,7 +561,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if not self.comparisons:
             raise UsageError("there is nothing to compare: give at least one --scenario")
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Compared, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Compared, None]:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))

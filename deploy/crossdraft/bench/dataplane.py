@@ -9,7 +9,6 @@ another checkout.
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -24,9 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from crossdraft.bench.commands import DataplanePlan
 from crossdraft.bench.harness import (
     MILLISECONDS,
-    Advance,
     Benchmark,
     Columns,
+    ProgressCounter,
     Table,
     finished,
     in_turns,
@@ -36,7 +35,7 @@ from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.processes import Running, running
+from crossdraft.console.processes import HttpServer, Running, running
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
@@ -52,22 +51,6 @@ WARM_UP = 4  # outputs before each measurement
 PASSES = f"{PREFIX}target_passes"  # of /metrics
 PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
 MAY_DIFFER = ("against", "outputs", "turns")  # options of a run that another one stands beside
-
-
-@dataclass(frozen=True)
-class Server:
-    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
-
-    target: str  # host:port
-    drafter: str
-    role: str = "server"
-
-    def command(self) -> list[str]:
-        """The command line."""
-        services = ["--target", self.target, "--drafter", f"drafter={self.drafter}", "--model", "free"]
-        limits = ["--port", "0", "--grpc-port", "0", "--max-outputs", "1024", "--grace-seconds", "0"]
-        ends = ["--until-stdin-ends", "--log-level", "error"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *limits, *ends]
 
 
 class Pipelines:
@@ -146,7 +129,7 @@ def _body_of(request: GenerationRequest, drafted: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DataplaneResult:
     """One configuration with so many outputs at once."""
 
     outputs: int
@@ -186,7 +169,7 @@ AGAINST: Columns = {
 }
 
 
-class Dataplane(Benchmark[DataplanePlan, Measured]):
+class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
     """Every number of outputs, with every configuration in turns."""
 
     unit = "turns"
@@ -222,7 +205,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
     @cached_property
-    def others(self) -> Mapping[tuple[int, str], Measured]:
+    def others(self) -> Mapping[tuple[int, str], DataplaneResult]:
         """Of the run that this one stands beside, by outputs and configuration; raises UsageError."""
         path, own = self.plan.against, json.loads(json.dumps(asdict(self.plan), default=str))
         if path is None:
@@ -230,7 +213,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             plan = asdict(DataplanePlan()) | record["plan"]  # an older one may lack an option
-            found = [Measured(**one) for one in record["results"]]
+            found = [DataplaneResult(**one) for one in record["results"]]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"--against takes the --json of another `bench dataplane`, and {path}: {error}") from error
         other = [name for name in sorted(own) if name not in MAY_DIFFER and plan.get(name) != own[name]]
@@ -243,10 +226,10 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             raise UsageError(f"--against {path} has not all that was measured of --outputs {missing[0]}; leave it out")
         return others
 
-    def report(self, results: Sequence[Measured]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[DataplaneResult]) -> Iterator[Table | str]:
         yield Table.of(results, {**self.columns, **(AGAINST if self.others else {})}, self.title)
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[DataplaneResult, None]:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
@@ -287,7 +270,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             import aiohttp
         except ModuleNotFoundError as error:
             raise CommandFailed(f"--over {self.plan.over} {EXTRA}") from error
-        (server,) = await stack.enter_async_context(running([Server(target, drafter)]))
+        (server,) = await stack.enter_async_context(running([HttpServer(target, drafter, max_outputs=1024)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))
         )
@@ -310,7 +293,7 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         return sum(await asyncio.gather(*(maker.make(one, configuration != NO_DRAFTER) for one in requests)))
 
 
-def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
+def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult]:
     """The figures of all turns of each configuration."""
     speeds = {
         name: sum(one.tokens for one in found) / sum(one.seconds for one in found) for name, found in turns.items()
@@ -321,7 +304,7 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
         tokens, passes = sum(one.tokens for one in found), sum(one.passes for one in found)
         spent = [MILLISECONDS * sum(one.processor[place] for one in found) for place in range(3)]
         results.append(
-            Measured(
+            DataplaneResult(
                 outputs=count,
                 configuration=name,
                 speed=speeds[name],

@@ -16,17 +16,17 @@ from statistics import median
 from typing import ClassVar, TypeVar
 
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
-from crossdraft.bench.emulation import Link, NotAllowed, hosts
+from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.bench.harness import (
     SEED,
-    Advance,
     Columns,
+    ProgressCounter,
     Table,
 )
 from crossdraft.bench.services import (
     Killable,
     OfPair,
-    Watch,
+    WatchedServices,
     delays_of,
 )
 from crossdraft.client import Generation, GenerationRequest, connect
@@ -42,7 +42,7 @@ FaultsPlanned = TypeVar("FaultsPlanned", bound=FaultsPlan)
 
 
 @dataclass(eq=False)
-class Stream:
+class OutputStream:
     """One output on its way."""
 
     number: int  # of its prompt
@@ -64,7 +64,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FaultVerdict:
     """Whether streams came through."""
 
     streams: int
@@ -79,7 +79,7 @@ class Hit:
 
     at: float  # in seconds of the monotonic clock
     within: float  # seconds in which pauses that count begin
-    streams: Sequence[Stream]
+    streams: Sequence[OutputStream]
 
 
 @dataclass(eq=False)
@@ -90,14 +90,14 @@ class Streams:
     max_tokens: int
     models: Models
     services: Services
-    current: dict[int, Stream] = field(default_factory=dict)  # by number
-    ended: list[Stream] = field(default_factory=list)
+    current: dict[int, OutputStream] = field(default_factory=dict)  # by number
+    ended: list[OutputStream] = field(default_factory=list)
 
-    async def undisturbed(self) -> list[Stream]:
+    async def undisturbed(self) -> list[OutputStream]:
         """Each once, all at the same time."""
         return list(await asyncio.gather(*(self._stream(number) for number in range(len(self.prompts)))))
 
-    async def disturbed(self, times: int, strike: Callable[[], Awaitable[Hit]], advance: Advance) -> list[Hit]:
+    async def disturbed(self, times: int, strike: Callable[[], Awaitable[Hit]], advance: ProgressCounter) -> list[Hit]:
         """Each again and again while faults happen, one after the other; `ended` then has the streams."""
         self.ended.clear()
         over = asyncio.Event()
@@ -113,7 +113,7 @@ class Streams:
             generating.cancel()
         return hits
 
-    def at(self, watch: Watch, address: str) -> list[Stream]:
+    def at(self, watch: WatchedServices, address: str) -> list[OutputStream]:
         """Those that have a session at an address."""
         return [self.current[number] for number in set(watch.ports[address].live)]
 
@@ -121,8 +121,8 @@ class Streams:
         while not over.is_set():
             self.ended.append(await self._stream(number))
 
-    async def _stream(self, number: int) -> Stream:
-        stream = self.current[number] = Stream(number)
+    async def _stream(self, number: int) -> OutputStream:
+        stream = self.current[number] = OutputStream(number)
         assignment = resolve(self._request(number), self.models, targets=len(self.services.targets))
         generation = Generation(assignment, self.services)
         try:
@@ -146,7 +146,7 @@ class Streams:
         )
 
 
-def check_undisturbed(undisturbed: Sequence[Stream]) -> float:
+def check_undisturbed(undisturbed: Sequence[OutputStream]) -> float:
     """Seconds between tokens, the median; raises CommandFailed if a stream broke though nothing happened."""
     for one in undisturbed:
         if one.error:
@@ -154,13 +154,13 @@ def check_undisturbed(undisturbed: Sequence[Stream]) -> float:
     return median(end - begin for one in undisturbed for begin, end in pairwise(one.moments))
 
 
-def verdict_of(ended: Sequence[Stream], undisturbed: Sequence[Stream]) -> Verdict:
+def verdict_of(ended: Sequence[OutputStream], undisturbed: Sequence[OutputStream]) -> FaultVerdict:
     """Compares each with the undisturbed stream of its prompt."""
     broken = [one for one in ended if one.error]
     differ = [one for one in ended if not one.error and one.text != undisturbed[one.number].text]
     faults = [f"stream {one.number}: {one.error}" for one in broken]
     faults += [f"stream {one.number}: {_difference(one.text, undisturbed[one.number].text)}" for one in differ]
-    return Verdict(len(ended), len(broken), len(differ), tuple(faults[:10]))
+    return FaultVerdict(len(ended), len(broken), len(differ), tuple(faults[:10]))
 
 
 def _difference(text: str, wanted: str) -> str:
@@ -187,7 +187,7 @@ class Outcomes:
 
     name: str  # what was struck
     times: int
-    verdict: Verdict
+    verdict: FaultVerdict
     gap: float  # seconds between the tokens of undisturbed streams, the median
     struck: tuple[Struck, ...]
     healed: bool = False  # pauses count from the healing of a link: a stream could not go on before
@@ -208,20 +208,22 @@ class Disturbance(OfPair[FaultsPlanned, Outcomes]):
 
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
-    async def streams(self, targets: Sequence[str], drafter: str, stack: AsyncExitStack) -> tuple[Streams, Watch]:
+    async def streams(
+        self, targets: Sequence[str], drafter: str, stack: AsyncExitStack
+    ) -> tuple[Streams, WatchedServices]:
         """Streams with these addresses."""
         async with connect(targets, [drafter], needs_drafter=True) as pipeline:
             models = pipeline.models
-        watch = await Watch.of(targets, [drafter], stack)
+        watch = await WatchedServices.of(targets, [drafter], stack)
         return Streams(self.prompts, self.plan.tokens, models, watch.services), watch
 
     async def outcomes(
         self,
         name: str,
         streams: Streams,
-        undisturbed: Sequence[Stream],
+        undisturbed: Sequence[OutputStream],
         strike: Callable[[], Awaitable[Hit]],
-        advance: Advance,
+        advance: ProgressCounter,
         healed: bool = False,
     ) -> Outcomes:
         """Of faults of one kind, one after the other; raises CommandFailed if a stream broke before."""
@@ -240,7 +242,7 @@ class Disturbance(OfPair[FaultsPlanned, Outcomes]):
         yield from (fault for one in results for fault in one.verdict.faults)
 
 
-async def in_use(watch: Watch, addresses: Iterable[str]) -> list[str]:
+async def in_use(watch: WatchedServices, addresses: Iterable[str]) -> list[str]:
     """Those of the addresses that have sessions; there is one soon."""
     while True:
         used = [address for address in addresses if watch.ports[address].live]
@@ -289,7 +291,7 @@ class Kills(Disturbance[KillsPlan]):
             quiet = " ".join(f"{seconds:g}" for seconds in self.plan.quiet)
             raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Outcomes, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Outcomes, None]:
         target = Wanted("target", self.target.model, 1, self.target.options)
         drafter = Wanted("drafter", self.drafter.model, 1, self.drafter.options)
         async with AsyncExitStack() as stack:
@@ -303,7 +305,9 @@ class Kills(Disturbance[KillsPlan]):
                 kill = partial(self._kill, [services[address] for address in addresses], streams, watch, rng)
                 yield await self.outcomes(role, streams, undisturbed, kill, advance)
 
-    async def _kill(self, services: list[Killable], streams: Streams, watch: Watch, rng: random.Random) -> Hit:
+    async def _kill(
+        self, services: list[Killable], streams: Streams, watch: WatchedServices, rng: random.Random
+    ) -> Hit:
         """Kills one that has sessions, and starts it again."""
         await asyncio.sleep(rng.uniform(*self.plan.quiet))
         by_address = {one.address: one for one in services}
@@ -367,7 +371,7 @@ class Cuts(Disturbance[CutsPlan]):
             raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
         delays_of(str(self.plan.delay_ms))
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Outcomes, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Outcomes, None]:
         async with self._services() as (links, addresses):
             for case in CASES:
                 async with AsyncExitStack() as stack:
@@ -380,7 +384,12 @@ class Cuts(Disturbance[CutsPlan]):
                     yield await self.outcomes(case.name, streams, undisturbed, cut, advance, case.healed)
 
     async def _cut(
-        self, case: CutLink, streams: Streams, watch: Watch, by_address: Mapping[str, Link], rng: random.Random
+        self,
+        case: CutLink,
+        streams: Streams,
+        watch: WatchedServices,
+        by_address: Mapping[str, EmulatedHost],
+        rng: random.Random,
     ) -> Hit:
         """One cut, healed again; pauses count from the cut, or from the healing where only that ends them."""
         hold, rest = self.plan.seconds
@@ -396,12 +405,12 @@ class Cuts(Disturbance[CutsPlan]):
         return Hit(at, 0.0 if case.healed else hold, struck)
 
     @asynccontextmanager
-    async def _services(self) -> AsyncIterator[tuple[Mapping[str, Link], dict[str, str]]]:
+    async def _services(self) -> AsyncIterator[tuple[Mapping[str, EmulatedHost], dict[str, str]]]:
         """Links and addresses of the services, by host."""
         async with AsyncExitStack() as stack:
             try:
                 links = await stack.enter_async_context(hosts((*TARGETS, DRAFTER)))
-            except NotAllowed as error:
+            except NoEmulationError as error:
                 raise CommandFailed(f"there can be no emulated hosts here: {error}") from error
             wanted = []
             for name, link in links.items():

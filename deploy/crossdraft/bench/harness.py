@@ -97,7 +97,7 @@ def numbers_of(option: str, text: str, least: float, most: float, kind: type[Num
 # A benchmark, and the run of one.
 
 
-class Advance(Protocol):
+class ProgressCounter(Protocol):
     """Counts what was measured; `doing` is what the counter says from then on."""
 
     def __call__(self, count: int = 1, doing: str = "") -> None: ...
@@ -124,7 +124,7 @@ class Benchmark(ABC, Generic[Plan, Result]):
         """Raises UsageError if a value is out of its range, before anything is started."""
 
     @abstractmethod
-    def measure(self, advance: Advance) -> AsyncGenerator[Result, None]:
+    def measure(self, advance: ProgressCounter) -> AsyncGenerator[Result, None]:
         """The results, one after the other.
 
         Raises:
@@ -189,7 +189,7 @@ class Benchmark(ABC, Generic[Plan, Result]):
 
 
 @contextmanager
-def counting(total: int | None, unit: str) -> Iterator[Advance]:
+def counting(total: int | None, unit: str) -> Iterator[ProgressCounter]:
     """A counter on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -16,8 +16,8 @@ import torch
 from crossdraft.bench.commands import OverlapPlan
 from crossdraft.bench.harness import (
     SEED,
-    Advance,
     Columns,
+    ProgressCounter,
     Ratio,
     Timed,
     drafts_accepted,
@@ -50,7 +50,7 @@ ASSISTED_KS = (None, 1, 2, 3, 5)  # None: transformers' own rule
 
 
 @dataclass(frozen=True)
-class Configuration:
+class DecodingConfiguration:
     """One way to decode with our services; without a choice the controller decides."""
 
     name: str  # what it is called in tables: plain, lock-step, overlapped ...
@@ -88,28 +88,28 @@ class Assisted:
         return f"{self.name}, {k}, {self.threads} {'threads' if self.threads > 1 else 'thread'}"
 
 
-AnyConfiguration = Configuration | Assisted
-PLAIN = Configuration("plain", PLAIN_CHOICE)
-CONTROLLED = Configuration("controlled", None)
+AnyConfiguration = DecodingConfiguration | Assisted
+PLAIN = DecodingConfiguration("plain", PLAIN_CHOICE)
+CONTROLLED = DecodingConfiguration("controlled", None)
 LOCK_STEP = "lock-step"
 
 
-def lock_steps(ks: Sequence[int]) -> tuple[Configuration, ...]:
+def lock_steps(ks: Sequence[int]) -> tuple[DecodingConfiguration, ...]:
     """The classic round with each number of draft tokens."""
-    return tuple(Configuration(LOCK_STEP, lock_step(k).choice) for k in ks)
+    return tuple(DecodingConfiguration(LOCK_STEP, lock_step(k).choice) for k in ks)
 
 
-def overlapped(windows: Sequence[tuple[int, int]]) -> tuple[Configuration, ...]:
+def overlapped(windows: Sequence[tuple[int, int]]) -> tuple[DecodingConfiguration, ...]:
     """The drafter drafts on, within each window and with each wait."""
-    return tuple(Configuration("overlapped", Choice(window, wait)) for window, wait in windows)
+    return tuple(DecodingConfiguration("overlapped", Choice(window, wait)) for window, wait in windows)
 
 
-def branched(unbranched: Configuration, shapes: Sequence[tuple[int, int]]) -> tuple[Configuration, ...]:
+def branched(unbranched: DecodingConfiguration, shapes: Sequence[tuple[int, int]]) -> tuple[DecodingConfiguration, ...]:
     """The same configuration with prepared continuations of each depth and width."""
     assert unbranched.choice is not None
     window, wait = unbranched.choice.max_draft_tokens, unbranched.choice.min_draft_tokens
     return tuple(
-        Configuration("with branches", Choice(window, wait, branch_depth=depth, branch_width=width))
+        DecodingConfiguration("with branches", Choice(window, wait, branch_depth=depth, branch_width=width))
         for depth, width in shapes
     )
 
@@ -143,7 +143,7 @@ def _chosen(request: GenerationRequest, choice: Choice) -> GenerationRequest:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class OverlapConditions:
     """What configurations that are compared have in common."""
 
     method: str
@@ -153,10 +153,10 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Measured:
+class OverlapResult:
     """One configuration under some conditions, over all prompts."""
 
-    conditions: Conditions
+    conditions: OverlapConditions
     name: str
     label: str
     tokens: int
@@ -178,8 +178,8 @@ class Measured:
 
 
 def compared(
-    conditions: Conditions, found: Mapping[AnyConfiguration, Sequence[Timed]], predicted: Mapping[str, float]
-) -> list[Measured]:
+    conditions: OverlapConditions, found: Mapping[AnyConfiguration, Sequence[Timed]], predicted: Mapping[str, float]
+) -> list[OverlapResult]:
     """Sums up; `predicted` has ratios to plain decoding by a configuration's name. Plain decoding must be there."""
     by_name = {given.name: runs for given, runs in found.items()}
     plain, locked = by_name[PLAIN.name], by_name.get(LOCK_STEP)
@@ -190,7 +190,7 @@ def compared(
         total = total_of(figures) if figures else None
         drafted = total if total and given != PLAIN and drafts_accepted(total) else None
         results.append(
-            Measured(
+            OverlapResult(
                 conditions,
                 given.name,
                 given.label,
@@ -213,7 +213,7 @@ def compared(
 # The benchmark.
 
 
-class OverlapBenchmark(OfPair[OverlapPlan, Measured]):
+class OverlapBenchmark(OfPair[OverlapPlan, OverlapResult]):
     """Every temperature at every distance with every noise on the drafter's logits.
 
     The numbers of each kind of configuration are chosen on TRIALS prompts first.
@@ -239,7 +239,7 @@ class OverlapBenchmark(OfPair[OverlapPlan, Measured]):
     }
 
     def request(
-        self, given: Configuration, temperature: float, number: int, max_tokens: int | None = None
+        self, given: DecodingConfiguration, temperature: float, number: int, max_tokens: int | None = None
     ) -> GenerationRequest:
         """For the prompt of this number. Where the method takes a seed, each prompt has the same noise in every run.
 
@@ -260,7 +260,7 @@ class OverlapBenchmark(OfPair[OverlapPlan, Measured]):
         return plain if given.choice is None or not given.choice.drafts else _chosen(plain, given.choice)
 
     @property
-    def windows(self) -> tuple[Configuration, ...]:
+    def windows(self) -> tuple[DecodingConfiguration, ...]:
         """Overlapped drafts that are tried; raises UsageError."""
         return overlapped(pairs_of("--draft-tokens", "MAX,MIN", self.plan.window))
 
@@ -281,7 +281,7 @@ class OverlapBenchmark(OfPair[OverlapPlan, Measured]):
                 for given in (PLAIN, CONTROLLED, *tried):
                     requested_method(self.request(given, temperature, 0))
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[OverlapResult, None]:
         plan, delays = self.plan, delays_of(self.plan.delay_ms)
         assisted = self._assisted_generation()
         async with service("target", self.target, 0, distant=False) as target:
@@ -291,14 +291,14 @@ class OverlapBenchmark(OfPair[OverlapPlan, Measured]):
                     for delay in delays:
                         await drafter.delay(delay)
                         for temperature in plan.temperatures:
-                            conditions = Conditions(plan.method or "default", temperature, noise, delay)
+                            conditions = OverlapConditions(plan.method or "default", temperature, noise, delay)
                             async with (
                                 connect(target.address) as plain,
                                 connect(target.address, drafter.address, needs_drafter=True) as drafted,
                             ):
-                                for one in await Stage(self, temperature, plain, drafted, assisted, advance).measured(
-                                    conditions
-                                ):
+                                for one in await Generators(
+                                    self, temperature, plain, drafted, assisted, advance
+                                ).measured(conditions):
                                     yield one
 
     def _assisted_generation(self) -> AssistedGeneration | None:
@@ -311,7 +311,7 @@ class OverlapBenchmark(OfPair[OverlapPlan, Measured]):
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class Generators:
     """What generates at a temperature."""
 
     bench: OverlapBenchmark
@@ -319,14 +319,14 @@ class Stage:
     plain: Pipeline  # without a drafter
     drafted: Pipeline
     assisted: AssistedGeneration | None
-    advance: Advance  # called after each generation that is compared
+    advance: ProgressCounter  # called after each generation that is compared
 
-    async def measured(self, conditions: Conditions) -> list[Measured]:
+    async def measured(self, conditions: OverlapConditions) -> list[OverlapResult]:
         """Plain decoding, the best of each kind, and what the controller does."""
         bench, plan = self.bench, self.bench.plan
         await self.warm_up([PLAIN, *lock_steps(plan.k[:1]), CONTROLLED])
         locked, drafted_on = await self.best(lock_steps(plan.k)), await self.best(bench.windows)
-        assert isinstance(drafted_on, Configuration)
+        assert isinstance(drafted_on, DecodingConfiguration)
         tried = [PLAIN, locked, drafted_on, await self.best(branched(drafted_on, bench.branches)), CONTROLLED]
         if plan.assisted:
             theirs = [Assisted(k, threads) for threads in plan.assisted for k in ASSISTED_KS]
@@ -383,7 +383,7 @@ class Stage:
         return {
             one.name: forecast(given, one.choice).speed / forecast(given, PLAIN_CHOICE).speed
             for one in tried
-            if isinstance(one, Configuration) and one.choice is not None and one.drafts
+            if isinstance(one, DecodingConfiguration) and one.choice is not None and one.drafts
         }
 
     def _assisted(self, given: Assisted, number: int, max_tokens: int) -> Timed:

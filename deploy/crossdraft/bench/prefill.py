@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from crossdraft.bench.commands import PrefillPlan
-from crossdraft.bench.harness import MILLISECONDS, Advance, Benchmark, Table, on_core
+from crossdraft.bench.harness import MILLISECONDS, Benchmark, ProgressCounter, Table, on_core
 from crossdraft.bench.models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
@@ -52,7 +52,7 @@ class Prefill(Benchmark[PrefillPlan, Arrival]):
     def total(self) -> int:
         return 1 + self.plan.times
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Arrival, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Arrival, None]:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
             try:
@@ -97,7 +97,7 @@ def _row(name: str, gaps: Sequence[float], usual: float) -> tuple[str, ...]:
 
 
 @dataclass(eq=False)
-class Stream:
+class EndlessStream:
     """A stream that goes on until it is cancelled."""
 
     moments: list[float] = field(default_factory=list)  # of its tokens, in seconds of the monotonic clock
@@ -124,7 +124,7 @@ async def arrival(pipeline: Pipeline, bench: Prefill, number: int) -> Arrival:
         return tuple((31 * seed + (1 + seed % 7) * place) % (size - 1) + 1 for place in range(length))
 
     alone = await _first_token(pipeline, text(1000 + number, bench.plan.prompt))
-    streams = [Stream() for _ in range(bench.plan.streams)]
+    streams = [EndlessStream() for _ in range(bench.plan.streams)]
     tasks = [
         asyncio.create_task(stream.run(pipeline, text(100 * number + place, SHORT), bench.context - SHORT))
         for place, stream in enumerate(streams)
@@ -155,7 +155,7 @@ async def _first_token(pipeline: Pipeline, prompt: tuple[int, ...]) -> float:
 
 
 async def _steady(
-    streams: Sequence[Stream], tasks: Sequence["asyncio.Task[None]"], since: float = 0.0, tokens: int = STEADY
+    streams: Sequence[EndlessStream], tasks: Sequence["asyncio.Task[None]"], since: float = 0.0, tokens: int = STEADY
 ) -> None:
     """Returns when every stream has had so many tokens since a moment; raises CommandFailed if one ends before."""
     while not all(len(one.moments) - bisect_left(one.moments, since) >= tokens for one in streams):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from crossdraft.bench.commands import RdkPlan
-from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
+from crossdraft.bench.harness import Benchmark, Columns, ProgressCounter, Table
 from crossdraft.console.running import PICTURES, check_output, save_picture
 from crossdraft.text.affinity import Probabilities, first_order
 from crossdraft.text.letters import Ids
@@ -31,7 +31,7 @@ BLOCK = 256  # rows of M at a time
 
 
 @dataclass(frozen=True)
-class Figures:
+class RdkFigures:
     """Of one draw, or means over draws: acceptance Σ min(p, ·) of each draft token, and what it depends on."""
 
     masked: float  # q on the kept tokens, not renormalized
@@ -51,11 +51,11 @@ class Level:
     tokens: int  # N
     pruning: str  # which tokens are kept, for people
     kept: int  # tokens of the drafter
-    figures: Figures
+    figures: RdkFigures
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class DistributionPair:
     """A target and a drafter before it is pruned, both of shape (N,)."""
 
     p: Probabilities
@@ -63,12 +63,14 @@ class Draw:
     orders: dict[str, Ids]  # by which are kept: the tokens, those that are cut last first
 
     @staticmethod
-    def of(tokens: int, noise: float, random: np.random.Generator) -> "Draw":
+    def of(tokens: int, noise: float, random: np.random.Generator) -> "DistributionPair":
         """One draw."""
         logits = _scaled(random.standard_t(DEGREES, tokens))
         p = _softmax(logits)
         q = _softmax(logits + noise * random.standard_normal(tokens))
-        return Draw(p, q, {"random": random.permutation(tokens), "the most probable": np.argsort(-p, kind="stable")})
+        return DistributionPair(
+            p, q, {"random": random.permutation(tokens), "the most probable": np.argsort(-p, kind="stable")}
+        )
 
     def masked(self, pruning: str, kept: int) -> Probabilities:
         """q without the tokens that are cut."""
@@ -78,12 +80,12 @@ class Draw:
         return found
 
 
-def figures_of(p: Probabilities, masked: Probabilities, taus: tuple[float, ...]) -> Figures:
+def figures_of(p: Probabilities, masked: Probabilities, taus: tuple[float, ...]) -> RdkFigures:
     """The figures of one target and one pruned drafter, both of shape (N,)."""
     proposed = masked / masked.sum()
     spread = first_order(proposed, p)
     exact = [redistributed(proposed, p, tau) for tau in taus]
-    return Figures(
+    return RdkFigures(
         masked=_acceptance(p, masked),
         tli=_acceptance(p, proposed),
         first_order=_acceptance(p, spread),
@@ -128,10 +130,10 @@ def _acceptance(p: Probabilities, proposed: Probabilities) -> float:
     return float(np.minimum(p, proposed).sum())
 
 
-def _mean(found: list[Figures]) -> Figures:
-    names = [field.name for field in fields(Figures) if field.name != "exact"]
+def _mean(found: list[RdkFigures]) -> RdkFigures:
+    names = [field.name for field in fields(RdkFigures) if field.name != "exact"]
     exact = tuple(fmean(values) for values in zip(*(one.exact for one in found), strict=True))
-    return Figures(exact=exact, **{name: fmean(getattr(one, name) for one in found) for name in names})
+    return RdkFigures(exact=exact, **{name: fmean(getattr(one, name) for one in found) for name in names})
 
 
 class Study(Benchmark[RdkPlan, Level]):
@@ -147,7 +149,7 @@ class Study(Benchmark[RdkPlan, Level]):
         if self.plan.plot is not None:
             check_output(self.plan.plot, *PICTURES)
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Level, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Level, None]:
         for tokens, taus in ((self.plan.tokens, ()), (self.plan.exact_tokens, TAUS)):
             draws = [self.draw(tokens, number) for number in range(self.plan.draws)]
             for pruning in draws[0].orders:
@@ -157,9 +159,9 @@ class Study(Benchmark[RdkPlan, Level]):
                     yield Level(tokens, pruning, kept, _mean(found))
                     advance()
 
-    def draw(self, tokens: int, number: int) -> Draw:
+    def draw(self, tokens: int, number: int) -> DistributionPair:
         """The `number`-th draw of a vocabulary of this size."""
-        return Draw.of(tokens, self.plan.noise, np.random.default_rng((self.plan.seed, tokens, number)))
+        return DistributionPair.of(tokens, self.plan.noise, np.random.default_rng((self.plan.seed, tokens, number)))
 
     def report(self, results: Sequence[Level]) -> Iterator[Table | str]:
         for (tokens, pruning), group in groupby(results, lambda level: (level.tokens, level.pruning)):
@@ -203,7 +205,7 @@ PRUNING = "random"  # what the picture shows; the tables have both
 SHOWN = 400  # points of a line of Fig. 6, evenly spaced in the logarithm of the rank
 
 
-def picture(levels: Sequence[Level], draw: Draw) -> "Figure":
+def picture(levels: Sequence[Level], draw: DistributionPair) -> "Figure":
     """Three panels; `draw` is the one of the first."""
     from matplotlib.figure import Figure
 
@@ -215,7 +217,7 @@ def picture(levels: Sequence[Level], draw: Draw) -> "Figure":
     return figure
 
 
-def _masses(axes: "Axes", draw: Draw) -> None:
+def _masses(axes: "Axes", draw: DistributionPair) -> None:
     """Fig. 6: the mass of each token, the target's most probable one first."""
     size = len(draw.p)
     masked = draw.masked(PRUNING, round(KEPT[-1] * size))

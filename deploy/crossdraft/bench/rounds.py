@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from crossdraft.bench.commands import RoundPlan
-from crossdraft.bench.harness import MILLISECONDS, Advance, Columns, finished, total_of
+from crossdraft.bench.harness import MILLISECONDS, Columns, ProgressCounter, finished, total_of
 from crossdraft.bench.services import WatchedPort
 from crossdraft.bench.workload import SETTING, OfSettings, Setting, pairs_of
 from crossdraft.client import Generation, GenerationRequest, Statistics, connect
@@ -37,14 +37,14 @@ class Round(Setting):
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedGeneration:
     """One generation: its figures, and the seconds of its codecs."""
 
     figures: Statistics
     codec_seconds: float
 
 
-class Rounds(OfSettings[RoundPlan, Round]):
+class RoundBenchmark(OfSettings[RoundPlan, Round]):
     """`crossdraft bench round`: every setting over all prompts; the first prompt comes once before, to warm up."""
 
     unit: ClassVar[str] = "settings"
@@ -64,7 +64,7 @@ class Rounds(OfSettings[RoundPlan, Round]):
     def total(self) -> int:
         return len(self.settings)
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Round, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Round, None]:
         async with aclosing(pairs_of(self.plan.target, self.settings, self.plan.engine)) as pairs:
             async for target, drafter, settings in pairs:
                 async with (
@@ -82,7 +82,7 @@ class Rounds(OfSettings[RoundPlan, Round]):
 
 async def _record(
     request: GenerationRequest, models: Models, target: TargetClient, drafter: DrafterClient
-) -> Recording:
+) -> RecordedGeneration:
     """Runs one generation to its end, then its messages through the codecs."""
     sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
     verified, drafted = WatchedPort(target, keeps_messages=True), WatchedPort(drafter, keeps_messages=True)
@@ -90,7 +90,7 @@ async def _record(
         Generation(resolve(request, models), Services.of(verified, drafted), request.num_speculative_tokens)
     )
     seconds = codec_seconds(target_codec, verified, sizes[0])
-    return Recording(figures, seconds + codec_seconds(drafter_codec, drafted, sizes[1]))
+    return RecordedGeneration(figures, seconds + codec_seconds(drafter_codec, drafted, sizes[1]))
 
 
 def codec_seconds(codec: Any, port: WatchedPort, vocabulary_size: int) -> float:
@@ -106,11 +106,11 @@ def codec_seconds(codec: Any, port: WatchedPort, vocabulary_size: int) -> float:
     return min(seconds)
 
 
-def round_of(setting: Setting, recordings: Sequence[Recording]) -> Round:
+def round_of(setting: Setting, recordings: Sequence[RecordedGeneration]) -> Round:
     """The medians."""
     total = total_of([recording.figures for recording in recordings])
 
-    def median_ms(seconds: Callable[[Recording], float]) -> float:
+    def median_ms(seconds: Callable[[RecordedGeneration], float]) -> float:
         return median(MILLISECONDS * seconds(recording) / recording.figures.epochs for recording in recordings)
 
     return Round(

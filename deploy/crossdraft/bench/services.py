@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from crossdraft.bench.commands import PairPlan
-from crossdraft.bench.emulation import Link, network
+from crossdraft.bench.emulation import EmulatedHost, network
 from crossdraft.bench.harness import Result, numbers_of, on_core
 from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
@@ -80,7 +80,7 @@ class Distant:
 
     address: str
     process_id: int
-    link: Link | None  # None: on loopback
+    link: EmulatedHost | None  # None: on loopback
 
     async def delay(self, milliseconds: float) -> None:
         """Sets the time of a message to it, and of one back."""
@@ -207,14 +207,14 @@ class WatchedSession:
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
+class WatchedServices:
     """Watched clients of all services of a benchmark."""
 
     services: Services
     ports: dict[str, WatchedPort]  # by address
 
     @staticmethod
-    async def of(targets: Sequence[str], drafters: Sequence[str], stack: AsyncExitStack) -> "Watch":
+    async def of(targets: Sequence[str], drafters: Sequence[str], stack: AsyncExitStack) -> "WatchedServices":
         """Clients of these addresses, which are closed with the stack; raises ServiceError."""
         services, ports = Services(Roster("target"), Roster("drafter")), dict[str, WatchedPort]()
         clients: list[tuple[Roster[Any], type[Any], Sequence[str]]] = [
@@ -227,4 +227,4 @@ class Watch:
                 await port.described()
                 ports[address] = WatchedPort(port)
                 roster.add(address, ports[address])
-        return Watch(services, ports)
+        return WatchedServices(services, ports)

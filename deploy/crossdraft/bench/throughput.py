@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from crossdraft.bench.commands import ThroughputPlan
 from crossdraft.bench.harness import (
     MILLISECONDS,
-    Advance,
     Columns,
+    ProgressCounter,
     Table,
     in_turns,
     numbers_of,
@@ -100,7 +100,7 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ThroughputResult:
     """One configuration with so many outputs at once, over all its runs."""
 
     configuration: str
@@ -126,7 +126,9 @@ class Measured:
     same: int | None  # outputs with the ids of those compared with; None: nothing to compare
 
 
-def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others: Sequence[RunResult] = ()) -> Measured:
+def measured(
+    configuration: str, at_once: int, runs: Sequence[RunResult], others: Sequence[RunResult] = ()
+) -> ThroughputResult:
     """Figures of at least one run; `others` are of the same prompts, to compare ids with."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
@@ -134,7 +136,7 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
     ours = total_of(statistics) if statistics else None
     steps, jobs, in_model = total(run.forwards for run in runs)
     target, drafter, loop = total(run.spent for run in runs)
-    return Measured(
+    return ThroughputResult(
         configuration=configuration,
         at_once=at_once,
         outputs=len(outputs),
@@ -239,7 +241,7 @@ def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
     return found[:count]
 
 
-class Throughput(Prompted[ThroughputPlan, Measured]):
+class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     """What is measured."""
 
     unit = "runs"
@@ -291,7 +293,7 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
         options = SamplingOptions(self.plan.temperature)
         return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
-    async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
         async with AsyncExitStack() as stack:
             configurations, texts = await start(self, stack)
             prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens)
@@ -307,13 +309,13 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
                 for result in self.figures(await in_turns(configurations, self.plan.repeat, run), at_once):
                     yield result
 
-    def figures(self, runs: dict["Ours | Theirs", list[RunResult]], at_once: int) -> list[Measured]:
+    def figures(self, runs: dict["Ours | Theirs", list[RunResult]], at_once: int) -> list[ThroughputResult]:
         """Of all configurations; greedy outputs are compared with those of continuous batching."""
         batched = [one for one in runs if one.name.startswith(GENERATE_BATCH)] if self.plan.temperature == 0 else []
         others = runs[batched[0]] if batched else ()
         return [measured(one.name, at_once, found, others) for one, found in runs.items()]
 
-    def report(self, results: Sequence[Measured]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
         yield self.conditions
         yield Table.of(results, SPEEDS)
         yield Table.of(results, WORK)

@@ -25,7 +25,7 @@ SHOWN = ("tokens/s", "passes of the target", "tokens per pass", "acceptance")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutput:
     """One of the two generations."""
 
     text: str
@@ -34,11 +34,11 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Compared:
+class SpeedComparison:
     """The same request with the drafter and without."""
 
-    drafted: Outcome
-    plain: Outcome
+    drafted: DemoOutput
+    plain: DemoOutput
 
     @property
     def speedup(self) -> float:
@@ -89,7 +89,8 @@ async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) ->
             for warmed in (pipeline, alone):
                 await _generated(warmed, replace(request, max_tokens=min(WARM_UP_TOKENS, request.max_tokens)))
             turns = [
-                Compared(await _generated(pipeline, request), await _generated(alone, request)) for _ in range(TURNS)
+                SpeedComparison(await _generated(pipeline, request), await _generated(alone, request))
+                for _ in range(TURNS)
             ]
             turns.sort(key=lambda one: one.speedup)
             found.append(turns[TURNS // 2])
@@ -98,14 +99,14 @@ async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) ->
     out.print(explanation(found), soft_wrap=True)
 
 
-async def _generated(pipeline: Pipeline, request: GenerationRequest) -> Outcome:
+async def _generated(pipeline: Pipeline, request: GenerationRequest) -> DemoOutput:
     async with pipeline.run(request) as generation:
         tokens = tuple([token async for token in generation])
     assert generation.statistics is not None
-    return Outcome(generation.text, tokens, generation.statistics)
+    return DemoOutput(generation.text, tokens, generation.statistics)
 
 
-def _show(out: PlainConsole, request: GenerationRequest, turns: Sequence[Compared]) -> None:
+def _show(out: PlainConsole, request: GenerationRequest, turns: Sequence[SpeedComparison]) -> None:
     median, temperature = turns[len(turns) // 2], request.options.temperature
     drafted, plain = median.drafted, median.plain
     out.print(f"temperature {temperature:g}" + (f", seed {request.seed}:" if temperature else " (greedy):"))
@@ -121,14 +122,14 @@ def _show(out: PlainConsole, request: GenerationRequest, turns: Sequence[Compare
     out.print(f"{speeds}; {comparison(other, plain.text)}\n")
 
 
-def _coloured(request: GenerationRequest, outcome: Outcome) -> Text:
+def _coloured(request: GenerationRequest, outcome: DemoOutput) -> Text:
     text = Text(str(request.prompt).translate(VISIBLE), "dim")
     for token in outcome.tokens:
         text.append(token.text.translate(VISIBLE), STYLES[token.kind])
     return text
 
 
-def explanation(found: Sequence[Compared]) -> str:
+def explanation(found: Sequence[SpeedComparison]) -> str:
     """One sentence: why it is faster, or why not."""
     drafted = [one.drafted.statistics for one in found]
     tokens = sum(one.tokens for one in drafted) / sum(one.passes for one in drafted)

@@ -47,11 +47,11 @@ from crossdraft.console.running import (
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import Comparison, LoadSettings, Report, Run, notes_of, plain, tables_of, titled
-from crossdraft.loadtest.requests import Prompt, RequestOptions, requests_over
+from crossdraft.loadtest.report import Comparison, LoadReport, LoadRun, LoadSettings, notes_of, plain, tables_of, titled
+from crossdraft.loadtest.requests import Prompt, RequestSettings, requests_over
 from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
-from crossdraft.loadtest.timeline import Client, Timeline
+from crossdraft.loadtest.timeline import LoadClient, RequestTimeline
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import GenerationClient
 from crossdraft.rpc.security import TlsFiles, trusting_credentials
@@ -61,11 +61,11 @@ DEFAULT_CLIENTS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class DelayedClients:
     """The configurations that are compared under one delay."""
 
     delay_ms: float | None  # one way; None: nothing is emulated
-    clients: Mapping[str, Client]  # by the configuration's name
+    clients: Mapping[str, LoadClient]  # by the configuration's name
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class Addressed:
                 "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
             )
 
-    async def stages(self) -> AsyncGenerator[Stage, None]:
+    async def stages(self) -> AsyncGenerator[DelayedClients, None]:
         """One stage. Raises ServiceError and CommandFailed."""
         async with clients_of(self.servers) as clients:
-            yield Stage(None, clients)
+            yield DelayedClients(None, clients)
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedLoad:
     """Services that run as long as the test, and a server in a process of its own."""
 
     target: Served
@@ -113,7 +113,7 @@ class Started:
             return models
         return f"{models}; drafter at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
 
-    async def stages(self) -> AsyncGenerator[Stage, None]:
+    async def stages(self) -> AsyncGenerator[DelayedClients, None]:
         """One stage for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""
         distant = any(self.delays)
         async with (
@@ -124,7 +124,7 @@ class Started:
             for delay in self.delays:
                 await drafter.delay(delay)
                 async with running([server]) as (front,), clients_of(self._servers(front, target, drafter)) as clients:
-                    yield Stage(delay if distant else None, clients)
+                    yield DelayedClients(delay if distant else None, clients)
 
     def _servers(self, front: Running, target: Distant, drafter: Distant) -> ExistingServers:
         return ExistingServers(
@@ -136,10 +136,10 @@ class Started:
 
 
 @asynccontextmanager
-async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, Client]]:
+async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClient]]:
     """A client of each server, and a pipeline of targets, by their names. Raises ServiceError and CommandFailed."""
     async with AsyncExitStack() as stack:
-        clients: dict[str, Client] = {}
+        clients: dict[str, LoadClient] = {}
         if given.url:
             clients[HTTP] = await _http(stack, given.url, given.api_key)
         if given.server:
@@ -161,7 +161,7 @@ async def _chats(server: GenerationClient) -> bool:
         return True
 
 
-async def _http(stack: AsyncExitStack, url: str, key: str) -> Client:
+async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
     """A client of OpenAI's API; raises CommandFailed."""
     try:
         from crossdraft.loadtest.http_client import HttpClient
@@ -172,7 +172,7 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> Client:
     return client
 
 
-async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> Client:
+async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> LoadClient:
     """A pipeline of this process, and one without a drafter; raises ServiceError."""
     plain = await stack.enter_async_context(connect(targets, tls=tls))
     if not drafters:
@@ -215,7 +215,7 @@ def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Loa
         cores=len(os.sched_getaffinity(0)),
         load=_load_of(load),
         goal=Goal(asked.ttft_ms, asked.tpot_ms),
-        wishes=RequestOptions(**named(RequestOptions, vars(asked) | {"drafter": drafter, "seed": load.seed})),
+        wishes=RequestSettings(**named(RequestSettings, vars(asked) | {"drafter": drafter, "seed": load.seed})),
         prompts="bundled" if asked.prompts is None else asked.prompts.name,
         services=services,
         requests=load.requests,
@@ -236,7 +236,7 @@ def _load_of(options: LoadOptions) -> Load:
     return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
 
 
-def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> Addressed | Started:
+def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> Addressed | StartedLoad:
     """Raises UsageError."""
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
@@ -250,7 +250,7 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
         Served(services.drafter_model, services.pace_drafter, engine=services.engine),
     )
     delays = delays_of(services.delay_ms or "0")
-    return Started(*models, delays, services.over, services.compare, max(MIN_OUTPUTS, requests))
+    return StartedLoad(*models, delays, services.over, services.compare, max(MIN_OUTPUTS, requests))
 
 
 @dataclass(eq=False)
@@ -260,9 +260,9 @@ class LoadTest:
     conditions: LoadSettings
     prompts: tuple[Prompt, ...]
     timeout_seconds: float  # of a request
-    tested: Addressed | Started
+    tested: Addressed | StartedLoad
     files: LoadFiles
-    runs: list[Run] = field(default_factory=list)
+    runs: list[LoadRun] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
@@ -275,10 +275,10 @@ class LoadTest:
         if all(not one.ok for run in self.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
-    async def _stage(self, stage: Stage) -> None:
+    async def _stage(self, stage: DelayedClients) -> None:
         for name, client in stage.clients.items():
             await self._warm_up(name, client)
-        found: dict[str, list[list[Timeline]]] = {name: [] for name in stage.clients}
+        found: dict[str, list[list[RequestTimeline]]] = {name: [] for name in stage.clients}
         names, conditions = list(stage.clients), self.conditions
         for number in range(conditions.repeat):
             for name in (names[place] for place in rotated(len(names), number)):
@@ -287,7 +287,7 @@ class LoadTest:
                 found[name].append(await self._made(title, client, conditions.load, count, seed))
         self._keep(stage.delay_ms, found)
 
-    async def _warm_up(self, name: str, client: Client) -> None:
+    async def _warm_up(self, name: str, client: LoadClient) -> None:
         """Raises CommandFailed if all of its requests fail."""
         if not self.conditions.warm_up:
             return
@@ -298,30 +298,30 @@ class LoadTest:
             raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
         self.faults.clear()
 
-    async def _made(self, title: str, client: Client, load: Load, count: int, seed: int) -> list[Timeline]:
+    async def _made(self, title: str, client: LoadClient, load: Load, count: int, seed: int) -> list[RequestTimeline]:
         """The first `count` requests under a load."""
         with counted(count, title) as advance:
             runner = Runner(client, self.timeout_seconds, partial(self._ended, advance))
             prompts = self.prompts if client.chats else requests.texts_of(self.prompts)
             return await runner.run(load, requests_over(prompts, count, self.conditions.wishes), seed)
 
-    def _ended(self, advance: Callable[[], None], timeline: Timeline, text: str) -> None:
+    def _ended(self, advance: Callable[[], None], timeline: RequestTimeline, text: str) -> None:
         advance()
         if timeline.error:
             self.faults.setdefault(timeline.error, text)
 
-    def _keep(self, delay_ms: float | None, found: dict[str, list[list[Timeline]]]) -> None:
+    def _keep(self, delay_ms: float | None, found: dict[str, list[list[RequestTimeline]]]) -> None:
         for name, repetitions in found.items():
             summary = summary_of(repetitions, self.conditions.load, self.conditions.goal)
-            self.runs.append(Run(name, delay_ms, summary, tuple(map(tuple, repetitions))))
+            self.runs.append(LoadRun(name, delay_ms, summary, tuple(map(tuple, repetitions))))
         if IN_PROCESS in found:
             for name in (name for name in found if name != IN_PROCESS):
                 added = added_by(name, found[name], IN_PROCESS, found[IN_PROCESS])
                 self.comparisons.append(Comparison(delay_ms, added))
 
     @property
-    def _report(self) -> Report:
-        return Report(self.conditions, tuple(self.runs), tuple(self.comparisons))
+    def _report(self) -> LoadReport:
+        return LoadReport(self.conditions, tuple(self.runs), tuple(self.comparisons))
 
     def _write(self) -> None:
         """Raises CommandFailed."""
@@ -331,7 +331,7 @@ class LoadTest:
             save_picture(figure_of(self._report), self.files.picture, DOTS_PER_INCH)
 
 
-def show(report: Report, faults: dict[str, str]) -> None:
+def show(report: LoadReport, faults: dict[str, str]) -> None:
     """Tables on stdout; warnings and the first error of each kind on stderr."""
     for table in tables_of(report):
         print_whole(table)

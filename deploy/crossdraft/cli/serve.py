@@ -28,7 +28,7 @@ from crossdraft.cli.options import (
     ServiceOptions,
     check_addresses,
 )
-from crossdraft.cli.workers import Shares, Workers, learning_backend
+from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, UsageError, checked_options
@@ -75,10 +75,10 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
 
 def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
-    from crossdraft.drafter.ngram import Lengths, ServeNgram, ngram_server
+    from crossdraft.drafter.ngram import MatchLengths, ServeNgram, ngram_server
 
     with checked_options():
-        options = ServeNgram(Lengths(max_ngram, min_ngram), _listening(service), _pace(service.pace))
+        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), _pace(service.pace))
 
     async def made() -> Serving:
         return ngram_server(options)
@@ -121,7 +121,7 @@ def serve_http(
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
         server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.name})
         others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
-        await serve_until_signalled(Together(server, others))
+        await serve_until_signalled(ServerGroup(server, others))
 
     _serve_api(api, local, serve)
 
@@ -167,7 +167,7 @@ def _serve_api(
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
     _local_model(api)  # what is wrong with the options is said once, and not by each worker
-    shares = Shares(api.workers, api.host, ports, api.grace_seconds)
+    shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds)
 
     async def serve(folder: str) -> None:
         exporter = Exporter(registry_of_all(folder))
@@ -297,7 +297,7 @@ def _addresses(option: str, given: str) -> tuple[str, ...]:
     return addresses_of(given)
 
 
-class Together:
+class ServerGroup:
     """A server and others beside it.
 
     Args:

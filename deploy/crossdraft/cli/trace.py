@@ -9,7 +9,7 @@ from crossdraft.trace.page.svg import page_of
 from crossdraft.trace.recording import Recording, RecordingError, read
 from crossdraft.trace.replay import assignment_of
 from crossdraft.trace.replay import replay as run
-from crossdraft.trace.timeline import Figures, Timeline, spans_of
+from crossdraft.trace.timeline import SessionFigures, Timeline, spans_of
 from crossdraft.types.request import Overlap
 
 NOT_CHECKED = "Replies and their times are the recorded ones; whether they are the models' is not checked."
@@ -97,7 +97,7 @@ def title_of(recording: Recording) -> str:
     return ", ".join(parts) + ("" if recording.finished else " (the recording ends before the session)")
 
 
-def figures_of(figures: Figures) -> list[tuple[str, str]]:
+def figures_of(figures: SessionFigures) -> list[tuple[str, str]]:
     shown = [
         ("tokens/s", f"{figures.tokens_per_second:.1f}"),
         ("tokens per pass", f"{figures.tokens_per_pass:.2f}"),

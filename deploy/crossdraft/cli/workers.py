@@ -35,7 +35,7 @@ SPARE_SECONDS = 30.0  # after the grace period, before a worker that does not en
 
 
 @dataclass(frozen=True)
-class Shares:
+class WorkerSettings:
     """What workers have in common."""
 
     count: int  # at least 1
@@ -62,7 +62,7 @@ class Workers:
         ended: called with the id of a process that has died.
     """
 
-    def __init__(self, shares: Shares, environment: Mapping[str, str], ended: Callable[[int], None]) -> None:
+    def __init__(self, shares: WorkerSettings, environment: Mapping[str, str], ended: Callable[[int], None]) -> None:
         self._shares = shares
         self._environment = os.environ | environment
         self._ended = ended

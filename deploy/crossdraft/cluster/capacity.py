@@ -242,7 +242,7 @@ PROGRESS_SECONDS = 15.0  # between two lines about what is waited for
 ANSWER_SECONDS = 60.0  # for a busy node to start a process
 
 
-class NoRoomError(ValueError):
+class NoCapacityError(ValueError):
     """The nodes lack resources; the text says which."""
 
 
@@ -286,7 +286,7 @@ def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -
     if waiting.node_seconds:
         request_resources(bundles=[])
     if lacking:
-        raise NoRoomError("\n".join((*lacking, *found().left)))
+        raise NoCapacityError("\n".join((*lacking, *found().left)))
     different = _left(lambda: _different(needs), waiting, began)
     if different:
         raise NotServedError("\n".join(different))

@@ -202,7 +202,7 @@ async def _read(replies: AsyncGenerator[Reply, None], waiting: list[Reply], news
 
 
 @dataclass
-class Outcome:
+class OutputOutcome:
     """How an output ended: FINISHED, ABANDONED, or the class of an error."""
 
     value: str = ABANDONED
@@ -223,9 +223,9 @@ class OrchestratorMetrics:
         self._services = Gauge(f"{name}services", "Services that the directory lists.", (*labels, "role"), registry=to)
 
     @contextmanager
-    def output(self, resumed: bool) -> Iterator[Outcome]:
+    def output(self, resumed: bool) -> Iterator[OutputOutcome]:
         """Counts the block as one output."""
-        outcome = Outcome()
+        outcome = OutputOutcome()
         self._resumed.labels(self._model).inc(resumed)
         self._running.labels(self._model).inc()
         try:

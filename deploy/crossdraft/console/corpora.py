@@ -25,7 +25,7 @@ NAMED = 2  # skipped files whose names are printed, at most
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusFiles:
     """Files to read, in the order of their paths."""
 
     path: Path  # as it was given
@@ -33,7 +33,7 @@ class Corpus:
     sizes: tuple[int, ...]  # bytes of each
 
 
-def find_corpus(path: Path) -> Corpus:
+def find_corpus(path: Path) -> CorpusFiles:
     """The file at `path`, or all files in that folder and below it, hidden ones left out.
 
     Raises:
@@ -45,7 +45,7 @@ def find_corpus(path: Path) -> Corpus:
             raise UsageError(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
         if not files:
             raise UsageError(f"the corpus {path} has no files: give a file, or a folder with text in it")
-        return Corpus(path, files, tuple(file.stat().st_size for file in files))
+        return CorpusFiles(path, files, tuple(file.stat().st_size for file in files))
     except OSError as error:
         raise UsageError(f"the corpus {path} cannot be read: {error.strerror}") from error
 
@@ -68,7 +68,7 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
     return _texts(find_corpus(path), doing, chunk)
 
 
-def _texts(corpus: Corpus, doing: str, chunk: int) -> Iterator[str]:
+def _texts(corpus: CorpusFiles, doing: str, chunk: int) -> Iterator[str]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     skipped: list[str] = []

@@ -107,7 +107,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, eq=False)
-class Started:
+class StartedProcess:
     """The process of a service, perhaps not ready yet."""
 
     wanted: Startable
@@ -164,7 +164,7 @@ async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
     Raises:
         CommandFailed: one of them does not start.
     """
-    started: list[Started] = []
+    started: list[StartedProcess] = []
     try:
         for one in wanted:
             started.append(await _start(one))
@@ -175,14 +175,14 @@ async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
         await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
 
 
-async def _start(wanted: Startable) -> Started:
+async def _start(wanted: Startable) -> StartedProcess:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
     pipe = asyncio.subprocess.PIPE
     # In a process session of its own: Ctrl-C reaches this process alone, which then ends the service.
     process = await asyncio.create_subprocess_exec(
         *wanted.command(), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
     )
-    return Started(wanted, process, log)
+    return StartedProcess(wanted, process, log)
 
 
 def threads_each(count: int) -> int:

@@ -57,7 +57,7 @@ class PipelineClient:
 
     @property
     def chats(self) -> bool:
-        """As `Client.chats`."""
+        """As `LoadClient.chats`."""
         return self.plain.models.target.chat_template is not None
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:

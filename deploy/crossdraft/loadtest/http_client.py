@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from crossdraft.loadtest.clients import BROKEN_OFF, NO_CONNECTION, SECOND
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.timeline import Chunk, End, Figures, RequestFailedError, figures_of
+from crossdraft.loadtest.timeline import Chunk, End, OutputFigures, RequestFailedError, figures_of
 
 DONE = "[DONE]"
 BAD_EVENT = "bad event"  # kind of error
@@ -77,7 +77,7 @@ class HttpClient:
         return {name: value for name, value in body.items() if value is not None}
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        reply, at = Reply(), 0.0
+        reply, at = ReplyState(), 0.0
         try:
             sent = self._session.post(self._base + request.path, json=self._body(request), allow_redirects=False)
             async with sent as response:
@@ -114,12 +114,12 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[str, None]
 
 
 @dataclass
-class Reply:
+class ReplyState:
     """What the events of one reply have said so far."""
 
     tokens: int | None = None  # of the output; None: not said
     prompt_tokens: int = 0  # 0: not said
-    figures: Figures | None = None  # None: not said
+    figures: OutputFigures | None = None  # None: not said
     done: bool = False  # the last event came
 
     def hear(self, event: str, at: float) -> Chunk | None:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crossdraft.loadtest.report import Report, Run
+from crossdraft.loadtest.report import LoadReport, LoadRun
 from crossdraft.loadtest.summary import MILLISECONDS, ROLES
-from crossdraft.loadtest.timeline import Timeline
+from crossdraft.loadtest.timeline import RequestTimeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 88  # for a small file
 COLUMNS = 3
-Values = Callable[[Timeline], list[float]]  # seconds
+Values = Callable[[RequestTimeline], list[float]]  # seconds
 LATENCIES: tuple[tuple[str, Values], ...] = (
     ("time to first token (TTFT)", lambda one: [one.first_token]),
     ("between chunks (ITL)", lambda one: list(one.between_chunks)),
@@ -25,7 +25,7 @@ JUDGED = 10  # draft tokens, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 
-def figure_of(report: Report) -> "Figure":
+def figure_of(report: LoadReport) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -46,7 +46,7 @@ def figure_of(report: Report) -> "Figure":
     return figure
 
 
-def _panels(runs: Sequence[Run]) -> Iterator[Callable[["Axes", Sequence[Run]], None]]:
+def _panels(runs: Sequence[LoadRun]) -> Iterator[Callable[["Axes", Sequence[LoadRun]], None]]:
     """Those for which there are figures: other servers, for instance, do not say what was accepted."""
     for title, values_of in LATENCIES:
         if any(values_of(one) for run in runs for one in run.timelines if one.ok):
@@ -59,7 +59,7 @@ def _panels(runs: Sequence[Run]) -> Iterator[Callable[["Axes", Sequence[Run]], N
         yield _round_trips
 
 
-def title_of(report: Report) -> str:
+def title_of(report: LoadReport) -> str:
     conditions = report.conditions
     load = vars(conditions.load)
     clients = load.get("clients")
@@ -68,7 +68,7 @@ def title_of(report: Report) -> str:
     return what + (f"\n{conditions.services}" if conditions.services else "")
 
 
-def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) -> None:
+def _shares(axes: "Axes", runs: Sequence[LoadRun], title: str, values_of: Values) -> None:
     """Share of the values up to each, on a logarithmic axis."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -88,19 +88,19 @@ def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) ->
     axes.set_title(title, fontsize=10, loc="left")
 
 
-def _bars(axes: "Axes", runs: Sequence[Run]) -> range:
+def _bars(axes: "Axes", runs: Sequence[LoadRun]) -> range:
     """Places for a bar of each run."""
     axes.set_xticks(range(len(runs)), [run.name.replace(", ", "\n") for run in runs], fontsize=8)
     return range(len(runs))
 
 
-def _speeds(axes: "Axes", runs: Sequence[Run]) -> None:
+def _speeds(axes: "Axes", runs: Sequence[LoadRun]) -> None:
     speeds, places = [run.summary.tokens_per_second for run in runs], _bars(axes, runs)
     axes.bar_label(axes.bar(places, speeds, color=[f"C{place}" for place in places]), fmt="%.1f", fontsize=8)
     axes.set_title("throughput, tokens/s", fontsize=10, loc="left")
 
 
-def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
+def _acceptance(axes: "Axes", runs: Sequence[LoadRun]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     most = 1  # places of any run
@@ -117,7 +117,7 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set_title("acceptance, given that all before held", fontsize=10, loc="left")
 
 
-def _round_trips(axes: "Axes", runs: Sequence[Run]) -> None:
+def _round_trips(axes: "Axes", runs: Sequence[LoadRun]) -> None:
     """A bar of each run's target and one of its drafter."""
     _bars(axes, runs)
     hops = [(place, hop) for place, run in enumerate(runs) for hop in run.summary.hops]

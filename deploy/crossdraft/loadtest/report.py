@@ -9,10 +9,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from crossdraft.loadtest.requests import RequestOptions
+from crossdraft.loadtest.requests import RequestSettings
 from crossdraft.loadtest.runner import Load
 from crossdraft.loadtest.summary import MILLISECONDS, Added, Goal, Hop, Spread, Summary
-from crossdraft.loadtest.timeline import Timeline
+from crossdraft.loadtest.timeline import RequestTimeline
 
 FORMAT = 1
 ROUNDED = 4  # digits of milliseconds after the point
@@ -27,7 +27,7 @@ class LoadSettings:
     cores: int  # that this process may use; services that the test started share them
     load: Load
     goal: Goal
-    wishes: RequestOptions  # under its name in the JSON
+    wishes: RequestSettings  # under its name in the JSON
     requests: int  # of each run, without those that warm up; at least 1
     warm_up: int  # requests before each run, which do not count
     repeat: int  # at least 1
@@ -42,20 +42,20 @@ def titled(way: str, delay_ms: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """All requests of one configuration under one delay."""
 
     way: str  # the configuration: HTTP, gRPC, or in process
     delay_ms: float | None  # one way, on an emulated network; None: there is none
     summary: Summary
-    repetitions: tuple[tuple[Timeline, ...], ...]  # of the same requests, in the order of their numbers
+    repetitions: tuple[tuple[RequestTimeline, ...], ...]  # of the same requests, in the order of their numbers
 
     @property
     def name(self) -> str:
         return titled(self.way, self.delay_ms)
 
     @property
-    def timelines(self) -> tuple[Timeline, ...]:
+    def timelines(self) -> tuple[RequestTimeline, ...]:
         return tuple(chain.from_iterable(self.repetitions))
 
 
@@ -68,15 +68,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadReport:
     """All of it."""
 
     conditions: LoadSettings
-    runs: tuple[Run, ...]
+    runs: tuple[LoadRun, ...]
     comparisons: tuple[Comparison, ...] = ()
 
 
-def plain(report: Report) -> dict[str, Any]:
+def plain(report: LoadReport) -> dict[str, Any]:
     """The report as JSON has it: of dictionaries, lists, texts and numbers only."""
     load = {"kind": type(report.conditions.load).__name__} | asdict(report.conditions.load)
     runs = [
@@ -93,7 +93,7 @@ def plain(report: Report) -> dict[str, Any]:
     return plain_values
 
 
-def _requests_of(run: Run) -> list[dict[str, Any]]:
+def _requests_of(run: LoadRun) -> list[dict[str, Any]]:
     """A row for each request; moments are milliseconds since it was due, `due_ms` since the first one was."""
     return [
         {
@@ -172,7 +172,7 @@ HOP_ROWS: tuple[tuple[str, Callable[[Hop], str]], ...] = (
 )
 
 
-def tables_of(report: Report) -> Iterator[Table]:
+def tables_of(report: LoadReport) -> Iterator[Table]:
     runs = report.runs
     table = _table("what clients see", [run.name for run in runs])
     for name, shown in ROWS:
@@ -189,7 +189,7 @@ def tables_of(report: Report) -> Iterator[Table]:
         yield _compared(report.comparisons)
 
 
-def notes_of(run: Run) -> Iterator[str]:
+def notes_of(run: LoadRun) -> Iterator[str]:
     summary, schedule = run.summary, run.summary.schedule
     if summary.errors:
         counted = ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())

@@ -100,7 +100,7 @@ def _content(given: dict[str, Any]) -> str | Chat:
 
 
 @dataclass(frozen=True)
-class RequestOptions:
+class RequestSettings:
     """What all requests of a test have in common.
 
     Raises:
@@ -135,7 +135,7 @@ class Request:
 
     number: int  # from 0
     prompt: Prompt
-    options: RequestOptions
+    options: RequestSettings
 
     @property
     def seed(self) -> int | None:
@@ -184,6 +184,6 @@ class Request:
         return self.options.method is not None or self.options.drafter is not None
 
 
-def requests_over(prompts: tuple[Prompt, ...], count: int, options: RequestOptions) -> tuple[Request, ...]:
+def requests_over(prompts: tuple[Prompt, ...], count: int, options: RequestSettings) -> tuple[Request, ...]:
     """`count` requests; the prompts take turns."""
     return tuple(Request(number, prompts[number % len(prompts)], options) for number in range(count))

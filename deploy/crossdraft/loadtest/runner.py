@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.timeline import Chunk, Client, End, RequestFailedError, Timeline
+from crossdraft.loadtest.timeline import Chunk, End, LoadClient, RequestFailedError, RequestTimeline
 
 TIMED_OUT = "timed out"
 
@@ -50,22 +50,24 @@ def poisson(rate: float, count: int, seed: int) -> tuple[float, ...]:
 class Runner:
     """Runs requests of one client under a load."""
 
-    client: Client
+    client: LoadClient
     timeout_seconds: float  # after which a request is cancelled
-    on_end: Callable[[Timeline, str], None] = lambda timeline, text: None  # with the text of its error
+    on_end: Callable[[RequestTimeline, str], None] = lambda timeline, text: None  # with the text of its error
     now: Callable[[], float] = time.monotonic  # seconds of the clock that the client's moments are of
 
-    async def run(self, load: Load, requests: Sequence[Request], seed: int) -> list[Timeline]:
+    async def run(self, load: Load, requests: Sequence[Request], seed: int) -> list[RequestTimeline]:
         """All requests, each to its end; their timelines in the order of their numbers."""
         if isinstance(load, OpenLoop):
             return await self._open_loop(load, requests, poisson(load.rate, len(requests), seed))
         return await self._closed_loop(load.clients, requests)
 
-    async def _open_loop(self, load: OpenLoop, requests: Sequence[Request], dues: Sequence[float]) -> list[Timeline]:
+    async def _open_loop(
+        self, load: OpenLoop, requests: Sequence[Request], dues: Sequence[float]
+    ) -> list[RequestTimeline]:
         room = nullcontext() if load.most is None else asyncio.Semaphore(load.most)
         begin = self.now()
 
-        async def one(request: Request, due: float) -> Timeline:
+        async def one(request: Request, due: float) -> RequestTimeline:
             async with room:
                 return await self._send(request, due)
 
@@ -76,9 +78,9 @@ class Runner:
                 tasks.append(group.create_task(one(request, begin + offset)))
         return [task.result() for task in tasks]
 
-    async def _closed_loop(self, clients: int, requests: Sequence[Request]) -> list[Timeline]:
+    async def _closed_loop(self, clients: int, requests: Sequence[Request]) -> list[RequestTimeline]:
         left = iter(requests)
-        timelines: list[Timeline] = []
+        timelines: list[RequestTimeline] = []
 
         async def client() -> None:
             for request in left:  # the clients share it
@@ -89,7 +91,7 @@ class Runner:
                 group.create_task(client())
         return sorted(timelines, key=lambda one: one.number)
 
-    async def _send(self, request: Request, due: float) -> Timeline:
+    async def _send(self, request: Request, due: float) -> RequestTimeline:
         sent, error, text = self.now(), "", ""
         chunks: list[Chunk] = []
         end: End | None = None
@@ -105,7 +107,7 @@ class Runner:
         except RequestFailedError as failure:
             error, text = failure.kind, str(failure)
         made = tuple(one.made for one in chunks if one.made is not None)
-        timeline = Timeline(
+        timeline = RequestTimeline(
             number=request.number,
             category=request.prompt.category,
             due=due,

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from crossdraft.loadtest.runner import ClosedLoop, Load
-from crossdraft.loadtest.timeline import Costs, Timeline, under_way
+from crossdraft.loadtest.timeline import Costs, RequestTimeline, under_way
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 MILLISECONDS = 1000.0
@@ -39,7 +39,7 @@ class Goal:
     def set(self) -> bool:
         return (self.first_token_ms, self.per_token_ms) != (None, None)
 
-    def met(self, timeline: Timeline) -> bool:
+    def met(self, timeline: RequestTimeline) -> bool:
         if not timeline.ok:
             return False
         took = ((self.first_token_ms, timeline.first_token), (self.per_token_ms, timeline.per_token))
@@ -55,7 +55,7 @@ class Goodput:
 
 
 @dataclass(frozen=True)
-class Place:
+class PositionAcceptance:
     """Draft tokens at one position of a round."""
 
     judged: int
@@ -63,13 +63,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceSummary:
     """How many draft tokens were accepted."""
 
     share: float  # of the judged tokens
     tokens_per_pass: float
     # By position in a round, as far as any was judged; each given that all before were accepted.
-    places: tuple[Place, ...]
+    places: tuple[PositionAcceptance, ...]
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ class Summary:
     per_token_ms: Spread | None  # of each request: from its first token to its last, for each token after the first
     end_to_end_ms: Spread | None
     front_ms: Spread | None  # of each token: transit of the request to the server and of the token back
-    acceptance: Acceptance | None
+    acceptance: AcceptanceSummary | None
     goodput: Goodput | None  # None: there is no goal
     schedule: Schedule
     hops: tuple[Hop, ...]
 
 
-Repetitions = Sequence[Sequence[Timeline]]  # of the same requests, each of at least one
+Repetitions = Sequence[Sequence[RequestTimeline]]  # of the same requests, each of at least one
 
 
 def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
@@ -223,16 +223,16 @@ def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
     )
 
 
-def _acceptance(figures: Sequence[Costs]) -> Acceptance | None:
+def _acceptance(figures: Sequence[Costs]) -> AcceptanceSummary | None:
     """Over all outputs together; None: there is none whose server says how it was made."""
     if not figures:
         return None
     judged, accepted = _sums(one.judged_at for one in figures), _sums(one.accepted_at for one in figures)
     all_accepted = sum(one.accepted for one in figures)
-    return Acceptance(
+    return AcceptanceSummary(
         _ratio(all_accepted, all_accepted + sum(one.corrected for one in figures)),
         sum(one.tokens for one in figures) / sum(one.passes for one in figures),
-        tuple(Place(of, good / of) for of, good in zip(judged, accepted, strict=False) if of),
+        tuple(PositionAcceptance(of, good / of) for of, good in zip(judged, accepted, strict=False) if of),
     )
 
 
@@ -250,7 +250,7 @@ def _schedule(repetitions: Repetitions, load: Load) -> Schedule:
     )
 
 
-def _at_end_and_middle(timelines: Sequence[Timeline]) -> tuple[int, int]:
+def _at_end_and_middle(timelines: Sequence[RequestTimeline]) -> tuple[int, int]:
     """Requests under way when the last one was due, and when the middle one was."""
     dues = sorted(one.due for one in timelines)
     return under_way(timelines, dues[-1]), under_way(timelines, dues[(len(dues) - 1) // 2])

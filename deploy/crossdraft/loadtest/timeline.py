@@ -14,7 +14,7 @@ from crossdraft.types.statistics import LaneFigures, Statistics, Trips
 
 
 @dataclass(frozen=True)
-class Figures:
+class OutputFigures:
     """The part of an output's `Statistics` that a load test uses, under the same names; HTTP servers send no more."""
 
     tokens: int
@@ -26,12 +26,12 @@ class Figures:
     lanes: tuple[LaneFigures, ...] = ()  # sessions with services
 
 
-Costs = Figures | Statistics
-FIGURES = frozenset(one.name for one in fields(Figures)) - {"lanes"}
+Costs = OutputFigures | Statistics
+FIGURES = frozenset(one.name for one in fields(OutputFigures)) - {"lanes"}
 LANE_FIGURES = frozenset(one.name for one in fields(LaneFigures)) - {"address", "trips"}
 
 
-def figures_of(given: Mapping[str, Any]) -> Figures:
+def figures_of(given: Mapping[str, Any]) -> OutputFigures:
     """From figures by name, as HTTP servers send them; unknown ones are ignored.
 
     Raises:
@@ -39,7 +39,7 @@ def figures_of(given: Mapping[str, Any]) -> Figures:
     """
     known: dict[str, Any] = {name: given[name] for name in given.keys() & FIGURES}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return Figures(**known | lists | {"lanes": tuple(map(_lane, given.get("lanes", ())))})
+    return OutputFigures(**known | lists | {"lanes": tuple(map(_lane, given.get("lanes", ())))})
 
 
 def _lane(given: Mapping[str, Any]) -> LaneFigures:
@@ -50,7 +50,7 @@ def _lane(given: Mapping[str, Any]) -> LaneFigures:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class RequestTimeline:
     """What happened to one request."""
 
     number: int  # from 0, in the order in which they are due
@@ -97,7 +97,7 @@ class Timeline:
         return tuple(came - self.sent - made for came, made in zip(self.chunks, self.made, strict=False))
 
 
-def under_way(timelines: Iterable[Timeline], moment: float) -> int:
+def under_way(timelines: Iterable[RequestTimeline], moment: float) -> int:
     return sum(one.due <= moment < one.ended for one in timelines)
 
 
@@ -132,7 +132,7 @@ class RequestFailedError(Exception):
         self.kind = kind
 
 
-class Client(Protocol):
+class LoadClient(Protocol):
     """A way to have outputs made."""
 
     @property

@@ -38,7 +38,7 @@ from crossdraft.speculation.controller import OutputController, PlainController,
 from crossdraft.speculation.estimates import Estimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
-from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
+from crossdraft.trace.recording import FileRecorder, Header, Recorder, Recorders
 from crossdraft.types.messages import PromptScored, Sample
 from crossdraft.types.output import PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, size_of
@@ -184,7 +184,7 @@ class Generation(TokenStream):
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
-        told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
+        told = Recorders(self._recorder, self._watch) if self._recorder or self._watch else None
         self._driver = Driver(self._session, self._services, told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crossdraft.client.measurements import BLAMED, Clock, LaneWatch, traffic
+from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
 from crossdraft.client.roster import Roster, Services, SessionPort
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
 from crossdraft.session.events import (
@@ -144,7 +144,7 @@ class Driver:
         self._timers: dict[Timer, asyncio.TimerHandle] = {}  # of which each may expire before it is due
         self._due: dict[Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
-        self._clock = Clock()
+        self._clock = Stopwatches()
         self._emit: Emit
         self._finished: asyncio.Future[Finished] | None = None  # None: not begun
         self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request

@@ -157,7 +157,7 @@ class LaneWatch:
         )
 
 
-class Clock:
+class Stopwatches:
     """Stop-watches of one session; seconds of the monotonic clock."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crossdraft.text.letters import FIRST_CONTROL, Ids, Letters, Role, Side
+from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Ids, Letters, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 
@@ -269,7 +269,7 @@ def _letters(arrays: Arrays) -> tuple[Letters, ...]:
     bounds = [0, *ends.tolist()]
     if bounds[-1] != len(raw) or not all(start < end for start, end in pairwise(bounds)):
         raise ValueError("a token of the target has no letters")
-    roles = {role.value for role in Role}
+    roles = {role.value for role in ControlRole}
     for letter in set(raw.decode()):
         if not (ord(letter) < FIRST_CONTROL or ord(letter) in roles or ord(letter) >= Side.TARGET.value):
             raise ValueError(f"U+{ord(letter):04X} is no letter")

@@ -19,7 +19,7 @@ NAMELESS = 0xFFFF  # max control symbols without a role of one side; the code po
 AFTER_ALL = Letters("\U0010ffff")  # above every letter, and not a letter
 
 
-class Role(Enum):
+class ControlRole(Enum):
     """The role of a control symbol; control symbols of two models are the same letter if they have the same role."""
 
     END_OF_SEQUENCE = 0xE000
@@ -70,9 +70,9 @@ def common_length(one: str, other: str) -> int:
 Ids = NDArray[np.int64]
 Codes = NDArray[np.uint16]
 END = FIRST_CONTROL  # the end of a token; no letter has this code
-_NAMELESS = END + 1 + len(Role)
+_NAMELESS = END + 1 + len(ControlRole)
 EVENTS = _NAMELESS + len(Side)  # number of codes: bytes, END, roles, control symbols without a role of either side
-_OF_ROLE = {role.value: END + 1 + place for place, role in enumerate(Role)}
+_OF_ROLE = {role.value: END + 1 + place for place, role in enumerate(ControlRole)}
 
 
 def codes_of(letters: str) -> Codes:

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from tokenizers import Encoding, Tokenizer
 
-from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, from_bytes, is_plain, to_bytes
+from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, from_bytes, is_plain, to_bytes
 from crossdraft.text.vocabulary import NESTED, SPACE_MARK, Part, Vocabulary, anatomy_of, components
 
 SHORT = 32  # characters of a text whose ids are kept: drafts begin with the same few words again and again
@@ -116,7 +116,7 @@ class Tokenization:
         This tokenizer's begin symbol and prefix space are added. Letters that the vocabulary cannot write are left out:
         a drafter's prompt need not be complete.
         """
-        rest = letters.removeprefix(Role.BEGIN_OF_SEQUENCE.letter)
+        rest = letters.removeprefix(ControlRole.BEGIN_OF_SEQUENCE.letter)
         if self._prefix and rest and is_plain(Letters(rest[0])) and not rest.startswith(self._prefix):
             rest = self._prefix + rest
         return (*self.begin, *self._encode(Letters(rest), leave_out=True))

@@ -11,7 +11,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from tokenizers import Tokenizer
 
 from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.text.letters import Role
+from crossdraft.text.letters import ControlRole
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -58,7 +58,7 @@ def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> 
     config = _read(find("config.json"))
     ends = _ends(tokenizer, [_read(find("generation_config.json")), config], settings)
     begin = _id_of(tokenizer, settings.get("bos_token"))
-    roles = dict.fromkeys([] if begin is None else [begin], Role.BEGIN_OF_SEQUENCE)
+    roles = dict.fromkeys([] if begin is None else [begin], ControlRole.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
     chat_template = _chat_template(template or find("chat_template.jinja"), settings)
@@ -150,6 +150,6 @@ def _content(token: str | Config) -> str:
     return str(token["content"]) if isinstance(token, dict) else token
 
 
-def _end_role(tokenizer: Tokenizer, token: int, ends: int) -> Role:
+def _end_role(tokenizer: Tokenizer, token: int, ends: int) -> ControlRole:
     ends_turn = ends > 1 and tokenizer.id_to_token(token) in END_OF_TURN_NAMES
-    return Role.END_OF_TURN if ends_turn else Role.END_OF_SEQUENCE
+    return ControlRole.END_OF_TURN if ends_turn else ControlRole.END_OF_SEQUENCE

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, Letters, Role, Side, Spelling, from_bytes, spelled
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, Spelling, from_bytes, spelled
 
 # What a tokenizer.json says of its tokens' letters.
 
@@ -208,7 +208,7 @@ class Vocabulary:
             tokenizer_json: the whole file's text.
             size: length of the model's logits row; ids beyond the tokenizer's become control symbols,
                 ids of the tokenizer at or above it are left out.
-            controls: (id, `Role` name) of the control symbols that have a role.
+            controls: (id, `ControlRole` name) of the control symbols that have a role.
             stops: ids that end an output.
             side: whose vocabulary, for the control symbols without a role.
 
@@ -220,7 +220,7 @@ class Vocabulary:
         _check_ids(size, controls, stops)
         anatomy = anatomy_of(tokenizer_json)
         known = _plain_letters(anatomy)
-        known.update((token, Role[role].letter) for token, role in controls)
+        known.update((token, ControlRole[role].letter) for token, role in controls)
         _check_count(size, known)
         nameless = [token for token in range(size) if not known.get(token)]
         known.update((token, side.control(rank)) for rank, token in enumerate(nameless))
@@ -266,8 +266,10 @@ def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection
                 f"control or stop id {token} is not an id of a vocabulary of {size}; check the model's config"
             )
     for token, role in controls:
-        if role not in Role.__members__:
-            raise ValueError(f"id {token} has the unknown role {role!r}; the roles are {', '.join(Role.__members__)}")
+        if role not in ControlRole.__members__:
+            raise ValueError(
+                f"id {token} has the unknown role {role!r}; the roles are {', '.join(ControlRole.__members__)}"
+            )
 
 
 def _check_count(size: int, known: Mapping[int, Letters]) -> None:

@@ -186,7 +186,7 @@ class Recorder(Protocol):
         ...
 
 
-class Together:
+class Recorders:
     """Several recorders of one session."""
 
     def __init__(self, *recorders: Recorder | None) -> None:

@@ -92,7 +92,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Message:
+class TimelineMessage:
     """A message on its way between the session and a service."""
 
     track: Track
@@ -152,7 +152,7 @@ class EpochSpan:
 
 
 @dataclass(frozen=True)
-class Figures:
+class SessionFigures:
     """The session in numbers."""
 
     seconds: float  # from the first pass to the last token
@@ -183,14 +183,14 @@ class Timeline:
 
     tracks: tuple[Track, ...]
     works: tuple[Work, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[TimelineMessage, ...]
     handled: tuple[SessionCall, ...]
     marks: tuple[Mark, ...]
     waits: tuple[Wait, ...]
     epochs: tuple[EpochSpan, ...]
     passes: tuple[float, ...]  # when each pass was sent: the beginnings of rounds
     end: float
-    figures: Figures
+    figures: SessionFigures
 
 
 def spans_of(recording: Recording) -> Timeline:
@@ -229,7 +229,7 @@ class SentRequest:
 
 
 @dataclass(frozen=True)
-class Flight:
+class ReturnedPass:
     """A pass that returned, or tokens of a run; of later ones `asked.at` is the time of the reply before."""
 
     asked: SentRequest
@@ -238,7 +238,7 @@ class Flight:
     forwards: int = 1
 
 
-def passed_in(flight: Flight) -> Work:
+def passed_in(flight: ReturnedPass) -> Work:
     """The model's work on a pass, in the middle of its round trip."""
     asked = flight.asked
     assert isinstance(asked.request, Pass)
@@ -247,7 +247,7 @@ def passed_in(flight: Flight) -> Work:
     return Work(asked.track, asked.at + way, flight.at - way, task, asked.epoch, len(asked.request.tree))
 
 
-def _way_of_pass(flight: Flight) -> float:
+def _way_of_pass(flight: ReturnedPass) -> float:
     return max(0.0, flight.at - flight.asked.at - flight.seconds) / 2
 
 
@@ -296,8 +296,8 @@ class Tracer:
         self.used: dict[ServiceRole, int] = defaultdict(int)  # tracks
         self.asked: list[SentRequest] = []  # all requests, in order
         self.answers: dict[Track, list[DrafterReply]] = defaultdict(list)  # of drafters
-        self.flights: list[Flight] = []
-        self.small: list[Message] = []  # messages that cost no model any time
+        self.flights: list[ReturnedPass] = []
+        self.small: list[TimelineMessage] = []  # messages that cost no model any time
         self.handled: list[SessionCall] = []
         self.marks: list[Mark] = []
         self.waits: list[Wait] = []
@@ -401,11 +401,11 @@ class Tracer:
             key = lane, reply.number
             asked = self._flying.pop(key, None) or self._running.pop(key, None)
             if asked is not None:
-                self.flights.append(Flight(asked, at, reply.seconds, reply.forwards))
+                self.flights.append(ReturnedPass(asked, at, reply.seconds, reply.forwards))
                 if reply.more:
                     self._running[key] = replace(asked, at=at)
         elif isinstance(reply, RowFetched | PromptScored):
-            self.small.append(Message(track, at, at, False, name_of(reply), self._epoch))
+            self.small.append(TimelineMessage(track, at, at, False, name_of(reply), self._epoch))
         elif lane in self._latest:
             known = self._latest[lane]
             late = reply.epoch != known.epoch
@@ -438,28 +438,30 @@ def _with_tokens(passes: list[Work], tracer: Tracer) -> list[Work]:
     return [replace(work, tokens=count) for work, count in zip(passes, tokens, strict=True)]
 
 
-def outward(asked: Iterable[SentRequest], flights: Iterable[Flight], ways: Mapping[Track, float]) -> Iterable[Message]:
+def outward(
+    asked: Iterable[SentRequest], flights: Iterable[ReturnedPass], ways: Mapping[Track, float]
+) -> Iterable[TimelineMessage]:
     """Messages to services; the way of a pass is 0 until it has returned."""
     of_passes = {id(flight.asked): _way_of_pass(flight) for flight in flights}
     for one in asked:
         way = of_passes.get(id(one), 0.0) if isinstance(one.request, Pass) else ways.get(one.track, 0.0)
-        yield Message(one.track, one.at, one.at + way, True, name_of(one.request), one.epoch)
+        yield TimelineMessage(one.track, one.at, one.at + way, True, name_of(one.request), one.epoch)
 
 
-def inward(tracer: Tracer, ways: Mapping[Track, float]) -> Iterable[Message]:
+def inward(tracer: Tracer, ways: Mapping[Track, float]) -> Iterable[TimelineMessage]:
     """Replies of services, but for those that took their models no time."""
     for flight in tracer.flights:
         asked = flight.asked
         assert isinstance(asked.request, Pass)
         text = f"rows of pass {asked.request.number}"
-        yield Message(asked.track, flight.at - _way_of_pass(flight), flight.at, False, text, asked.epoch)
+        yield TimelineMessage(asked.track, flight.at - _way_of_pass(flight), flight.at, False, text, asked.epoch)
     for track, answers in tracer.answers.items():
         for answer in answers:
             text = name_of(answer.reply)
-            yield Message(track, answer.at - ways[track], answer.at, False, text, answer.asked.epoch)
+            yield TimelineMessage(track, answer.at - ways[track], answer.at, False, text, answer.asked.epoch)
 
 
-def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) -> Figures:
+def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) -> SessionFigures:
     sent = [asked.at for asked in tracer.asked if isinstance(asked.request, Pass)]
     begin = sent[0] if sent else 0.0
     emitting = [handled for handled in tracer.handled if handled.tokens]
@@ -467,7 +469,7 @@ def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) ->
     whole = seconds * max(1, tracer.used[ServiceRole.TARGET]) or 1.0
     flying = sum(_covered([(one.asked.at, one.at) for one in flights]) for flights in _by_track(tracer.flights))
     happened = [mark.what for mark in tracer.marks]
-    return Figures(
+    return SessionFigures(
         seconds=seconds,
         tokens=sum(len(handled.tokens) for handled in emitting),
         passes=len(sent) + _further(tracer),
@@ -489,7 +491,7 @@ def _further(tracer: Tracer) -> int:
     return sum(flight.forwards - (id(flight.asked) in asked) for flight in tracer.flights)
 
 
-def _by_track(flights: Sequence[Flight]) -> list[list[Flight]]:
+def _by_track(flights: Sequence[ReturnedPass]) -> list[list[ReturnedPass]]:
     tracks = {flight.asked.track for flight in flights}
     return [[flight for flight in flights if flight.asked.track == track] for track in tracks]
 

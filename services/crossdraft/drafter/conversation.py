@@ -27,7 +27,7 @@ UNREAD_SCORES = 16  # scores that wait for the client to read them
 MOST_WAITING = 64  # requests behind a score
 
 
-class Epoch:
+class DraftProgress:
     """One draft: what was asked for, and how far it has come.
 
     The event loop and the thread that drafts share it without a lock: each attribute is written by one of them.
@@ -68,7 +68,7 @@ class Epochs:
     then."""
 
     def __init__(self) -> None:
-        self._latest: Epoch | None = None
+        self._latest: DraftProgress | None = None
         self._read = 0  # draft tokens of the latest epoch that the client has read
 
     @property
@@ -76,17 +76,17 @@ class Epochs:
         """Of the latest epoch; -1 before the first."""
         return self._latest.number if self._latest is not None else -1
 
-    def begin(self, request: Draft) -> Epoch:
+    def begin(self, request: Draft) -> DraftProgress:
         """A new epoch; the one before is over."""
         if request.epoch < self.number:
             raise ProtocolBroken(f"epoch {request.epoch} is over; the latest is {self.number}")
         if request.epoch == self.number:
             raise ProtocolBroken(f"epoch {request.epoch} has begun already; an Advance asks for more of it")
         self.close()
-        self._latest, self._read = Epoch(request), 0
+        self._latest, self._read = DraftProgress(request), 0
         return self._latest
 
-    def advance(self, request: Advance) -> Epoch | None:
+    def advance(self, request: Advance) -> DraftProgress | None:
         """The epoch of which more is wanted now.
 
         None if that epoch is over (its end and the request have crossed), or if the client must first read what was
@@ -105,14 +105,14 @@ class Epochs:
         self._latest.asked = request.count
         return self._latest if self._latest.allow(self._read) else None
 
-    def read(self, reply: Drafted) -> Epoch | None:
+    def read(self, reply: Drafted) -> DraftProgress | None:
         """The client has read a reply; the epoch of which more is wanted now, if there is one."""
         if self._latest is None or reply.epoch != self.number:
             return None
         self._read = reply.first + len(reply.draft_tokens)
         return self._latest if self._latest.allow(self._read) else None
 
-    def scored(self, request: Score) -> Epoch:
+    def scored(self, request: Score) -> DraftProgress:
         if self._latest is not None and request.epoch != self.number:
             raise ProtocolBroken(f"epoch {request.epoch} cannot be scored; the latest is {self.number}")
         if self._latest is None or request.offset != self._latest.start:
@@ -136,7 +136,7 @@ class ReplyBuffer:
     tokens are sent. So a branch never arrives before the draft token that it replaces.
     """
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, epoch: DraftProgress) -> None:
         self._epoch = epoch
         self._draft_tokens: list[DraftToken] = []
         self._branches: list[Branch] = []
@@ -201,11 +201,11 @@ class ReplyBuffer:
 class Drafter(Protocol):
     """What drafts in one session. Its methods raise ServiceError where an epoch is not possible, and never wait."""
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: DraftProgress) -> None:
         """A new epoch says what the text is; called once for each, in order, also for one that is soon over."""
         ...
 
-    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         """Sends draft tokens until no more are wanted; called again when more are.
 
         Cancelled when a newer epoch begins, perhaps before it has done anything. That one may be drafted at once: what
@@ -213,7 +213,7 @@ class Drafter(Protocol):
         """
         ...
 
-    async def score(self, epoch: Epoch, request: Score) -> Scored:
+    async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         """Scores of the epoch's draft."""
         ...
 
@@ -223,7 +223,7 @@ class Drafter(Protocol):
 
 
 class Conversation:
-    """One session's requests and replies: a `Session` of `rpc.handlers`.
+    """One session's requests and replies: a `SessionHandler` of `rpc.handlers`.
 
     No reply of an epoch leaves after the request that begins the next one was taken.
 
@@ -299,7 +299,7 @@ class Conversation:
             if self._drafting is not None:
                 self._drafting.cancel()
 
-    async def _score(self, epoch: Epoch, request: Score) -> None:
+    async def _score(self, epoch: DraftProgress, request: Score) -> None:
         while self._drafting is not None and not self._drafting.done():  # what was asked for since is drafted as well
             await asyncio.wait((self._drafting,))
         self._replies.send(await self._drafter.score(epoch, request))
@@ -318,11 +318,11 @@ class Conversation:
         if error is not None:
             self._replies.fail(error)
 
-    def _go_on(self, epoch: Epoch | None) -> None:
+    def _go_on(self, epoch: DraftProgress | None) -> None:
         if epoch is not None and (self._drafting is None or self._drafting.done()):
             self._draft(epoch)
 
-    def _draft(self, epoch: Epoch) -> None:
+    def _draft(self, epoch: DraftProgress) -> None:
         def send(reply: Drafted) -> None:
             if not (epoch.over or self._closed):
                 self._replies.send(reply)

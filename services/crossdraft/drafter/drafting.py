@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
-from crossdraft.drafter.conversation import Epoch, ReplyBuffer
+from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
 from crossdraft.drafter.sampling import Draw, DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
@@ -230,7 +230,9 @@ class Drafting:
         scoring: gets the distributions of the draft.
     """
 
-    def __init__(self, state: SessionState, epoch: Epoch, shape: BranchShape, draws: Draws, scoring: Scoring) -> None:
+    def __init__(
+        self, state: SessionState, epoch: DraftProgress, shape: BranchShape, draws: Draws, scoring: Scoring
+    ) -> None:
         self._state = state
         self._epoch = epoch
         self._shape = shape

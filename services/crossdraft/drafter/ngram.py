@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
+from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server
@@ -29,7 +29,7 @@ UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
 
 
 @dataclass(frozen=True)
-class Lengths:
+class MatchLengths:
     """How many letters must match. A token of usual vocabularies has about four.
 
     Raises:
@@ -44,7 +44,7 @@ class Lengths:
             raise ValueError(f"--min-ngram must be between 1 and --max-ngram, got {self.shortest} and {self.longest}")
 
 
-def continuation(text: Letters, count: int, lengths: Lengths) -> Letters:
+def continuation(text: Letters, count: int, lengths: MatchLengths) -> Letters:
     """At most `count` letters that followed the longest match of the text's end, and the newest of several.
 
     A match that overlaps the text's end is copied again and again: what follows it is what is being copied. Control
@@ -63,7 +63,7 @@ def plain_beginning(letters: Letters) -> Letters:
     return Letters(letters[:end])
 
 
-def _found(text: Letters, lengths: Lengths) -> int | None:
+def _found(text: Letters, lengths: MatchLengths) -> int | None:
     """Where the letters after the match begin. If n letters match, so do fewer: the longest is found by bisection."""
     ending = Letters(text[-lengths.longest :][::-1])
     least, most = lengths.shortest, len(plain_beginning(ending))
@@ -85,7 +85,7 @@ def _found(text: Letters, lengths: Lengths) -> int | None:
 class ServeNgram:
     """An n-gram drafter service: how it matches, and where it listens."""
 
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: MatchLengths = field(default_factory=MatchLengths)
     listening: Listening = field(default_factory=Listening)
     pace: "Pace | None" = None  # emulated time of each draft, all of whose bytes are one step; None: no delay
 
@@ -104,7 +104,7 @@ class NgramSession:
     def close(self) -> None:
         """It holds nothing but the text."""
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: DraftProgress) -> None:
         request, written = epoch.request, len(self._text) - self._origin
         if request.offset > written:
             raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
@@ -113,11 +113,11 @@ class NgramSession:
         self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
         self._replies = ReplyBuffer(epoch)
 
-    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         """As in `conversation.Drafter`. Copying takes no time: all that is wanted is there at once."""
         return asyncio.ensure_future(self._draft(epoch, send))
 
-    async def _draft(self, epoch: Epoch, send: Send) -> None:
+    async def _draft(self, epoch: DraftProgress, send: Send) -> None:
         self._replies.resume()
         missing = epoch.count - self._replies.made
         if self._options.pace is not None:
@@ -133,7 +133,7 @@ class NgramSession:
         if len(ids) < missing:
             send(self._replies.last("no earlier text goes on from here that far"))
 
-    async def score(self, epoch: Epoch, request: Score) -> Scored:
+    async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         """As in `conversation.Drafter`: what is copied is certain."""
         drafted = self._text[self._origin + epoch.start :][: request.tokens]
         certain = [float(drafted.startswith(string)) for string in request.strings]

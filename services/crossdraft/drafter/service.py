@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from crossdraft.drafter.context import Context, NoRoomError
-from crossdraft.drafter.conversation import Conversation, Epoch, Reply, Request, Send
+from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, Request, Send
 from crossdraft.drafter.drafting import BranchShape, Drafting, FinishedBranches, SessionState
 from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
 from crossdraft.drafter.scoring import Scoring, VocabularyIndex
@@ -113,16 +113,16 @@ class DrafterSession:
             branches=FinishedBranches(),
         )
         self._random = RandomDraws(np.random.default_rng())  # seeded by the operating system
-        self._pending: deque[Epoch] = deque()  # whose text is not the context's yet
-        self._latest: tuple[Epoch, Drafting, Scoring] | None = None
+        self._pending: deque[DraftProgress] = deque()  # whose text is not the context's yet
+        self._latest: tuple[DraftProgress, Drafting, Scoring] | None = None
 
     def close(self) -> None:
         self._thread.close_session(self)
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: DraftProgress) -> None:
         self._pending.append(epoch)
 
-    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         """As in `conversation.Drafter`.
 
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
@@ -131,7 +131,7 @@ class DrafterSession:
         asked = time.perf_counter()
         return thread.submit(self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply))))
 
-    async def score(self, epoch: Epoch, request: Score) -> Scored:
+    async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         if self._state.source.whose is Whose.TARGET:
             raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
         if self._latest is None or self._latest[0] is not epoch:
@@ -139,7 +139,7 @@ class DrafterSession:
         scoring = self._latest[2]
         return Scored(request.epoch, *await scoring.probabilities(request.strings, request.tokens))
 
-    def _job(self, epoch: Epoch, asked: float, send: Send) -> Job[None]:
+    def _job(self, epoch: DraftProgress, asked: float, send: Send) -> Job[None]:
         """Runs in the model thread; it was asked for at this time."""
         # Each epoch's text is a change of the text of the one before, also where that one was over before its job came.
         while self._pending and self._pending[0].number <= epoch.number:
@@ -153,7 +153,7 @@ class DrafterSession:
         if self._latest is not None and self._latest[0] is epoch:
             yield from self._latest[1].run(send, asked)
 
-    def _begin(self, epoch: Epoch) -> tuple[Drafting, Scoring]:
+    def _begin(self, epoch: DraftProgress) -> tuple[Drafting, Scoring]:
         """Brings the text to where a new epoch begins. Raises NoRoomError, NotExpressible and ProtocolBroken."""
         request, state, shape = epoch.request, self._state, self._shape(epoch.request)
         adopted = state.branches.adopt(request, state.context)

@@ -85,7 +85,7 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
     return staged(numbers, device).to(device, non_blocking=device.type == "cuda")
 
 
-class Span:
+class DeviceTimer:
     """Measures from now until the device has finished what it was given before `end` is called.
 
     CUDA works asynchronously: events note both moments on the device, and reading `ended` waits for the second one.

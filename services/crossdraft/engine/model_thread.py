@@ -21,11 +21,11 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from crossdraft.engine.device import Span
+from crossdraft.engine.device import DeviceTimer
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
 from crossdraft.engine.sampler import BatchKey, PathRequest, PathResult, SamplerRequest, batched
-from crossdraft.engine.scheduler import Admission, Pause, Ready, Scheduler, Step
+from crossdraft.engine.scheduler import Admission, Pause, ReadyRequest, ScheduledStep, Scheduler
 
 T = TypeVar("T")
 Job = Generator[ForwardRequest | SamplerRequest[Any] | PathRequest, Any, T]
@@ -45,7 +45,7 @@ class ForwardResult:
     logits: Tensor  # (rows, V)
     queued: float  # seconds from the request to its first step
     began: float  # when its first step did
-    span: Span  # of its last step
+    span: DeviceTimer  # of its last step
     sessions: int  # that shared its last step, itself included
     tokens: int  # that this step computed, for all of them
 
@@ -55,7 +55,7 @@ class ForwardResult:
         return self.span.ended - self.began
 
 
-class Outbox:
+class LoopCalls:
     """Calls that event loops are to make, handed over together: waking a loop costs more than most calls."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class PathUnderWay:
 class RunningJob(Generic[T]):
     """A job, what it waits for, and where its result goes. Times are seconds of the thread's clock."""
 
-    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: Outbox) -> None:
+    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: LoopCalls) -> None:
         self.request: ForwardRequest
         self.asked = submitted  # when it asked for its forward
         self.began: float | None = None  # the first step of its request, if there was one
@@ -218,7 +218,7 @@ class ModelThread:
         self._clock = clock
         self._scheduler = Scheduler(engine.chunk)
         self._admission = Admission(engine.admits, engine.close)
-        self._outbox = Outbox()
+        self._outbox = LoopCalls()
         self._live: list[RunningJob[Any]] = []
         self._arrivals: SimpleQueue[RunningJob[Any] | None] = SimpleQueue()  # None: no more will come
         self._closing = threading.Lock()
@@ -330,17 +330,17 @@ class ModelThread:
         self._live.sort(key=attrgetter("asked"))
         return self._admission.admitted(self._live, self._scheduler.returns.expected(now), now)
 
-    def _ready(self, job: RunningJob[Any]) -> Ready:
+    def _ready(self, job: RunningJob[Any]) -> ReadyRequest:
         request = job.request
         tokens = self.engine.remaining(request)
         end = min(tokens, 1 + len(request.tree.tokens))
-        return Ready(request.session, job.asked, tokens, end, job.began is not None)
+        return ReadyRequest(request.session, job.asked, tokens, end, job.began is not None)
 
-    def _step(self, admitted: "list[RunningJob[Any]]", step: Step) -> None:
+    def _step(self, admitted: "list[RunningJob[Any]]", step: ScheduledStep) -> None:
         """Runs a step, and its jobs up to their next requests."""
         scheduled = sorted(step.tokens.items())  # the oldest first: slots are allocated in this order
         jobs = [admitted[index] for index, _ in scheduled]
-        span, computed = Span(self.engine.device, self._clock), self.engine.computed
+        span, computed = DeviceTimer(self.engine.device, self._clock), self.engine.computed
         self.steps += 1
         self.batches[len(jobs)] += 1
         found = self._forward(jobs, [ScheduledRequest(admitted[index].request, tokens) for index, tokens in scheduled])
@@ -382,7 +382,7 @@ class ModelThread:
         return found
 
     def _answer(
-        self, job: RunningJob[Any], logits: Tensor, span: Span, computed: int, sessions: int, now: float
+        self, job: RunningJob[Any], logits: Tensor, span: DeviceTimer, computed: int, sessions: int, now: float
     ) -> None:
         assert job.began is not None
         request, queued = job.request, job.began - job.asked

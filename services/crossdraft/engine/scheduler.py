@@ -31,7 +31,7 @@ LEAST = 4  # tokens of long requests that any step computes
 PATIENCE = 0.7  # of a step's time, in all
 
 
-class Ready(NamedTuple):
+class ReadyRequest(NamedTuple):
     """A request that is ready for a step."""
 
     session: Hashable
@@ -48,7 +48,7 @@ class Ready(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduledStep:
     """A step to be run now."""
 
     tokens: dict[int, int]  # by index of the request: how many of its tokens may be computed
@@ -79,7 +79,7 @@ class Scheduler:
         self.costs.observe(tokens, seconds)
         self._paused = None
 
-    def next(self, ready: Sequence[Ready], now: float) -> Step | Pause:
+    def next(self, ready: Sequence[ReadyRequest], now: float) -> ScheduledStep | Pause:
         """A step of at least one request, at most one of a session; or a pause."""
         if not ready:
             self._paused = None
@@ -94,7 +94,7 @@ class Scheduler:
         self._paused = began if wait else None
         return Pause(wait) if wait else step
 
-    def _step(self, ready: Sequence[Ready], expected: Sequence[float]) -> Step:
+    def _step(self, ready: Sequence[ReadyRequest], expected: Sequence[float]) -> ScheduledStep:
         """The short requests, the oldest first, then tokens of the long ones."""
         ordered = sorted(enumerate(ready), key=lambda one: one[1].since)
         long = [index for index, one in ordered if one.long]
@@ -107,9 +107,9 @@ class Scheduler:
             short[index] = tokens
             room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out of its step
         if not long:
-            return Step(short)
+            return ScheduledStep(short)
         allowed = self._prefill(short, len(long), expected)
-        return Step(short | divided({index: ready[index].tokens for index in long}, allowed))
+        return ScheduledStep(short | divided({index: ready[index].tokens for index in long}, allowed))
 
     def _prefill(self, short: dict[int, int], long: int, expected: Sequence[float]) -> int:
         """Tokens that all long requests together may have in the step of the short ones."""
@@ -279,14 +279,14 @@ LEAST_TURN = 0.5  # seconds that a session keeps its slots, from its first resul
 RECOMPUTING = 4  # ... and so many times as long as recomputing its text takes, which costs at most a fifth of the time
 
 
-class Waiting(Protocol):
+class PendingRequest(Protocol):
     """Something that waits for a request's result."""
 
     request: ForwardRequest
     asked: float  # when it was submitted, in seconds
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=PendingRequest)
 
 
 @dataclass
@@ -360,7 +360,9 @@ class Admission:
             return admitted
         return [one for one in admitted if self._admits(one.request)]
 
-    def _admit(self, one: Waiting, waiting: Collection[Hashable], expected: Collection[Hashable], now: float) -> bool:
+    def _admit(
+        self, one: PendingRequest, waiting: Collection[Hashable], expected: Collection[Hashable], now: float
+    ) -> bool:
         """Whether it has slots, after preempting those that must give way."""
         while not self._admits(one.request):
             victim = self._victim(one, {*waiting, *expected}, now)
@@ -369,12 +371,12 @@ class Admission:
             self._preempt(victim)
         return True
 
-    def _force(self, one: Waiting) -> None:
+    def _force(self, one: PendingRequest) -> None:
         """Nobody else can go on: preempts those whose turns end first."""
         while not self._admits(one.request) and (others := self._others(one)):
             self._preempt(min(others, key=lambda session: others[session].until))
 
-    def _victim(self, one: Waiting, busy: Collection[Hashable], now: float) -> Hashable | None:
+    def _victim(self, one: PendingRequest, busy: Collection[Hashable], now: float) -> Hashable | None:
         """Which session is preempted now; None: none yet."""
         others = self._others(one)
         idle = [session for session in others if session not in busy]
@@ -383,7 +385,7 @@ class Admission:
         first = min(others, key=lambda session: others[session].until, default=None)
         return first if first is not None and now >= max(one.asked + WAIT, others[first].until) else None
 
-    def _others(self, one: Waiting) -> dict[Hashable, _InUse]:
+    def _others(self, one: PendingRequest) -> dict[Hashable, _InUse]:
         return {session: known for session, known in self._sessions.items() if session != one.request.session}
 
     def _preempt(self, session: Hashable) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
-from crossdraft.rpc.frames import Role
+from crossdraft.rpc.frames import RoleCodec
 from crossdraft.rpc.links import Link, LinkSession, Listener
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 from crossdraft.rpc.transport import MessageLimit, ServiceChannel
@@ -51,7 +51,7 @@ class _Client(Generic[Open]):
     _link: Link | None = field(default=None, init=False, repr=False)
     _links: WeakSet[Link] = field(default_factory=WeakSet, init=False, repr=False)  # all that still run
 
-    role: ClassVar[Role[Any, Any, Any]]
+    role: ClassVar[RoleCodec[Any, Any, Any]]
 
     def __post_init__(self) -> None:
         self._channel = ServiceChannel(self.address, self.limit, self.tls)

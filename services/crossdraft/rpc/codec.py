@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
+from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
 from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
@@ -47,7 +47,7 @@ NO_VALUES: Probabilities = np.empty(0)
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 FIRST_OF_SIDES = min(side.value for side in Side)
 Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
-ROLES = frozenset(role.value for role in Role)
+ROLES = frozenset(role.value for role in ControlRole)
 
 
 def check_max(count: int, most: int, name: str) -> None:
@@ -160,8 +160,8 @@ def decode_description(message: pb.Description) -> Description:
     for name, field in (("controls", message.controls), ("chat_template.tokens", message.chat_template.tokens)):
         check_max(len(field), MAX_LISTS, name)
     for control in message.controls:
-        if control.role not in Role.__members__:
-            raise BadMessage(f"controls has the role {control.role!r}; known are {', '.join(Role.__members__)}")
+        if control.role not in ControlRole.__members__:
+            raise BadMessage(f"controls has the role {control.role!r}; known are {', '.join(ControlRole.__members__)}")
     size = message.vocabulary_size
     stops = decode_id_tuple(message.stops, "stops", size, MAX_STOPS)
     controls = decode_id_tuple([control.id for control in message.controls], "controls", size)

@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, Role, Shares, check_frame
+from crossdraft.rpc.frames import Begin, Close, Ended, RoleCodec, Shares, check_frame
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -149,7 +149,7 @@ def _decode_reply(message: pb.DraftReply, rows: Sequence[Row], vocabulary_size: 
             raise BadMessage("a DraftReply must be one of opened, drafted, scored and ended")
 
 
-ROLE: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
+ROLE: RoleCodec[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = RoleCodec(
     name="drafter",
     other="target",
     service="crossdraft.v1.Drafter",

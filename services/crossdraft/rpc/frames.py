@@ -68,7 +68,7 @@ class FrameCodec(Generic[Sent, Received]):
 
 
 @dataclass(frozen=True)
-class Role(Generic[Open, Ask, Answer]):
+class RoleCodec(Generic[Open, Ask, Answer]):
     """One of the two services of the protos, and how its frames are written and read."""
 
     name: str

@@ -18,7 +18,7 @@ import grpc
 
 from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
 from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, Unreachable, name_of, to_status
-from crossdraft.rpc.frames import Answer, Ask, Begin, Close, Ended, Open, Role
+from crossdraft.rpc.frames import Answer, Ask, Begin, Close, Ended, Open, RoleCodec
 from crossdraft.rpc.links import Inbox, Join, Outbox
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
@@ -57,7 +57,7 @@ class Replies(Protocol[Answer]):
         """Ends the session; a ServiceError is what the client is told, any other error is a fault of the service."""
 
 
-class Session(Protocol[Ask_contra, Answer_contra]):
+class SessionHandler(Protocol[Ask_contra, Answer_contra]):
     """What a service keeps for one session of a link. Its methods are called in the event loop, and never wait."""
 
     def receive(self, request: Ask_contra, /) -> None:
@@ -78,7 +78,7 @@ class Service(Protocol[Open_contra, Ask_contra, Answer]):
         """What it says of its model."""
         ...
 
-    async def open(self, request: Open_contra, replies: Replies[Answer], /) -> Session[Ask_contra, Answer]:
+    async def open(self, request: Open_contra, replies: Replies[Answer], /) -> SessionHandler[Ask_contra, Answer]:
         """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
         ...
 
@@ -245,7 +245,7 @@ class Handlers(Generic[Open, Ask, Answer]):
 
     def __init__(
         self,
-        role: Role[Open, Ask, Answer],
+        role: RoleCodec[Open, Ask, Answer],
         service: Service[Open, Ask, Answer],
         limits: SessionLimits,
         limit: MessageLimit,
@@ -431,7 +431,7 @@ class ServerSession:
         self._link = link
         self._number = number
         self._clock = asyncio.get_running_loop().time
-        self._session: Session[Any, Any] | None = None
+        self._session: SessionHandler[Any, Any] | None = None
         self._early: list[Any] = []  # requests that came before it was open
         self._opening: asyncio.Task[None] | None = None
         self._over = False

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.event_loop import LoopLag
-from crossdraft.rpc.frames import Answer, Ask, Open, Role
+from crossdraft.rpc.frames import Answer, Ask, Open, RoleCodec
 from crossdraft.rpc.handlers import Activity, Handlers, Service, SessionLimits
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
@@ -150,7 +150,7 @@ class Server(Generic[Open, Ask, Answer]):
 
     def __init__(
         self,
-        role: Role[Open, Ask, Answer],
+        role: RoleCodec[Open, Ask, Answer],
         service: Service[Open, Ask, Answer],
         listening: Listening,
         marks: Mapping[str, str | float] = MappingProxyType({}),  # further fields of the ready line

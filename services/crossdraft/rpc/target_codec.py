@@ -6,7 +6,7 @@ from typing import assert_never
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, Role, Shares, check_frame
+from crossdraft.rpc.frames import Begin, Close, Ended, RoleCodec, Shares, check_frame
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -155,7 +155,7 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
             raise BadMessage("a VerifyReply must be one of opened, done, fetched, scored and ended")
 
 
-ROLE: Role[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = Role(
+ROLE: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = RoleCodec(
     name="target",
     other="drafter",
     service="crossdraft.v1.Target",

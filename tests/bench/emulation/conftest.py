@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from crossdraft.bench.emulation import Link, NotAllowed, hosts, relays
+from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts, relays
 
 HANGS = 120.0  # seconds after which something never comes, however busy the machine is
 ECHO = """
@@ -34,7 +34,7 @@ asyncio.run(main())
 class Echo:
     """A connection to the echo service through the link."""
 
-    link: Link
+    link: EmulatedHost
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
@@ -65,11 +65,11 @@ class Echo:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[hosts, relays], ids=["hosts", "relays"])
 async def echo(request: pytest.FixtureRequest) -> AsyncIterator[Echo]:
-    made: Callable[..., AbstractAsyncContextManager[dict[str, Link]]] = request.param
+    made: Callable[..., AbstractAsyncContextManager[dict[str, EmulatedHost]]] = request.param
     network = made(["far"])
     try:
         links = await network.__aenter__()
-    except NotAllowed as error:
+    except NoEmulationError as error:
         pytest.skip(str(error))
     link = links["far"]
     command = (*link.place.prefix, sys.executable, "-c", ECHO, link.place.listen)

@@ -6,8 +6,8 @@ import pytest
 
 from crossdraft.bench.emulation import relays
 from crossdraft.bench.emulation.network import (
-    Lane,
-    Place,
+    DelayLine,
+    HostNamespace,
     Shape,
     Through,
     read_order,
@@ -72,7 +72,7 @@ async def test_each_relayed_host_has_a_link_of_its_own_and_a_service_that_is_not
 
 
 def test_what_enters_later_never_leaves_earlier() -> None:
-    lane = Lane()
+    lane = DelayLine()
     assert lane.due(1.0, 20) == pytest.approx(1.02)
     assert lane.due(1.001, 0) == pytest.approx(1.02)  # the delay was taken away
     assert lane.due(1.5, 0) == 1.5
@@ -89,5 +89,5 @@ def test_orders_and_places_are_read_as_they_were_written() -> None:
         line = write_order(order)
         assert line.endswith(b"\n")
         assert read_order(line) == order
-    places = {"far": Place(("nsenter", "--net=/x"), "198.18.0.2"), "near": Place((), "127.0.0.1")}
+    places = {"far": HostNamespace(("nsenter", "--net=/x"), "198.18.0.2"), "near": HostNamespace((), "127.0.0.1")}
     assert read_places(write_places(places)) == places

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from crossdraft.bench.emulation.network import Link, NotAllowed, hosts
+from crossdraft.bench.emulation.network import EmulatedHost, NoEmulationError, hosts
 
 NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "setpriv", "unshare", "mount", "ip")  # commands
 WHERE = (*os.get_exec_path(), "/usr/sbin", "/sbin")
@@ -109,7 +109,7 @@ class Machine:
     """A running machine."""
 
     name: str
-    link: Link
+    link: EmulatedHost
     home: Path  # of root
     key: Path  # lets root in
     first: int  # process id of its sshd, as seen from here
@@ -163,7 +163,7 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
     """
     missing = [name for name in NEEDED if shutil.which(name, path=os.pathsep.join(WHERE)) is None]
     if missing:
-        raise NotAllowed(f"there is no {', no '.join(missing)}")
+        raise NoEmulationError(f"there is no {', no '.join(missing)}")
     async with AsyncExitStack() as stack:
         links = await stack.enter_async_context(hosts(names))
         key = await _key(folder / "key")
@@ -176,7 +176,7 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
         yield booted
 
 
-async def _booted(files: MachineFiles, link: Link, key: Path, stack: AsyncExitStack) -> Machine:
+async def _booted(files: MachineFiles, link: EmulatedHost, key: Path, stack: AsyncExitStack) -> Machine:
     files.furnish(key)
     module = (sys.executable, __file__, files.name, str(files.folder))
     with files.log.open("wb") as log:
@@ -201,11 +201,11 @@ async def _first(outer: asyncio.subprocess.Process, files: MachineFiles) -> int:
         if found:
             return int(found[0])
         await asyncio.sleep(0.01)
-    raise NotAllowed(f"machine {files.name} does not start: {_last_words(files.log)}")
+    raise NoEmulationError(f"machine {files.name} does not start: {_last_words(files.log)}")
 
 
 async def _answers(machine: Machine) -> None:
-    """Returns once a command can be run there. Raises NotAllowed."""
+    """Returns once a command can be run there. Raises NoEmulationError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + BOOT_SECONDS
     said = b""
@@ -218,7 +218,7 @@ async def _answers(machine: Machine) -> None:
             return
         await asyncio.sleep(0.1)
     log = _last_words(machine.home.parent / "log")
-    raise NotAllowed(f"machine {machine.name} does not let in: {said.decode(errors='replace').strip()} {log}")
+    raise NoEmulationError(f"machine {machine.name} does not let in: {said.decode(errors='replace').strip()} {log}")
 
 
 async def _off(outer: asyncio.subprocess.Process) -> None:
@@ -231,7 +231,7 @@ async def _off(outer: asyncio.subprocess.Process) -> None:
 async def _key(path: Path) -> Path:
     process = await asyncio.create_subprocess_exec("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path))
     if await process.wait():
-        raise NotAllowed(f"no key can be made at {path}")
+        raise NoEmulationError(f"no key can be made at {path}")
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.emulation import NotAllowed
+from crossdraft.bench.emulation import NoEmulationError
 from tests.bench.emulation.conftest import HANGS
 from tests.cluster.machines.machines import Machine, machines
 
@@ -19,7 +19,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Mapping[str, Machine]]:
     made = machines(["left", "right"], tmp_path)
     try:
         found = await made.__aenter__()
-    except NotAllowed as error:
+    except NoEmulationError as error:
         pytest.skip(str(error))
     try:
         yield found

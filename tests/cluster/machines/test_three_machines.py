@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from crossdraft.bench.emulation import NotAllowed
+from crossdraft.bench.emulation import NoEmulationError
 from tests.cluster.machines.person import CONFIGURATION, FILE, Person, person
 from tests.cluster.machines.streams import REPEATS, Streams, client_of, faults_of, first_piece
 
@@ -25,7 +25,7 @@ async def somebody(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pe
     made = person(["head", "left", "right"], tmp_path_factory.mktemp("cluster"))
     try:
         found = await made.__aenter__()
-    except NotAllowed as error:
+    except NoEmulationError as error:
         pytest.skip(str(error))
     try:
         found.spare()

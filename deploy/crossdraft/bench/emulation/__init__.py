@@ -1,5 +1,5 @@
 """Emulated hosts and machines for tests and benchmarks, with real network delays between them."""
 
-from crossdraft.bench.emulation.network import Link, NotAllowed, hosts, network, relays
+from crossdraft.bench.emulation.network import EmulatedHost, NoEmulationError, hosts, network, relays
 
-__all__ = ["Link", "NotAllowed", "hosts", "network", "relays"]
+__all__ = ["EmulatedHost", "NoEmulationError", "hosts", "network", "relays"]

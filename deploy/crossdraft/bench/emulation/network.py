@@ -41,7 +41,7 @@ class Shape:
             raise ValueError(f"a delay must be between 0 and 60,000 ms, got {self.delay_ms}")
 
 
-class Lane:
+class DelayLine:
     """One direction of a link: when what enters may leave, in order."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ KINDS = {one.__name__: one for one in (Shape, Through)}
 
 
 @dataclass(frozen=True)
-class Place:
+class HostNamespace:
     """Where a host's commands run and listen."""
 
     prefix: tuple[str, ...]  # put before a command
@@ -85,15 +85,15 @@ def read_order(line: bytes) -> Order:
     return order
 
 
-def write_places(places: dict[str, Place]) -> bytes:
+def write_places(places: dict[str, HostNamespace]) -> bytes:
     """The first line of a process that carries traffic."""
     return json.dumps({name: asdict(place) for name, place in places.items()}).encode() + b"\n"
 
 
-def read_places(line: bytes) -> dict[str, Place]:
+def read_places(line: bytes) -> dict[str, HostNamespace]:
     """The inverse of `write_places`."""
     found: dict[str, Any] = json.loads(line)
-    return {name: Place(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
+    return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
 
 
 def say(line: bytes) -> None:
@@ -111,7 +111,7 @@ def run_in_real_time() -> None:
 # The hosts and their links.
 
 
-class NotAllowed(RuntimeError):  # noqa: N818 - it says what happened
+class NoEmulationError(RuntimeError):
     """This machine allows no such hosts; the text says why."""
 
 
@@ -123,21 +123,21 @@ class Carrier:
     busy: asyncio.Lock
 
     async def tell(self, order: Order) -> str:
-        """Its answer, which comes when the order has taken effect. Raises NotAllowed if the process has ended."""
+        """Its answer, which comes when the order has taken effect. Raises NoEmulationError if the process has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         async with self.busy:
             self.process.stdin.write(write_order(order))
             answer = await self.process.stdout.readline()
         if not answer:
-            raise NotAllowed("the process that carries the traffic has ended")
+            raise NoEmulationError("the process that carries the traffic has ended")
         return answer.decode().strip()
 
 
-class Link:
+class EmulatedHost:
     """The way to one host, and the host itself."""
 
-    def __init__(self, name: str, place: Place, carrier: Carrier) -> None:
+    def __init__(self, name: str, place: HostNamespace, carrier: Carrier) -> None:
         self.name = name
         self.place = place
         self._carrier = carrier
@@ -165,7 +165,7 @@ class Link:
 
 
 @asynccontextmanager
-async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, Link]]:
+async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     """Network namespaces joined by a switch, for the time of the block.
 
     Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`.
@@ -174,31 +174,31 @@ async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, Link]]:
         NotAllowed: they need root and /dev/net/tun, and nsenter to enter them.
     """
     if shutil.which("nsenter") is None:
-        raise NotAllowed("there is no nsenter (util-linux)")
+        raise NoEmulationError("there is no nsenter (util-linux)")
     async with _carried(SWITCH, names) as links:
         yield links
 
 
 @asynccontextmanager
-async def relays(names: Sequence[str]) -> AsyncIterator[Mapping[str, Link]]:
+async def relays(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     """The same over loopback: each service is reached through a relay that keeps its bytes for a while."""
     async with _carried(RELAY, names) as links:
         yield links
 
 
 @asynccontextmanager
-async def network(names: Sequence[str]) -> AsyncIterator[Mapping[str, Link]]:
+async def network(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     """Namespaces where they are allowed, else relays."""
     async with AsyncExitStack() as stack:
         try:
             links = await stack.enter_async_context(hosts(names))
-        except NotAllowed:
+        except NoEmulationError:
             links = await stack.enter_async_context(relays(names))
         yield links
 
 
 @asynccontextmanager
-async def _carried(module: str, names: Sequence[str]) -> AsyncIterator[Mapping[str, Link]]:
+async def _carried(module: str, names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     pipe = asyncio.subprocess.PIPE
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -207,12 +207,12 @@ async def _carried(module: str, names: Sequence[str]) -> AsyncIterator[Mapping[s
         try:
             places = await _places(process, log)
             carrier = Carrier(process, asyncio.Lock())
-            yield {name: Link(name, place, carrier) for name, place in places.items()}
+            yield {name: EmulatedHost(name, place, carrier) for name, place in places.items()}
         finally:
             await asyncio.shield(_end(process))
 
 
-async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mapping[str, Place]:
+async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mapping[str, HostNamespace]:
     assert process.stdout is not None
     with suppress(TimeoutError):
         line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
@@ -220,8 +220,8 @@ async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mappin
             return read_places(line)
         log.seek(0)
         words = log.read().decode("utf-8", "replace").strip().splitlines()
-        raise NotAllowed(words[-1] if words else "it said nothing")
-    raise NotAllowed(f"the network is not ready after {READY_SECONDS:.0f} s")
+        raise NoEmulationError(words[-1] if words else "it said nothing")
+    raise NoEmulationError(f"the network is not ready after {READY_SECONDS:.0f} s")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

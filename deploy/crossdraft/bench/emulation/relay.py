@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from crossdraft.bench.emulation.network import (
-    Lane,
-    Place,
+    DelayLine,
+    HostNamespace,
     Shape,
     Through,
     read_order,
@@ -81,7 +81,7 @@ class Direction:
 
     def __init__(self, link: Relayed) -> None:
         self._link = link
-        self._lane = Lane()
+        self._lane = DelayLine()
         self._pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,7 +122,7 @@ async def _serve(names: Sequence[str]) -> None:
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    say(write_places(dict.fromkeys(names, Place((), LOOPBACK))))
+    say(write_places(dict.fromkeys(names, HostNamespace((), LOOPBACK))))
     while line := await orders.readline():
         answer = ""
         match read_order(line):

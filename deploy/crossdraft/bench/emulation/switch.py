@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crossdraft.bench.emulation.network import (
-    Lane,
-    Place,
+    DelayLine,
+    HostNamespace,
     Shape,
     Through,
     read_order,
@@ -59,7 +59,7 @@ class Port:
     fd: int  # packets that the namespace sends are read here, and those for it written
     address: str  # IPv4
     namespace: int | None  # a file descriptor of the namespace it is in; None: this process's own
-    lanes: dict[int, Lane] = field(default_factory=dict)  # by the device that a packet leaves by
+    lanes: dict[int, DelayLine] = field(default_factory=dict)  # by the device that a packet leaves by
 
 
 def far_port(name: str, device: str, address: str) -> Port:
@@ -167,7 +167,7 @@ class Switch:
         if self._cut(port, peer):
             return
         delay = self._shapes[port.name].delay_ms + self._shapes[peer.name].delay_ms
-        due = port.lanes.setdefault(peer.fd, Lane()).due(time.monotonic(), delay)
+        due = port.lanes.setdefault(peer.fd, DelayLine()).due(time.monotonic(), delay)
         self._entered += 1
         heapq.heappush(self._waiting, (due, self._entered, peer.fd, packet))
 
@@ -200,7 +200,7 @@ def main(names: Sequence[str]) -> None:
     places = {}
     for port in ports[1:]:
         file = f"/proc/{os.getpid()}/fd/{port.namespace}"
-        places[port.name] = Place(("nsenter", f"--net={file}", "--"), port.address)
+        places[port.name] = HostNamespace(("nsenter", f"--net={file}", "--"), port.address)
     say(write_places(places))
     Switch(ports).run()
 

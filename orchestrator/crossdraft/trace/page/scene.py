@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.timeline import Mark, MarkKind, Message, ServiceRole, SessionCall, Task, Timeline, Track, Work
+from crossdraft.trace.timeline import (
+    Mark,
+    MarkKind,
+    ServiceRole,
+    SessionCall,
+    Task,
+    Timeline,
+    TimelineMessage,
+    Track,
+    Work,
+)
 from crossdraft.types.statistics import Kind
 
 EPOCH_STYLES = 6  # colours, used in turn
@@ -19,7 +29,7 @@ MARKS = {MarkKind.REFUSED: "✕", MarkKind.HIT: "◆", MarkKind.STALLED: "■", 
 
 
 @dataclass(frozen=True)
-class Lane:
+class Band:
     """A band across the picture."""
 
     name: str
@@ -76,7 +86,7 @@ Shape = Box | Line | Stamp
 class Scene:
     """All of it; later shapes cover earlier ones."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Band, ...]
     shapes: tuple[Shape, ...]
     height: float
     end: float  # seconds
@@ -89,8 +99,8 @@ def scene_of(timeline: Timeline) -> Scene:
 class _Stage:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._lanes: list[Lane] = []
-        self._of_track: dict[Track, Lane] = {}
+        self._lanes: list[Band] = []
+        self._of_track: dict[Track, Band] = {}
         self._epochs = self._lane("epoch", EPOCHS)
         self._services(ServiceRole.DRAFTER)
         self._above = (
@@ -115,8 +125,8 @@ class _Stage:
         )
         return Scene(tuple(self._lanes), shapes, self._lanes[-1].bottom, self._timeline.end)
 
-    def _lane(self, name: str, height: float) -> Lane:
-        lane = Lane(name, self._lanes[-1].bottom + GAP if self._lanes else 0.0, height)
+    def _lane(self, name: str, height: float) -> Band:
+        lane = Band(name, self._lanes[-1].bottom + GAP if self._lanes else 0.0, height)
         self._lanes.append(lane)
         return lane
 
@@ -133,7 +143,7 @@ class _Stage:
             yield Box(era.begin, era.end, lane.top, lane.height, epoch_style(era.epoch), title, str(era.epoch))
             yield Line(era.begin, lane.top, era.begin, self._lanes[-1].bottom, "border")
 
-    def _message(self, message: Message) -> Iterator[Shape]:
+    def _message(self, message: TimelineMessage) -> Iterator[Shape]:
         wire = self._below if message.track.role is ServiceRole.TARGET else self._above
         if wire is None:
             return
