@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from crossdraft.audit.checks import FAULT, NOT_CHECKED, OK, Plan, Result, audit, draw_of
-from crossdraft.audit.endpoint import CannotBeAudited, Pace, RequestRefused, reply_of
+from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace, RequestRefused, reply_of
 from tests.audit.toy import PROMPT, TOKENS, Toy
 
 PLAN = Plan(
@@ -171,11 +171,39 @@ async def test_a_busy_endpoint_is_asked_again_when_it_wants() -> None:
         (httpx.Response(500, text="oh"), CannotBeAudited, "failed: HTTP 500 oh"),
         (httpx.Response(200, text="<html>"), CannotBeAudited, "sent no JSON: <html>"),
         (httpx.Response(200, json={"choices": 1}), CannotBeAudited, "not of OpenAI's API"),
+        (httpx.Response(200, json={"choices": []}), CannotBeAudited, "not of OpenAI's API"),
     ],
 )
 async def test_other_replies_are_errors(reply: httpx.Response, kind: type[Exception], complaint: str) -> None:
     with pytest.raises(kind, match=complaint):
         await audited(PLAN, Toy(busy=[reply]))
+
+
+async def test_a_server_that_is_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(_: float) -> None:
+        """No time passes."""
+
+    monkeypatch.setattr("crossdraft.audit.endpoint.asyncio.sleep", sleep)
+    async with Toy(starting=3).endpoint() as endpoint:
+        assert endpoint.model == "toy"
+    with pytest.raises(CannotBeAudited, match="lists no model: is it still starting"):
+        await audited(PLAN, Toy(starting=100))
+
+
+async def test_a_reply_that_breaks_off_is_no_refused_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, failures = Toy(), [httpx.ReadTimeout("too late"), httpx.ReadError("reset")]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if failures:
+            raise failures.pop()
+        return toy.answer(request)
+
+    async def sleep(_: float) -> None:
+        """No time passes."""
+
+    monkeypatch.setattr("crossdraft.audit.endpoint.asyncio.sleep", sleep)
+    async with Endpoint("http://toy", prompt=PROMPT, transport=httpx.MockTransport(answer)) as endpoint:
+        assert endpoint.retries == 2
 
 
 async def test_no_more_requests_per_second_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +226,8 @@ def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
     assert place("\ufffd", -1.0, {"\ufffd": -1.0, " a": -2.0}).ambiguous
     added = place(" c", -3.0, {" a": -1.0, " b": -2.0, " c": -3.0})  # vLLM adds the drawn token
     assert (added.top, added.rank, added.ambiguous) == (((" a", -1.0), (" b", -2.0)), None, False)
+    tied = place(" c", -2.0, {" c": -2.0, " a": -1.0, " b": -2.0})  # it is drawn, and as probable as the last
+    assert (tied.top, tied.rank) == (((" a", -1.0), (" b", -2.0)), None)
     other = place(" a", -4.0, {" a": -1.0, " b": -2.0})  # another token with the same text
     assert other.rank is None
     draw = draw_of(other, 1.0)

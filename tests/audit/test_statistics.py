@@ -4,6 +4,7 @@ Draws are from known distributions, with fixed seeds: nothing here can fail by c
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from crossdraft.audit.statistics import (
     chi_square,
     holm,
     information,
+    likeliest_error,
     missing,
     noncentrality,
     power_of,
@@ -83,6 +85,25 @@ def test_a_temperature_off_by_two_percent_is_found_at_the_sample_size_that_is_st
     assert rate([one is not None and one.p < LEVEL for one in found]) >= 5 / 6
     assert all(one is not None and f" of {sign:+d}"[:5] in one.finding for one in found)
     assert not any(one is not None and one.p < LEVEL for one in [temperature(draws_of(count, 99))])
+
+
+@pytest.mark.parametrize("scale", [0.8, 0.98, 1.0, 1.1, 1.25, 2.0])
+def test_the_error_of_a_temperature_is_estimated_however_much_is_not_listed(scale: float) -> None:
+    found = likeliest_error(draws_of(20_000, 3, scale))
+    assert found is not None
+    error, deviation = found
+    assert abs(error - (scale - 1)) < 3 * deviation
+    assert deviation < 0.02 * scale
+
+
+def test_lists_of_different_lengths_and_draws_that_follow_no_temperature() -> None:
+    short = Draw("b", ("a", "b"), np.array([0.6, 0.4, 0.0]), 1)
+    long = Draw("a", ("a", "b", "c"), np.array([0.5, 0.3, 0.1, 0.1]), 0)
+    found = likeliest_error([short] * 50 + [long] * 60 + [replace(short, token="a", cell=0)] * 70)
+    assert found is not None
+    assert found[1] > 0
+    assert likeliest_error([short] * 100) is None  # the less probable one always
+    assert likeliest_error([replace(long, token="z", cell=3)]) is None  # nothing that is listed
 
 
 def test_the_chance_of_finding_a_temperature_is_what_simulations_find() -> None:

@@ -36,6 +36,7 @@ class Toy:
     several: bool = True  # outputs of a request
     warm: bool = False  # log-probabilities are those at the request's temperature
     extra_listed: bool = False  # the drawn token is added to the list, as in vLLM
+    starting: int = 0  # how often it lists no model before it does
     busy: list[httpx.Response] = field(default_factory=list)  # the first replies
     bodies: list[dict[str, Any]] = field(default_factory=list)  # of requests
 
@@ -48,6 +49,9 @@ class Toy:
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
+            self.starting -= 1
+            if self.starting >= 0:
+                return httpx.Response(200, json={"data": []})
             return httpx.Response(200, json={"data": [{"id": "toy"}]})
         if self.busy:
             return self.busy.pop(0)

@@ -132,7 +132,7 @@ class Endpoint:
         self.url, self.model = url, model
         self.requests, self.retries = 0, 0  # sent; of them, those that were sent again
         self._prompt, self._api, self._choices, self._extra = prompt, api, choices, dict(extra or {})
-        self._slots, self._next = asyncio.Semaphore(pace.concurrency), 0.0
+        self._slots, self._next, self._paused = asyncio.Semaphore(pace.concurrency), 0.0, 0.0
         self._answered = False  # at least once
         self._interval = 1 / pace.per_second if pace.per_second else 0.0
         headers = {"User-Agent": "crossdraft-audit"} | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -162,11 +162,18 @@ class Endpoint:
         return replies
 
     async def _first_model(self) -> str:
-        found = await self._send("GET", "/v1/models", None)
+        found: Any = None
+        for attempt in range(ATTEMPTS):  # a server that is starting lists none yet
+            found = await self._send("GET", "/v1/models", None)
+            if not (isinstance(found, dict) and found.get("data") == []):
+                break
+            self._pause(2.0**attempt)
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError) as error:
-            raise CannotBeAudited(f"{self.url} lists no model: name it, --served-model-name NAME") from error
+            raise CannotBeAudited(
+                f"{self.url} lists no model: is it still starting? If it never does, name it, --served-model-name NAME"
+            ) from error
 
     async def _learn(self) -> Abilities:
         """Tries what would be best first. Raises CannotBeAudited."""
@@ -215,6 +222,8 @@ class Endpoint:
         body |= {} if seed is None else {"seed": seed}
         found = await self._send("POST", APIS[how.api], body | self._extra)
         try:
+            if not found["choices"]:
+                raise ValueError("no choices")
             return [reply_of(choice, how.top) for choice in found["choices"]]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             shown = json.dumps(found)[:200]
@@ -231,7 +240,7 @@ class Endpoint:
                 try:
                     response = await self._http.request(method, self.url + path, json=body)
                 except httpx.TransportError as error:
-                    if not self._answered:
+                    if not self._answered and isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
                         raise CannotBeAudited(f"cannot connect to {self.url}: {error}") from error
                     fault, wait = f"{type(error).__name__} {error}".strip(), 2.0**attempt
                 else:
@@ -241,14 +250,21 @@ class Endpoint:
                     fault, wait = _shown(response), _retry_after(response, 2.0**attempt)
             if wait > LONGEST_WAIT:
                 raise CannotBeAudited(f"{self.url} wants a pause of {wait:.0f} s: come back later ({fault})")
-            self._next = max(self._next, asyncio.get_running_loop().time() + wait)  # all requests wait
+            self._pause(wait)
         raise CannotBeAudited(f"{self.url} cannot be asked, after {ATTEMPTS} attempts: {fault}")
 
+    def _pause(self, seconds: float) -> None:
+        """No request is sent for so long."""
+        self._paused = max(self._paused, asyncio.get_running_loop().time() + seconds)
+
     async def _turn(self) -> None:
-        now = asyncio.get_running_loop().time()
-        at = max(now, self._next)
+        loop = asyncio.get_running_loop()
+        at = max(loop.time(), self._paused, self._next)
         self._next = at + self._interval
-        await asyncio.sleep(at - now)
+        await asyncio.sleep(at - loop.time())
+        while self._paused > at:  # it began meanwhile
+            at = self._paused
+            await asyncio.sleep(at - loop.time())
 
     def _answer(self, response: httpx.Response) -> Any:
         if response.status_code in (401, 403):
@@ -312,8 +328,11 @@ def _of_completion(token: str, value: float, listed: Mapping[str, float], top: i
 
 
 def _place(token: str, raw: bytes, value: float, listed: Sequence[tuple[str, float]], top: int, twice: bool) -> Place:
-    """vLLM adds the drawn token to the list: what it has beyond the most probable ones depends on the draw."""
-    kept = tuple(sorted(listed, key=lambda one: -one[1])[:top])
+    """vLLM adds the drawn token to the list: what it has beyond the most probable ones depends on the draw.
+
+    So would a drawn token that is as probable as the last one of the list: it comes behind that.
+    """
+    kept = tuple(sorted(listed, key=lambda one: (-one[1], one[0] == token))[:top])
     return Place(token, raw, float(value), kept, twice or any(not name or "\ufffd" in name for name, _ in kept))
 
 

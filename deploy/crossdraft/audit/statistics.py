@@ -27,6 +27,7 @@ from crossdraft.bench.harness import LEAST, Floats, fit_of
 
 OTHERS = "(all others)"  # the cell of tokens that are not listed
 POWER = 0.95  # probability with which a fault of the stated size is found
+NEWTON_STEPS = 12  # each at most doubles or halves the temperature
 TINY = 1e-12  # stands for a probability of 0, whose logarithm is asked for
 
 
@@ -94,14 +95,44 @@ def information(draws: Sequence[Draw]) -> float:
 def temperature(draws: Sequence[Draw]) -> LawTest | None:
     """The test of the temperature over all places; None if all of them are certain.
 
-    The error that it names is to first order, and too large where much of the probability is not listed.
+    The error that it names is estimated from the draws that are listed, so that it holds whatever the others are.
     """
     score, variance = _scores(draws)
     if variance < TINY:
         return None
-    z, error = score / sqrt(variance), -score / variance
-    finding = f"as at a temperature of {error:+.1%} ± {1 / sqrt(variance):.1%} from the one that was asked for"
+    z, found = score / sqrt(variance), likeliest_error(draws)
+    finding = (
+        "the drawn tokens that are listed follow no temperature"
+        if found is None
+        else f"as at a temperature of {found[0]:+.1%} ± {found[1]:.1%} from the one that was asked for"
+    )
     return LawTest("temperature", "all places", len(draws), z, 0, float(2 * stats.norm.sf(abs(z))), finding)
+
+
+def likeliest_error(draws: Sequence[Draw]) -> tuple[float, float] | None:
+    """The maximum-likelihood e of a temperature T (1 + e), and its standard error; None: no positive temperature fits.
+
+    At inverse temperature b = 1 / (1 + e), relative to the one asked for, a token among those that are listed at its
+    place has a probability ∝ exp(b g). The likelihood is concave in b: Newton's method finds its maximum.
+    """
+    listed = [draw for draw in draws if draw.cell < len(draw.listed)]
+    columns = max((len(draw.listed) for draw in listed), default=0)
+    values = np.full((len(listed), columns), -inf)
+    for row, draw in zip(values, listed, strict=True):
+        row[: len(draw.listed)] = np.log(np.maximum(draw.probabilities[:-1], TINY))
+    drawn = values[np.arange(len(listed)), [draw.cell for draw in listed]]
+    likeliest = values.max(axis=1, initial=-inf)
+    values, drawn, b, curvature = values - likeliest[:, None], drawn - likeliest, 1.0, 0.0
+    finite = np.maximum(values, log(TINY))  # where a list is shorter, what stands there weighs nothing
+    for _ in range(NEWTON_STEPS):
+        weights = np.exp(b * values)
+        weights /= weights.sum(axis=1, keepdims=True)
+        means = (weights * finite).sum(axis=1)
+        curvature = float((weights * finite**2).sum() - (means**2).sum())
+        if curvature < TINY:
+            return None
+        b = min(2 * b, max(b / 2, b + float((drawn - means).sum()) / curvature))
+    return (1 / b - 1, 1 / (sqrt(curvature) * b**2)) if b > 1 / 2 ** (NEWTON_STEPS - 1) else None
 
 
 def _scores(draws: Sequence[Draw]) -> tuple[float, float]:
