@@ -236,8 +236,9 @@ def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
     assert draw_of(other, 1.25) is None
 
 
-async def test_what_vllm_adds_to_its_lists_is_no_bias() -> None:
-    result = await audited(LAWS, Toy(extra_listed=True, most_listed=5))
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_what_vllm_adds_to_its_lists_is_no_bias(api: str) -> None:
+    result = await audited(LAWS, Toy(extra_listed=True, most_listed=5), api=api)
     assert result.faults == ()
 
 

@@ -84,6 +84,8 @@ class Toy:
         if not (count and self.logprobs):
             shown = None
         elif chat:
+            # vLLM's chats have the drawn token first and as many in all as were asked for, its completions one more.
+            said = [(*own, (top[-1:] + top)[:count] if len(top) > count else top) for *own, top in said]
             shown = {"content": [_chat(*one) for one in said]}
         else:
             columns = [token for token, _, _ in said], [value for _, value, _ in said], [dict(top) for *_, top in said]

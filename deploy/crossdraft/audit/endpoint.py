@@ -191,8 +191,10 @@ class Endpoint:
                     if error.status in NO_API:
                         break
                     continue
-                if not top or reply.places:
-                    return Abilities(api, top and len(reply.places[0].top), await self._several(tried), neutral)
+                listed = len(reply.places[0].top) if reply.places else 0
+                if not top or listed:
+                    shown = top if listed == top - 1 else listed  # chats are judged by one token less than they list
+                    return Abilities(api, top and shown, await self._several(tried), neutral)
                 break  # it takes the field and gives no log-probabilities
         raise CannotBeAudited(f"{self.url} completes no prompt by --api {self._api}: {refusal}")
 
@@ -309,7 +311,8 @@ def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
     text = choice["text"] if "text" in choice else choice["message"].get("content") or ""
     said = choice.get("logprobs") or {}
     if said.get("content"):
-        places = [_of_chat(one, top) for one in said["content"]]
+        # vLLM has the drawn token in place of the last one where that would not be listed: it depends on the draw.
+        places = [_of_chat(one, max(0, top - 1)) for one in said["content"]]
     else:
         columns = said.get("tokens") or (), said.get("token_logprobs") or (), said.get("top_logprobs") or ()
         places = [_of_completion(*column, top) for column in zip(*columns, strict=True)]
