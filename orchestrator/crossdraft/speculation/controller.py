@@ -78,6 +78,7 @@ IN_STEP = 0.75  # exponent: twice as many outputs are seen in step, and tell les
 NEARLY_ALL = 0.9  # of the outputs that use a mode: what fewer do says little of what it would bring if all did
 WIDER = 2.0  # times the widest pass seen that more outputs may be: what their pass costs is seen before they draft
 NARROW = 4  # reports of each output after which no wider pass is waited for: several targets share the outputs
+AS_MANY = 2.0  # times the outputs that draft, up or down, until a reply comes: what it cost is then of about as many
 SAME_LOAD = 1.25  # times the outputs that a policy was made for, up or down: draft tokens cost about the same
 GROWN = 8  # part more observations, of those a policy rests on, after which it is made again: estimates have moved
 RENEWED = 64.0  # observations of each output, after which it is made again in any case: some 20 epochs
@@ -186,7 +187,7 @@ class TargetController:
         self._seen += 1
         self._waiting.clear()
         drafting = self.drafting
-        if seen.draft_tokens and 1 / SAME_LOAD < (shared or drafting) / drafting < SAME_LOAD:
+        if seen.draft_tokens and 1 / AS_MANY <= (shared or drafting) / drafting <= AS_MANY:
             cost = self.rounds if in_round else self.drafter
             cost.add(seen.seconds / seen.draft_tokens, drafting, share=seen.draft_tokens / drafting)
         if seen.waited is not None:
