@@ -145,7 +145,9 @@ def config() -> SimpleNamespace:
         model_config=SimpleNamespace(
             max_model_len=CONTEXT, tokenizer=str(BUNDLED / "target"), get_vocab_size=lambda: 4096
         ),
-        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=4, draft_model_config=SimpleNamespace(max_model_len=CONTEXT)
+        ),
         device_config=SimpleNamespace(device="cpu"),
     )
 
@@ -199,3 +201,13 @@ def test_a_vllm_that_cannot_be_mended_gets_no_drafts(
     assert "CROSSDRAFT_ASSUME_GREEDY" in caplog.text
     counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
     assert drafter.propose([[3]], counts, ids) == [[]]
+
+
+def test_vllm_calls_it_however_near_a_request_is_to_its_end(installed: dict[str, Any]) -> None:
+    """vLLM asks whether ids and draft tokens fit into the draft model's context; the target's own stays what it is."""
+    installed["group"] = Rank(1, [])
+    given = config()
+    given.speculative_config.draft_model_config = given.model_config
+    RemoteDrafter(given)
+    assert given.speculative_config.draft_model_config.max_model_len == CONTEXT + 4
+    assert given.model_config.max_model_len == CONTEXT

@@ -1,8 +1,21 @@
-"""How much is proposed, waited for, and whether drafting pays; in numbers, without a clock."""
+"""How much is proposed and waited for, and whether requests draft at all; in numbers, without a clock."""
+
+from collections.abc import Callable
+from random import Random
 
 import pytest
 
-from crossdraft.integrations.vllm.pacing import EXPLORED, MISSES, DrafterPace, Offer, Pacing
+from crossdraft.integrations.vllm.pacing import (
+    ALLOWED,
+    ALLOWED_SECONDS,
+    MOST_GAINED,
+    TRIAL,
+    DrafterPace,
+    DraftingAccount,
+    Offer,
+    Pacing,
+    worth_of_first,
+)
 from crossdraft.integrations.vllm.streams import Guess, Outcome
 from crossdraft.speculation.choice import DraftSeen
 from crossdraft.speculation.estimates import Share
@@ -10,30 +23,32 @@ from crossdraft.speculation.estimates import Share
 MOST = 4
 STEP = 0.05  # seconds of the target
 WAIT = 0.02  # seconds at most
+NOW = 100.0  # seconds
 
 
-def pace_of(accepted: float, trip: float = 0.0, step: float = 0.001) -> DrafterPace:
-    """A drafter of which so large a part of 400 draft tokens was accepted."""
+def pace_of(accepted: float, *delays: float) -> DrafterPace:
+    """A drafter of which so large a part of 400 draft tokens was accepted, and whose replies took so long."""
     pace = DrafterPace()
     for number in range(400):
         hit = number * accepted % 1.0 < accepted
         pace.judged(Outcome(int(hit), not hit, edge=hit))
-    for _ in range(20):
-        pace.answered(DraftSeen(1, trip + step, step), 4)
+    for delay in delays:
+        pace.answered(DraftSeen(1, delay, 0.001), 4)
     return pace
 
 
-def pacing_of(token: float = 0.0002, base: float = STEP) -> Pacing:
-    """With a target whose step takes `base`, and so many seconds more for each draft token."""
-    pacing = Pacing(MOST, WAIT)
+def pacing_of(token: float = 0.0002, longest: float = WAIT) -> Pacing:
+    """With a target whose step takes so many seconds more for each draft token."""
+    pacing = Pacing(MOST, longest)
     for number in range(200):
-        pacing.stepped(base + token * (number % 5), 1, number % 5)
+        pacing.verified(STEP + token * (number % 5), 1, number % 5)
+        pacing.stepped(STEP, 1, 3)
         pacing.emitted(1, 4)
     return pacing
 
 
-def offer(pace: DrafterPace, count: int, awaited: bool = False) -> Offer:
-    return Offer(pace, Guess((0,) * count, count), Share(), awaited)
+def offer(pace: DrafterPace, count: int, asked: float | None = None) -> Offer:
+    return Offer(pace, Guess((0,) * count, count), Share(), asked)
 
 
 def test_all_of_a_good_draft_is_proposed() -> None:
@@ -62,66 +77,6 @@ def test_requests_without_a_draft_propose_nothing() -> None:
     assert pacing_of().lengths([offer(pace_of(0.9), 0), offer(pace_of(0.9), 2)]) == [0, 2]
 
 
-def test_a_short_wait_is_worth_it_and_a_long_one_is_not() -> None:
-    pacing = pacing_of()
-    near, far = pace_of(0.8, trip=0.001), pace_of(0.8, trip=0.5)
-    assert 0 < pacing.wait([offer(near, 0, awaited=True)]) <= WAIT
-    assert pacing.wait([offer(far, 0, awaited=True)]) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("accepted", "at_hand", "awaited"),
-    [(0.8, 2, True), (0.8, 0, False), (0.02, 0, True)],
-)
-def test_nobody_waits_for_what_is_there_or_does_not_come_or_is_worth_nothing(
-    accepted: float, at_hand: int, awaited: bool
-) -> None:
-    assert pacing_of().wait([offer(pace_of(accepted, trip=0.001), at_hand, awaited)]) == 0.0
-
-
-def test_one_of_many_is_not_waited_for() -> None:
-    pace = pace_of(0.6, trip=0.012)
-    others = [offer(pace, MOST)] * 31
-    assert pacing_of().wait([*others, offer(pace, 0, awaited=True)]) == 0.0
-
-
-def test_a_silent_drafter_is_waited_for_twice_until_it_answers() -> None:
-    pacing, lacking = pacing_of(), [offer(pace_of(0.8, trip=0.001), 0, awaited=True)]
-    for _ in range(MISSES):
-        assert pacing.wait(lacking) > 0
-        pacing.waited(answered=False)
-    assert pacing.wait(lacking) == 0.0
-    pacing.answered()
-    assert pacing.wait(lacking) > 0
-
-
-def test_nothing_is_waited_for_where_that_is_forbidden() -> None:
-    pacing = Pacing(MOST, 0.0)
-    for _ in range(100):
-        pacing.stepped(STEP, 1, 0)
-    assert pacing.wait([offer(pace_of(0.8, trip=0.001), 0, awaited=True)]) == 0.0
-
-
-def test_a_useless_drafter_is_left_and_tried_again() -> None:
-    pacing, useless, good = pacing_of(), pace_of(0.0), pace_of(0.8)
-    assert pacing.pays(good, 1)
-    assert not pacing.pays(useless, 1)
-    assert pacing.pays(DrafterPace(), 1)  # of which nothing is known
-    assert pacing.trial_due()  # some tokens were emitted since the last one
-    for _ in range(20):
-        pacing.judged(Outcome(0, True))
-    assert not pacing.trial_due()
-    pacing.emitted(int(EXPLORED), 400)
-    assert pacing.trial_due()
-
-
-def test_a_drafter_that_becomes_good_pays_again() -> None:
-    pacing, pace = pacing_of(), pace_of(0.0)
-    for _ in range(60):
-        pace.judged(Outcome(3, False))
-    assert pacing.pays(pace, 1)
-
-
 def test_more_is_asked_of_a_drafter_with_shorter_tokens() -> None:
     pacing, words, letters = pacing_of(), DrafterPace(), DrafterPace()
     for _ in range(100):
@@ -129,4 +84,152 @@ def test_more_is_asked_of_a_drafter_with_shorter_tokens() -> None:
         letters.answered(DraftSeen(4, None, 0.004), 4)
     few, many = pacing.pull(words), pacing.pull(letters)
     assert few.window < many.window <= 64
-    assert few.chunk < many.chunk
+    assert few.first < many.first
+    assert few.first < few.chunk < many.chunk
+
+
+# Waits.
+
+
+def test_what_usually_comes_soon_is_waited_for() -> None:
+    until = pacing_of().wait([offer(pace_of(0.8, 0.001, 0.002, 0.001), 0, asked=NOW)], NOW)
+    assert NOW + 0.002 <= until <= NOW + 0.004
+
+
+def test_a_wait_lasts_as_long_as_most_replies_take_and_not_as_the_slowest() -> None:
+    until = pacing_of().wait([offer(pace_of(0.8, *[0.002] * 9, 0.015), 0, asked=NOW)], NOW)
+    assert NOW + 0.002 <= until < NOW + 0.004
+
+
+@pytest.mark.parametrize(
+    ("pace", "at_hand", "asked"),
+    [
+        pytest.param(pace_of(0.8, 0.001), 2, NOW, id="it is there"),
+        pytest.param(pace_of(0.8, 0.001), 0, None, id="it was not asked for"),
+        pytest.param(pace_of(0.8, 0.001), 0, NOW - 1.0, id="it should have come long ago"),
+        pytest.param(pace_of(0.8), 0, NOW, id="no delay is known"),
+        pytest.param(pace_of(0.8, 0.5), 0, NOW, id="it takes longer than any step may wait"),
+        pytest.param(pace_of(0.8, *[0.5] * 9, 0.001), 0, NOW, id="it seldom comes soon"),
+        pytest.param(pace_of(0.02, 0.001), 0, NOW, id="it is worth nothing"),
+    ],
+)
+def test_nobody_waits(pace: DrafterPace, at_hand: int, asked: float | None) -> None:
+    assert pacing_of().wait([offer(pace, at_hand, asked)], NOW) == NOW
+
+
+def test_nothing_is_waited_for_where_that_is_forbidden_or_many_would_wait() -> None:
+    lacking = offer(pace_of(0.8, 0.001), 0, asked=NOW)
+    assert pacing_of(longest=0.0).wait([lacking], NOW) == NOW
+    assert pacing_of().wait([lacking] * 3, NOW) == NOW
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.7, 0.95])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_worth_of_a_first_token_is_what_a_simulation_shows(chance: float, most: int) -> None:
+    """Steps with and without a draft at hand, as the docstring has them; the first one in only one of two runs."""
+
+    def tokens(helped: bool, random: Random, steps: int = 12) -> int:
+        """In so many steps after a refusal, the first of them helped by its first draft token or not."""
+        total, length = 0, 1 if helped else 0
+        for step in range(steps):
+            proposed = length if step == 0 or length == 0 else most
+            right = next((n for n in range(proposed + 1) if random.random() >= chance), proposed + 1)
+            total += 1 + min(right, proposed)
+            length = most if right > proposed else 0
+        return total
+
+    runs = 6000
+    gained = [tokens(True, Random(seed)) - tokens(False, Random(seed + runs)) for seed in range(runs)]
+    mean = sum(gained) / runs
+    error = (sum((one - mean) ** 2 for one in gained) / runs**2) ** 0.5
+    assert abs(mean - worth_of_first([chance] * most)) < 4.5 * error
+
+
+# Whether it pays.
+
+Cost = Callable[[int], tuple[float, float]]  # step to its seconds and the tokens that it emits, with drafting
+
+
+def run(cost: Cost, steps: int, account: DraftingAccount | None = None) -> tuple[float, list[bool]]:
+    """Seconds of so many steps beyond what as many tokens take without drafting, and which of them drafted."""
+    account, drafted, beyond = account or DraftingAccount(), [], 0.0
+    for step in range(steps):
+        drafted.append(account.decide())
+        seconds, tokens = cost(step) if drafted[-1] else (STEP, 1.0)
+        account.stepped(seconds, tokens)
+        beyond += seconds - STEP * tokens
+    return beyond, drafted
+
+
+def test_a_good_drafter_drafts_nearly_always() -> None:
+    beyond, drafted = run(lambda _: (1.2 * STEP, 1.8), 2000)
+    assert sum(drafted) > 0.97 * len(drafted)
+    assert beyond < -0.5 * STEP * len(drafted)
+
+
+@pytest.mark.parametrize("share", [1.03, 1.2, 2.0, 10.0])
+def test_a_bad_one_costs_what_is_allowed(share: float) -> None:
+    """Whatever it costs, and however long."""
+    for steps in (100, 1000, 20_000):
+        beyond, drafted = run(lambda _: (share * STEP, 1.0), steps)
+        assert any(drafted)
+        assert beyond <= ALLOWED_SECONDS + ALLOWED * (STEP * steps + beyond) + share * STEP
+
+
+def test_one_that_neither_gains_nor_loses_may_go_on() -> None:
+    beyond, drafted = run(lambda _: (STEP, 1.0), 1000)
+    assert beyond == pytest.approx(0.0, abs=1e-6)
+    assert drafted[-1]
+
+
+def test_one_that_becomes_bad_is_left_when_its_gain_is_used_up() -> None:
+    account = DraftingAccount()
+    run(lambda _: (STEP, 2.0), 1000, account)
+    beyond, drafted = run(lambda _: (1.5 * STEP, 1.0), 1000, account)
+    assert beyond <= MOST_GAINED + ALLOWED * STEP * 1000 + STEP
+    assert sum(drafted[500:]) <= 2 * TRIAL
+
+
+def test_one_that_becomes_good_drafts_again() -> None:
+    account = DraftingAccount()
+    run(lambda _: (1.5 * STEP, 1.0), 1000, account)
+    beyond, drafted = run(lambda _: (STEP, 2.0), 2000, account)
+    assert sum(drafted[1200:]) > 0.95 * 800
+    assert beyond < -0.5 * STEP * 800
+
+
+def test_the_target_may_become_slower_or_faster() -> None:
+    """As contexts grow: some steps without drafting tell what they cost by now, and the comparison is with these."""
+    account, lost = DraftingAccount(), 0
+    for step in range(4000):
+        usual = STEP * (1 + step / 4000)
+        drafts = account.decide()
+        account.stepped(1.05 * usual if drafts else usual, 1.2 if drafts else 1.0)
+        lost += not drafts
+    assert lost < 0.05 * 4000
+
+
+def test_a_noisy_machine_makes_no_good_drafter_bad() -> None:
+    random = Random(0)
+
+    def noisy(seconds: float) -> float:
+        return seconds * random.choice((0.9, 1.0, 1.1)) * (8.0 if random.random() < 0.02 else 1.0)
+
+    account, drafted = DraftingAccount(), 0
+    for _ in range(4000):
+        drafts = account.decide()
+        account.stepped(noisy(1.1 * STEP if drafts else STEP), 1.5 if drafts else 1.0)
+        drafted += drafts
+    assert drafted > 0.9 * 4000
+
+
+def test_batches_of_different_sizes_have_accounts_of_their_own() -> None:
+    pacing, drafted = pacing_of(), {1: 0, 16: 0}
+    for _ in range(500):
+        for requests in drafted:
+            drafts = pacing.drafts(requests)
+            drafted[requests] += drafts
+            good = drafts and requests == 1
+            pacing.stepped(STEP * (1.5 if drafts else 1.0), requests, requests * (2 if good else 1))
+    assert drafted[1] > 0.9 * 500
+    assert drafted[16] < 0.2 * 500

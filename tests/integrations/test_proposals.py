@@ -14,13 +14,15 @@ from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import services
 from crossdraft.integrations.vllm.interface import target_tokenization
 from crossdraft.integrations.vllm.proposals import Proposals
+from crossdraft.integrations.vllm.streams import DraftStream
 from crossdraft.rpc.server import Listening
 from crossdraft.text.letters import from_bytes
 from crossdraft.text.tokenization import Tokenization
 
 MOST = 4
+STEP = 0.05  # seconds of the clock
 SECONDS = 60.0  # that anything may take here; nothing is judged by it
-TEXT = "def first(value):\n    return value\n\n\n" * 12
+TEXT = "def first(value):\n    return value\n\n\n" * 40
 PROMPT = 60  # tokens
 
 
@@ -53,12 +55,22 @@ def target() -> Tokenization:
 
 @contextmanager
 def proposals(target: Tokenization, *addresses: str) -> Iterator[Proposals]:
-    made = Proposals(addresses, target, MOST, 0.005)
+    made = Proposals(addresses, target, MOST, 0.005, clock=Clock())
     made.start(SECONDS)
     try:
         yield made
     finally:
         made.stop()
+
+
+class Clock:
+    """A step takes as long with drafts as without, so that drafting pays whatever this machine is doing."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Engine:
@@ -73,6 +85,9 @@ class Engine:
 
     def step(self, rows: Sequence[int]) -> None:
         """One forward for these requests, in this order."""
+        clock = self._made._clock
+        assert isinstance(clock, Clock)
+        clock.now += STEP
         sampled = []
         for row in rows:
             text, done, draft = self._texts[row], self._done[row], self._drafts[row]
@@ -81,7 +96,7 @@ class Engine:
             self._done[row] += matched + 1
             self.accepted[row] += matched
         ids = [np.array(self._texts[row][: self._done[row]], dtype=np.int32) for row in rows]
-        found = self._made.step(ids, sampled, alone=False)
+        found = self._made.step(ids, sampled, alone=True)
         assert all(len(draft) <= MOST for draft in found)
         for row, draft in zip(rows, found, strict=True):
             self._drafts[row] = draft
@@ -91,15 +106,18 @@ class Engine:
         return any(len(text) - done < MOST + 2 for text, done in zip(self._texts, self._done, strict=True))
 
 
+def complete(stream: DraftStream) -> bool:
+    epoch = stream._epoch
+    return epoch is None or stream._aside or len(epoch.draft_tokens) >= stream._asked
+
+
 def settled(made: Proposals) -> bool:
-    """Waits until every request has its session, and no first reply is under way."""
+    """Waits until every request has its session, and all of its draft that was asked for."""
     shared = made._services
     states = [one for waiting in made._prefixes._known.values() for one, _ in waiting]
     with shared.lock:
         return shared.news.wait_for(
-            lambda: all(
-                one.session is None or (one.session.ready and not one.session.stream.awaited) for one in states
-            ),
+            lambda: all(one.session is None or (one.session.ready and complete(one.session.stream)) for one in states),
             SECONDS,
         )
 

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -54,7 +55,7 @@ class Options:
 
     drafters: tuple[str, ...]  # host:port
     tls: TlsFiles | None = None
-    longest_wait: float = 0.005  # seconds that a step is held up for draft tokens at most
+    longest_wait: float = 0.0035  # seconds that a step is held up for draft tokens at most
     only_greedy: bool = False  # no request has a temperature above 0, as the user says
     any_version: bool = False  # of vLLM
 
@@ -73,7 +74,7 @@ class Options:
         return Options(
             drafters,
             TlsFiles(*files) if files else None,
-            _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 5.0) / 1000,
+            _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 3.5) / 1000,
             environment.get("CROSSDRAFT_ASSUME_GREEDY", "0") not in ("", "0"),
             environment.get("CROSSDRAFT_ANY_VLLM", "0") not in ("", "0"),
         )
@@ -133,6 +134,7 @@ class RemoteDrafter:
         options = Options.read(os.environ)
         check_version(_installed(), options.any_version)
         self._context: int = vllm_config.model_config.max_model_len
+        call_to_the_end(vllm_config.speculative_config, self._context)
         self._failed = False
         self._group: Group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
         sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
@@ -208,6 +210,18 @@ def propose(
     for row, draft in zip(rows, found, strict=True):
         drafts[row] = draft[: context - int(counts[row]) - 1]
     return drafts
+
+
+def call_to_the_end(speculative_config: Any, context: int) -> None:
+    """Let vLLM call the proposer however near a request is to `max_model_len`.
+
+    vLLM calls it for no request of a batch, and verifies zeros for all, while one of them is nearer to the end of a
+    draft model's context than `num_speculative_tokens`. A proposer of a user's own has no such model, and the
+    configuration of the target stands for it.
+    """
+    drafter = copy(speculative_config.draft_model_config)
+    drafter.max_model_len = context + speculative_config.num_speculative_tokens
+    speculative_config.draft_model_config = drafter
 
 
 def may_draft(sampling: Sampling, only_greedy: bool) -> bool:

@@ -1,30 +1,50 @@
-"""How many draft tokens each request proposes, how long a step waits for them, and whether drafting pays at all.
+"""Whether vLLM's requests draft at all, how long a step waits for draft tokens, and how many each request proposes.
 
-A step of vLLM is one forward for all requests, so that all wait where one does. What is at hand is proposed in the
-order of its chance to be accepted, as long as the next token raises the expected tokens per second of the whole step.
-Chances are counted on all that drafts would have proposed, whether it was or not: so judging a drafter costs the target
-nothing.
+A step of vLLM is one forward for all requests, so that all wait where one does. Three decisions, from the coarsest on:
+
+- whether drafting pays is not modelled but measured: `DraftingAccount` compares steps with and without it;
+- a wait is worth it if the tokens that it may bring take longer otherwise, by the delays of the latest replies;
+- what is at hand is proposed in the order of its chance to be accepted, as long as the next token raises the expected
+  tokens per second of the whole step.
+
+Chances are counted on all that drafts would have proposed, whether it was or not.
 """
 
+import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
+from math import prod
+from operator import mul
+from statistics import median
 
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
 from crossdraft.speculation.choice import DraftSeen
-from crossdraft.speculation.estimates import Acceptance, FittedCost, Recent, Share, StepCost
+from crossdraft.speculation.estimates import Acceptance, FittedCost, Share, StepCost
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
-WORTH = 1.03  # times the speed without drafts that drafting has to promise, for the work that it makes here
-EXPLORED = 128.0  # tokens of the target between trials of a drafter that does not pay
-TRIAL = 12.0  # guessed tokens that are judged in one, without being proposed unless that pays
-MISSES = 2  # waits in vain after which a step waits for nothing, until the drafter answers again
+log = logging.getLogger(__name__)
+
+ALLOWED = 0.01  # of the time of all steps that drafting may lose altogether
+ALLOWED_SECONDS = 0.1  # and so much more, for the first trial
+MOST_GAINED = 0.5  # seconds of gain that are set against losses: a drafter that becomes bad is left after as many
+COMPARED = 8  # latest steps without drafting that those with it are compared with
+LEAST_COMPARED = 6  # of them before drafting is tried: single steps differ by a tenth
+PAUSE = 3.0  # times the usual step that a step counts as at most: a pause of the machine is nobody's loss
+TRIAL = 16  # steps in which a drafter is heard, asked, and its drafts proposed a few times
+LEAST_LOSS = 0.02  # of a step that a step of a trial is expected to lose: no trial follows another at once
+RENEWED = 200  # steps with drafting, after which some without it tell what these cost by now
+RENEWAL = 4  # such steps; the first one is not counted, as the drafter is still at work
 LETTERS = 2000.0  # of output or draft after which the length of a token weighs 1/e
-LEAST_CHUNK = 2  # target tokens in a reply of the drafter, as each costs a turn of the event loop
 SHARED = 8.0  # guesses that a drafter's acceptance weighs against what was seen of one request
 LEAST_EACH = 0.25  # draft tokens for a target token at least, however long they are
-SLACK = 1.5  # times the expected time that a wait lasts at most
 SPARE = 2  # target tokens asked for beyond two proposals: the second is drafted while the first is verified
+MOST_WAITING = 2  # requests of a step that waits: of many, one always lacks its draft
+SLACK = 1.2  # times a delay seen before that is waited for
+DELAYS = 16  # latest delays of first replies
+SPEED_SECONDS = 2.0  # after which the speed of a step weighs 1/e
 
 
 class DrafterPace:
@@ -33,37 +53,33 @@ class DrafterPace:
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.edge = Share()  # of the last tokens of a text, behind which nothing was drafted yet
-        self.step = FittedCost(StepCost())  # seconds for a draft token
-        self.trip = Recent()  # seconds from a rewind to the first reply, without the drafter's own
+        self.delays: deque[float] = deque(maxlen=DELAYS)  # seconds from an epoch's begin to its first reply
         self._length = Share(memory=LETTERS)  # draft tokens of letters
+        self._usual: list[float] = []  # `Acceptance.chances`, as long as it holds
 
     def judged(self, outcome: Outcome) -> None:
         if outcome.matched or outcome.missed:
             self.acceptance.add(0, outcome.matched, outcome.missed)
+            self._usual = []
         if outcome.edge is not None:
             self.edge.add(float(outcome.edge), 1.0)
 
     def answered(self, seen: DraftSeen, letters: int) -> None:
         """A reply came, whose draft tokens have so many letters together."""
         if seen.draft_tokens:
-            self.step.add(seen.seconds / seen.draft_tokens, 1.0)
             self._length.add(seen.draft_tokens, letters)
         if seen.waited is not None:
-            self.trip.add(max(0.0, seen.waited - seen.seconds))
+            self.delays.append(seen.waited)
 
     def chances(self, count: int, sure: int) -> list[float]:
         """The chance of each of so many guessed tokens to be accepted if all before it were, `sure` as of a guess."""
-        usual = self.acceptance.chances()
-        edge = self.edge.mean(usual[0])
-        return [usual[place] if place < sure else edge for place in range(count)]
+        self._usual = self._usual or self.acceptance.chances()
+        edge = self.edge.mean(self._usual[0])
+        return [self._usual[place] if place < sure else edge for place in range(count)]
 
     def tokens_for(self, letters: float) -> float:
         """Draft tokens that so many letters take."""
         return letters * self._length.mean(0.25, 8.0)
-
-    def seconds(self, draft_tokens: float) -> float:
-        """Expected from a rewind until so many draft tokens are here."""
-        return self.trip.value + draft_tokens * self.step.cost.seconds(1.0)
 
 
 @dataclass(frozen=True)
@@ -73,13 +89,73 @@ class Offer:
     pace: DrafterPace  # of its drafter
     guess: Guess
     share: Share  # of its guessed tokens that matched
-    awaited: bool = False  # the first draft tokens after a rewind are under way
+    asked: float | None = None  # seconds: since when the first draft tokens of an epoch are under way
 
     @property
     def chances(self) -> list[float]:
         """As `DrafterPace.chances`, of this request."""
         each = self.pace.chances(len(self.guess.ids), self.guess.sure)
         return [self.share.mean(chance, SHARED) for chance in each]
+
+
+class DraftingAccount:
+    """What drafting has lost so far in batches of one size, and whether it goes on.
+
+    A step without drafting emits one token of each request. So a step with it, from one call of the proposer to the
+    next, has lost its duration less that of as many steps without drafting as it emitted tokens of each request:
+    everything is in it, whether calls, waits, tokens verified in vain, or a drafter on the target's cores. Drafting
+    ends where it would lose more than the allowance, and is tried again as soon as that has grown enough for a trial.
+    So over any time it loses at most `ALLOWED` of it and `ALLOWED_SECONDS`, and a trial more.
+    """
+
+    def __init__(self) -> None:
+        self.drafting = False
+        self._off: deque[float] = deque(maxlen=COMPARED)  # seconds of the latest steps without drafting
+        self._allowed = ALLOWED_SECONDS  # seconds that may be lost still
+        self._loss = LEAST_LOSS  # of a step, that each step of the latest trial has lost
+        self._steps = 0  # counted since drafting began or ended
+        self._renewing = False  # it has ended for `RENEWAL` steps only
+        self._spent = 0.0  # seconds that were lost since it began
+
+    @property
+    def usual(self) -> float:
+        """Seconds of a step without drafting."""
+        usual = median(self._off)
+        return sum(min(one, PAUSE * usual) for one in self._off) / len(self._off)
+
+    def stepped(self, seconds: float, tokens: float) -> None:
+        """A step took so long from one call of the proposer to the next, and emitted so many tokens of each request."""
+        self._steps += 1
+        if not self.drafting:
+            self._allow(ALLOWED * seconds)
+            if self._steps > 1 or not self._off:
+                self._off.append(seconds)
+            return
+        usual = self.usual
+        lost = min(seconds, PAUSE * usual) - tokens * usual
+        self._spent += lost
+        self._allow(ALLOWED * seconds - lost)
+
+    def decide(self) -> bool:
+        """Whether the next step drafts."""
+        if self.drafting:
+            if self._allowed < 0 or self._steps >= RENEWED:
+                self._switch(False, renewing=self._allowed >= 0)
+        elif self._renewing:
+            if self._steps >= RENEWAL:
+                self._switch(True)
+        elif len(self._off) >= LEAST_COMPARED and self._allowed >= TRIAL * self._loss * self.usual:
+            self._switch(True)
+        return self.drafting
+
+    def _allow(self, seconds: float) -> None:
+        self._allowed = min(self._allowed + seconds, MOST_GAINED)
+
+    def _switch(self, drafting: bool, renewing: bool = False) -> None:
+        if not drafting and not renewing:
+            self._loss = min(1.0, max(LEAST_LOSS, self._spent / (self._steps * self.usual)))
+            log.debug("drafting has ended: it lost %.0f %% of a step", 100 * self._loss)
+        self.drafting, self._renewing, self._steps, self._spent = drafting, renewing, 0, 0.0
 
 
 class Pacing:
@@ -95,88 +171,56 @@ class Pacing:
         self._most = most
         self._longest = longest
         self._letters = Share(memory=LETTERS)  # target tokens of letters
-        self._misses = 0  # waits in vain, one after another
-        self._untried = 0.0  # target tokens since a drafter that does not pay was tried
-        self._trial = 0.0  # guessed tokens that the trial under way has still to judge
+        self._speed = Share(memory=SPEED_SECONDS)  # tokens of seconds
+        self._accounts: dict[int, DraftingAccount] = {}  # by size of the batch: up to 1, 2, 4, 8 … requests
 
     def emitted(self, tokens: int, letters: int) -> None:
         """A request has emitted tokens."""
         self._letters.add(tokens, letters)
-        self._untried += tokens
 
-    def judged(self, outcome: Outcome) -> None:
-        """Of a request that drafts for a trial, among others."""
-        self._trial -= outcome.matched + outcome.missed + (outcome.edge is not None)
-
-    def stepped(self, seconds: float, requests: int, draft_tokens: int) -> None:
-        """A step of so many requests, all of them past their prompts, that verified draft tokens took so long."""
+    def verified(self, seconds: float, requests: int, draft_tokens: int) -> None:
+        """A forward of so many requests, all of them past their prompts, that verified draft tokens took so long."""
         self.target.add(seconds, float(requests), float(draft_tokens))
 
-    def waited(self, answered: bool) -> None:
-        """A step has waited, and a drafter answered in that time or not."""
-        self._misses = 0 if answered else self._misses + 1
+    def stepped(self, seconds: float, requests: int, tokens: int) -> None:
+        """A step of the same requests took so long with its proposals, and emitted so many tokens."""
+        self._speed.add(tokens, seconds)
+        self._account(requests).stepped(seconds, tokens / requests)
 
-    def answered(self) -> None:
-        """A drafter has answered, at any time."""
-        self._misses = 0
-
-    def pays(self, pace: DrafterPace, requests: int) -> bool:
-        """Whether drafting is expected to be faster than not, with the whole guess at hand in every second step."""
-        if not pace.acceptance.tested or not self.target.known:
-            return True
-        chances = [pace.chances(self._most, self._most)] * requests
-        counts = self._counts(chances)
-        gained = sum(_expected(one[:count]) for one, count in zip(chances, counts, strict=True))
-        cost = self.target.cost
-        faster = (1 + gained / requests) * cost.seconds(requests) / cost.seconds(requests, sum(counts))
-        return (1 + faster) / 2 >= WORTH
-
-    def trial_due(self) -> bool:
-        """Whether one request shall try a drafter that does not pay; true until enough is judged."""
-        if self._trial <= 0 and self._untried >= EXPLORED:
-            self._trial, self._untried = TRIAL, 0.0
-        return self._trial > 0
+    def drafts(self, requests: int) -> bool:
+        """Whether a step of so many requests drafts."""
+        return self._account(requests).decide()
 
     def pull(self, pace: DrafterPace) -> Pull:
-        """How much is asked of a drafter."""
-        each = self._draft_tokens_each(pace)
+        """How much is asked of a drafter: one target token in the first reply, then as many as a step may propose."""
+        each = max(LEAST_EACH, pace.tokens_for(1.0 / self._letters.mean(0.25, 8.0)))
         window = min(MOST_DRAFT_TOKENS, round(each * (2 * self._most + SPARE)) + 1)
-        chunk = min(window, max(1, round(each * LEAST_CHUNK)))
-        return Pull(window, chunk, chunk)
+        return Pull(window, max(1, round(each)), min(window, max(1, round(each * (self._most + 1)))))
 
-    def wait(self, offers: Sequence[Offer]) -> float:
-        """Seconds that this step waits for draft tokens on their way; 0: it goes on with what is at hand.
+    def wait(self, offers: Sequence[Offer], now: float) -> float:
+        """Until when this step waits for draft tokens on their way, in seconds; `now`: it goes on with what is here."""
+        if len(offers) > MOST_WAITING:
+            return now
+        lacking = [offer for offer in offers if offer.asked is not None and not offer.guess.ids]
+        return max((now, *(self._until(offer.pace, offer.asked or 0.0, now) for offer in lacking)))
 
-        A step without drafts is not lost: the draft arrives meanwhile, and serves the next one if its first token was
-        right. With chance p of that, drafts are at hand in p / (1 + p) of the steps that wait for none.
-        """
-        lacking = [offer.pace for offer in offers if offer.awaited and not offer.guess.ids]
-        if not (lacking and self.target.known and self._misses < MISSES and all(pace.trip.value for pace in lacking)):
-            return 0.0
-        slowest, cost = max(lacking, key=lambda pace: pace.trip.value), self.target.cost
-        chances, each = slowest.chances(self._most, self._most), self._draft_tokens_each(slowest)
-        at_hand = len(offers) + sum(_expected(offer.chances) for offer in offers)
-        proposed = sum(len(offer.guess.ids) for offer in offers)
-        later = len(lacking) * chances[0] / (1 + chances[0]) * _expected(chances)
-        best, seconds = (at_hand + later) / cost.seconds(len(offers), proposed), 0.0
-        for count in range(1, self._most + 1):
-            needed = slowest.seconds(each * count)
-            tokens = at_hand + len(lacking) * _expected(chances[:count])
-            speed = tokens / (needed + cost.seconds(len(offers), proposed + len(lacking) * count))
-            if needed <= self._longest and speed > best:
-                best, seconds = speed, needed
-        return min(self._longest, SLACK * seconds)
+    def _until(self, pace: DrafterPace, asked: float, now: float) -> float:
+        """The time at which a wait for one request's first token brings the most, if the latest delays come again."""
+        delays = sorted(one - (now - asked) for one in pace.delays if one > now - asked)
+        gain, speed = worth_of_first(pace.chances(self._most, self._most)), self._speed.mean(0.0, 1e-9)
+        best, until, waited = 0.0, now, 0.0
+        for number, delay in enumerate(delays, 1):
+            if SLACK * delay > self._longest:
+                break
+            waited += delay
+            value = (gain * number - speed * (waited + (len(delays) - number) * SLACK * delay)) / len(delays)
+            if value > best:
+                best, until = value, now + SLACK * delay
+        return until
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
-        """How many of each request's guessed tokens are proposed."""
-        return self._counts([offer.chances for offer in offers])
-
-    def _draft_tokens_each(self, pace: DrafterPace) -> float:
-        """Draft tokens for a target token."""
-        return max(LEAST_EACH, pace.tokens_for(1.0 / self._letters.mean(0.25, 8.0)))
-
-    def _counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
-        """Tokens of each request that together give the most tokens per second."""
+        """How many of each request's guessed tokens are proposed: together they give the most tokens per second."""
+        chances = [offer.chances for offer in offers]
         counts = [0] * len(chances)
         waiting: list[tuple[float, int]] = []  # (minus the chance that the next token is accepted, request)
         for request, each in enumerate(chances):
@@ -195,11 +239,19 @@ class Pacing:
                 heappush(waiting, (chance * chances[request][counts[request]], request))
         return counts
 
+    def _account(self, requests: int) -> DraftingAccount:
+        return self._accounts.setdefault((requests - 1).bit_length(), DraftingAccount())
 
-def _expected(chances: Sequence[float]) -> float:
-    """Tokens accepted on average, of some in a row with these chances."""
-    total, all_before = 0.0, 1.0
-    for chance in chances:
-        all_before *= chance
-        total += all_before
-    return total
+
+def worth_of_first(chances: Sequence[float]) -> float:
+    """Tokens that the first draft token brings when it is proposed one step earlier.
+
+    After a refusal a step has no draft. It arrives meanwhile, and serves the next step if its first token was right.
+    Let p be a token's chance, E the expected tokens of a whole draft of K, and h what a step with a draft at hand is
+    worth more than one without. The former emits 1 + E and is followed by another one with p^(K+1), the latter emits 1
+    and is followed by one with p; so h = E + p^(K+1) h - p h. With its first token such a step emits 1 + p, and is
+    followed by one with p^2.
+    """
+    first, second = (*chances, chances[-1])[:2]
+    ahead: float = sum(accumulate(chances, mul)) / (1 + first - prod(chances) * first)
+    return first - first * (1 - second) * ahead

@@ -102,7 +102,7 @@ class DrafterSession:
                 return
             self.ready = True
             pull = services.pacing.pull(self.known.pace)
-            messages = self.stream.follow(pull, time.monotonic()) if self._request.drafts else []
+            messages = self.stream.follow(pull, services.clock()) if self._request.drafts else []
             services.news.notify_all()
         self.send(messages)
 
@@ -112,11 +112,10 @@ class DrafterSession:
             if not self.live:
                 return
             try:
-                if isinstance(reply, Drafted) and (seen := self.stream.take(reply, time.monotonic())) is not None:
+                if isinstance(reply, Drafted) and (seen := self.stream.take(reply, services.clock())) is not None:
                     letters = self.known.pair.drafter.letters
                     self.known.pace.answered(seen, sum(len(letters[one.token]) for one in reply.draft_tokens))
                     self._request.failures = 0
-                    services.pacing.answered()
                     services.news.notify_all()
                 return
             except DrafterFaultError as error:
@@ -134,7 +133,7 @@ class DrafterSession:
 
     def _over(self) -> None:
         """The request goes on without it, and tries another one after a while."""
-        request, now = self._request, time.monotonic()
+        request, now = self._request, self._services.clock()
         self.live = False
         if request.session is self:
             request.session = None
@@ -154,6 +153,7 @@ class DrafterServices:
         pacing: is told what arrives.
         tidy: called now and then, with the lock held; returns requests that are over.
         tls: certificates; None: plaintext.
+        clock: seconds.
     """
 
     def __init__(
@@ -163,7 +163,9 @@ class DrafterServices:
         pacing: Pacing,
         tidy: Callable[[float], Sequence[RequestState]],
         tls: RenewedCredentials | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.lock = threading.Lock()
         self.news = threading.Condition(self.lock)  # a session was opened or lost, or draft tokens arrived
         self.roster: Roster[KnownDrafter] = Roster("drafter")
@@ -281,7 +283,7 @@ class DrafterServices:
         while True:
             await asyncio.sleep(TIDIED_EVERY)
             with self.lock:
-                for request in self._tidy(time.monotonic()):
+                for request in self._tidy(self.clock()):
                     self.close(request)
 
 

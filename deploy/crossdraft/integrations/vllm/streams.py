@@ -20,7 +20,6 @@ from crossdraft.types.trees import Path
 
 MEMORY = 50.0  # tokens after which a judged guess weighs 1/e: a request's text changes within a few lines
 MOST_BEHIND = 3  # steps of the target that a draft may be behind its text before it is begun anew
-LETTERS = 16  # of the draft for each token wanted, which are made target tokens: few tokens are longer
 
 Encode = Callable[[Letters], Path]  # text in mid-output to target ids; raises NotExpressible
 
@@ -80,16 +79,17 @@ class DraftStream:
         self._aside = False  # the drafter drafts no more in this epoch
         self._behind = 0  # steps since the draft was last beyond the text
         self._guess = Guess()  # at the latest step
-        self._encoded: tuple[tuple[int, int, int], Guess] = ((-1, 0, 0), Guess())  # the latest guess by what it is of
+        self._ahead: Guess | None = None  # all of the draft at hand beyond the text; None: not yet known
 
     @property
-    def awaited(self) -> bool:
-        """Whether the first draft tokens of an epoch are under way."""
-        return self._epoch is not None and self._asked_at is not None
+    def asked(self) -> float | None:
+        """Since when the first draft tokens of an epoch are under way, in seconds; None: they are not."""
+        return None if self._epoch is None else self._asked_at
 
     def emitted(self, ids: Sequence[int]) -> Outcome:
         """The target has emitted these ids; how the guess of the step before fared."""
         guess, self._guess = self._guess, Guess()
+        self._ahead = _behind(self._ahead, ids)
         self._text = Letters(self._text + self._pair.target.letters_of(ids))
         judged = min(len(guess.ids), len(ids))
         matched = next((place for place in range(judged) if guess.ids[place] != ids[place]), judged)
@@ -136,26 +136,25 @@ class DraftStream:
         self._aside = bool(reply.reason)
         waited = None if self._asked_at is None else now - self._asked_at
         self._asked_at = None
+        self._ahead = self._encoded(epoch)  # here, where the target does not wait for it
         return DraftSeen(len(reply.draft_tokens), waited, reply.seconds, reply.queued, self._aside)
 
     def guess(self, most: int) -> Guess:
         """The target tokens that come next by the draft at hand, at most so many."""
-        epoch = self._epoch
-        if epoch is None or epoch.contradicts(self._text):
+        if self._epoch is None:
             return Guess()
-        place = len(self._text) - epoch.start
-        what = epoch.number, place, len(epoch.drafted)
-        if self._encoded[0] != what:
-            self._encoded = what, self._encode_from(epoch, place, most)
-        self._guess = self._encoded[1]
+        if self._ahead is None:
+            self._ahead = self._encoded(self._epoch)
+        self._guess = Guess(self._ahead.ids[:most], min(most, self._ahead.sure))
         return self._guess
 
-    def _encode_from(self, epoch: Epoch, place: int, most: int) -> Guess:
-        letters = Letters(epoch.drafted[place : place + LETTERS * (most + 1)])
-        ids = encode_beginning(self._encode, letters)
+    def _encoded(self, epoch: Epoch) -> Guess:
+        """All that the draft says beyond the text, in target tokens."""
+        if epoch.contradicts(self._text):
+            return Guess()
+        ids = encode_beginning(self._encode, Letters(epoch.drafted[len(self._text) - epoch.start :]))
         # A draft token that ends the text says itself where it ends.
-        sure = len(ids) if self._aside else len(ids) - 1
-        return Guess(ids[:most], max(0, min(most, sure)))
+        return Guess(ids, len(ids) if self._aside else max(0, len(ids) - 1))
 
     def _begin(self, pull: Pull, now: float) -> Draft:
         start, drafted = self._known
@@ -164,6 +163,7 @@ class DraftStream:
         self._number += 1
         self._epoch = Epoch(self._number, PLAIN, self._pair, here, here)
         self._known = (here, NOTHING)
+        self._ahead = Guess()
         self._asked, self._asked_at, self._aside, self._behind = pull.window, now, False, 0
         offset = start + same
         letters = Letters(self._text[offset:])
@@ -185,3 +185,11 @@ class DraftStream:
         for token in reply.draft_tokens:
             if token.whose is not Whose.DRAFTER or not 0 <= token.token < size:
                 raise DrafterFaultError(f"it proposed id {token.token}, and its ids are 0 to {size - 1}")
+
+
+def _behind(guess: Guess | None, ids: Sequence[int]) -> Guess | None:
+    """What is left of a guess after these ids; None if they are not its first ones, though their text may be."""
+    count = len(ids)
+    if guess is None or guess.ids[:count] != tuple(ids):
+        return None
+    return Guess(guess.ids[count:], max(0, guess.sure - count))
