@@ -8,8 +8,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from crossdraft.audit.checks import FAULT, NOT_CHECKED, OK, Plan, Result, audit, draw_of
-from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace, RequestRefused, reply_of
+from crossdraft.audit.checks import NOT_CHECKED, NOT_KEPT, OK, Plan, Result, audit, compared, draw_of
+from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace, Place, Reply, RequestRefused, reply_of
 from tests.audit.toy import PROMPT, TOKENS, Toy
 
 PLAN = Plan(
@@ -98,9 +98,20 @@ async def test_other_log_probabilities_than_the_references_are_found() -> None:
     assert "log-probabilities, against the reference" in result.faults
 
 
-@pytest.mark.parametrize(("seeds", "verdict"), [("kept", OK), ("ignored", FAULT), ("refused", NOT_CHECKED)])
+@pytest.mark.parametrize(("seeds", "verdict"), [("kept", OK), ("ignored", NOT_KEPT), ("refused", NOT_CHECKED)])
 async def test_seeds(seeds: str, verdict: str) -> None:
-    assert verdicts(await audited(BRIEF, Toy(seeds=seeds)))["seeds repeated"] == verdict
+    result = await audited(BRIEF, Toy(seeds=seeds))
+    assert verdicts(result)["seeds repeated"] == verdict
+    assert result.faults == ()
+
+
+async def test_texts_of_one_seed_may_part_where_two_tokens_are_nearly_as_probable() -> None:
+    result = await audited(replace(BRIEF, greedy_tokens=60), Toy(noise=0.01), Toy())
+    (check,) = [check for check in result.checks if check.name == "seeds repeated"]
+    assert check.verdict == OK
+    assert "0 of 2 texts are equal, the others as long as no draw was close" in check.finding
+    silent = await audited(replace(BRIEF, greedy_tokens=60), Toy(noise=0.01, logprobs=False), Toy())
+    assert verdicts(silent)["seeds repeated"] == NOT_CHECKED
 
 
 async def test_an_endpoint_without_log_probabilities_needs_a_reference_that_has_them() -> None:
@@ -240,6 +251,39 @@ def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
 async def test_what_vllm_adds_to_its_lists_is_no_bias(api: str) -> None:
     result = await audited(LAWS, Toy(extra_listed=True, most_listed=5), api=api)
     assert result.faults == ()
+
+
+async def test_an_end_that_is_not_reported_is_no_bias() -> None:
+    """Draws beside it would look too frequent: no token is tested at the depth of the first such end, or behind."""
+    plan = replace(LAWS, tokens=8, samples=400)
+    result = await audited(plan, Toy(end=TOKENS[0]))
+    assert result.faults == ()
+    assert any("only the first" in check.finding for check in result.checks if check.verdict == NOT_CHECKED)
+    assert "temperature" not in (await audited(plan, Toy(end=TOKENS[0]))).faults
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_accepted_draft_tokens_without_a_list_are_no_bias(api: str) -> None:
+    """llama.cpp says nothing of these, which are the more probable ones; its first token is never one of them."""
+    result = await audited(PLAN, Toy(unlisted=0.7), api=api)
+    assert result.faults == ()
+    assert NOT_CHECKED in verdicts(result).values()
+
+
+def test_what_the_reference_does_not_list_is_judged_only_if_it_is_far_off() -> None:
+    """The end of its list is all that is known of a token: far below the best one, or perhaps just below."""
+
+    def reply(token: str, *listed: float) -> Reply:
+        top = tuple((f" {letter}", value) for letter, value in zip("abc", listed, strict=False))
+        return Reply(token, (Place(token, token.encode(), top[0][1], top, False),), False)
+
+    near = compared(1, reply(" x", -0.1), reply(" a", -0.1))
+    far = compared(1, reply(" x", -0.1), reply(" a", -0.1, -4.0))
+    assert (near.gap, near.at_least) == (0.0, True)
+    assert (far.gap, far.at_least) == (pytest.approx(3.9), True)
+    # The endpoint's own token counts, and not a listed one with which its name begins.
+    hidden = compared(1, reply(" bar", -0.1), reply(" a", -0.1, -0.2))
+    assert hidden.at_least
 
 
 def test_a_plan_that_cannot_be_is_refused() -> None:

@@ -14,6 +14,7 @@ from crossdraft.audit.statistics import (
     POWER,
     Draw,
     chance_of_finding,
+    chance_of_prefixes,
     chi_square,
     holm,
     information,
@@ -21,9 +22,11 @@ from crossdraft.audit.statistics import (
     missing,
     noncentrality,
     power_of,
+    simulated,
     temperature,
     temperature_error,
 )
+from crossdraft.bench.harness import Fit
 
 NAMES = tuple(f"t{number}" for number in range(12))
 LISTED = 8
@@ -64,6 +67,47 @@ def test_p_values_are_uniform_if_nothing_is_wrong(kind: str) -> None:
         assert found is not None
         values.append(found.p)
     assert stats.kstest(values, "uniform").pvalue > 0.01
+
+
+@pytest.mark.parametrize(("chance", "count"), [(0.999, 4800), (0.99, 1200), (0.9, 600)])
+@pytest.mark.parametrize("level", [1e-3, 1e-5])
+def test_small_p_values_of_a_temperature_are_as_rare_as_they_say(chance: float, count: int, level: float) -> None:
+    """By enumeration, of draws at places with two tokens of which one is nearly certain."""
+    law = np.array([chance, 1 - chance, 0.0])
+    places = [Draw(token, ("a", "b"), law, cell) for cell, token in enumerate("ab")]
+    size, rare = 0.0, stats.binom(count, 1 - chance)
+    for number in range(int(rare.ppf(1e-9)), int(rare.isf(1e-9)) + 1):
+        found = temperature([places[0]] * (count - number) + [places[1]] * number)
+        assert found is not None
+        size += rare.pmf(number) * (found.p < level)
+    assert size < 1.3 * level
+
+
+@pytest.mark.parametrize("expected", [(5.0, 95.0), (5.0, 5.0, 5.0, 85.0)])
+def test_small_p_values_of_a_chi_square_are_no_smaller_than_they_are(expected: tuple[float, ...]) -> None:
+    """Against draws of its own; the usual approximation would be several times too small."""
+    law, count = np.array(expected) / sum(expected), int(sum(expected))
+    cells = np.array(expected)
+    samples = np.random.default_rng(3).multinomial(count, law, 300_000)
+    statistics = ((samples - cells) ** 2 / cells).sum(axis=1)
+    limit = float(np.quantile(statistics, 0.999))
+    p = simulated(Fit(count, limit, len(law) - 1, 0.0), cells)
+    assert 0.7 * np.mean(statistics >= limit) < p < 1.4 * np.mean(statistics >= limit)
+    assert stats.chi2.sf(limit, len(law) - 1) < 0.7 * p
+
+
+def test_how_long_two_independent_samples_agree() -> None:
+    """At most as long as its bound says, whatever is drawn."""
+    rng, law = np.random.default_rng(2), np.array([0.7, 0.2, 0.1])
+    values = []
+    for _ in range(2000):
+        one, other = rng.choice(3, (2, 3, 40), p=law)
+        lengths = np.where((one != other).any(axis=1), (one != other).argmax(axis=1), 40)
+        values.append(
+            chance_of_prefixes([float(-np.log(law[row[:n]]).sum()) for row, n in zip(one, lengths, strict=True)])
+        )
+    for level in (0.1, 0.01):
+        assert np.mean(np.array(values) < level) < 1.5 * level
 
 
 def test_a_token_is_rarely_called_missing_if_it_is_only_rare() -> None:

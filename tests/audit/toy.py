@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import httpx2 as httpx
@@ -34,6 +35,8 @@ class Toy:
     strict: bool = False  # fields that OpenAI does not know are refused
     most_listed: int = 20
     several: bool = True  # outputs of a request
+    end: str = ""  # a token that ends a text, and is not reported
+    unlisted: float = 0.0  # share of drawn tokens without a list, as accepted draft tokens of llama.cpp
     warm: bool = False  # log-probabilities are those at the request's temperature
     extra_listed: bool = False  # the drawn token is added to the list, as in vLLM
     starting: int = 0  # how often it lists no model before it does
@@ -79,6 +82,9 @@ class Toy:
         text, prompt = "", body["messages"][0]["content"] if chat else body["prompt"]
         count = body.get("top_logprobs", 0) if chat else body.get("logprobs", 0)
         places = list(self.places(prompt, body, rng))
+        ended = bool(self.end) and any(TOKENS[drawn] == self.end for drawn, _ in places)
+        if ended:
+            places = list(takewhile(lambda place: TOKENS[place[0]] != self.end, places))
         text = "".join(TOKENS[drawn] for drawn, _ in places)
         said = [self.said(drawn, values, count) for drawn, values in places]
         if not (count and self.logprobs):
@@ -91,7 +97,7 @@ class Toy:
             columns = [token for token, _, _ in said], [value for _, value, _ in said], [dict(top) for *_, top in said]
             shown = dict(zip(("tokens", "token_logprobs", "top_logprobs"), columns, strict=True))
         content = {"message": {"content": text}} if chat else {"text": text}
-        return {"index": 0, "finish_reason": "length", "logprobs": shown} | content
+        return {"index": 0, "finish_reason": "stop" if ended else "length", "logprobs": shown} | content
 
     def places(self, prompt: str, body: dict[str, Any], rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
         """Drawn tokens with reported log-probabilities."""
@@ -111,6 +117,8 @@ class Toy:
     def said(self, drawn: int, values: Any, count: int) -> tuple[str, float, list[tuple[str, float]]]:
         top = [(TOKENS[one], float(values[one])) for one in np.argsort(-values)[:count]]
         own = TOKENS[drawn], float(values[drawn])
+        if drawn == int(values.argmax()) and self.kernels.random() < self.unlisted:
+            return own[0], 0.0, []
         return *own, top + ([own] if self.extra_listed and own not in top else [])
 
 

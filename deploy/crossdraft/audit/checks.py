@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import fmean
 
 import numpy as np
@@ -13,6 +14,7 @@ from crossdraft.audit.statistics import (
     Draw,
     LawTest,
     Power,
+    chance_of_prefixes,
     chi_square,
     holm,
     information,
@@ -21,7 +23,7 @@ from crossdraft.audit.statistics import (
     temperature,
 )
 
-OK, FAULT, NOT_CHECKED = "ok", "FAULT", "not checked"
+OK, FAULT, NOT_CHECKED, NOT_KEPT = "ok", "FAULT", "not checked", "not kept"
 CONTEXTS = 4  # first tokens of each prompt, the most frequent ones, after which the second token is tested
 FIRST_SEED = 1000  # of the first prompt; the next ones follow
 
@@ -61,7 +63,7 @@ class Check:
     """One thing that was looked into."""
 
     name: str
-    verdict: str  # OK, FAULT or NOT_CHECKED
+    verdict: str  # OK, FAULT, NOT_CHECKED or NOT_KEPT
     finding: str
 
 
@@ -165,7 +167,8 @@ def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference:
     common = min(len(mine), len(told)) if common is None else common
     for number, place in enumerate(theirs.places, 1):
         if len(before + place.raw) > common and told.startswith(before):
-            name = _name_in(place, mine[len(before) :], ours.places[number - 1 : number])
+            same = b"".join(one.raw for one in ours.places[: number - 1]) == before
+            name = _name_in(place, mine[len(before) :], ours.places[number - 1 : number] if same else ())
             came = name or mine[len(before) :][:12].decode(errors="replace") or "the end of the text"
             value = dict(place.top).get(name, place.top[-1][1])
             # The end of a text may be a token whose name nobody says.
@@ -177,21 +180,22 @@ def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference:
 
 
 def _name_in(place: Place, continuation: bytes, own: Sequence[Place]) -> str:
-    """The listed token with which a text goes on: by the name that the endpoint gives it, else the most probable one
-    with which it may; empty if none is listed."""
+    """The listed token with which a text goes on: by the name that the endpoint gives it, or without one the most
+    probable one with which it may; empty if it is not listed."""
     others = [name for name, _ in place.top if name and name != place.token]
-    if own and own[0].token in others:
-        return own[0].token
+    if own:
+        return own[0].token if own[0].token in others else ""
     return next((name for name in others if continuation.startswith(name.encode())), "")
 
 
 def _judged(name: str, texts: int, found: Sequence[Difference], tolerance: float) -> Check:
-    ties = [one for one in found if one.gap is not None and one.gap <= tolerance and not one.at_least]
-    unknown = [one for one in found if one.gap is None]
-    faults = len(found) - len(ties) - len(unknown)
+    near = [one for one in found if one.gap is not None and one.gap <= tolerance]
+    ties = [one for one in near if not one.at_least]
+    unknown = len(near) - len(ties) + sum(one.gap is None for one in found)
+    faults = len(found) - len(ties) - unknown
     counts = f"{texts - len(found)} equal, {len(ties)} ties (gap up to {tolerance:g} nats), {faults} faults"
-    counts += f", {len(unknown)} that cannot be judged" * bool(unknown)
-    return Check(name, FAULT if faults else NOT_CHECKED if len(unknown) == texts else OK, f"{texts} texts: {counts}")
+    counts += f", {unknown} that cannot be judged" * bool(unknown)
+    return Check(name, FAULT if faults else NOT_CHECKED if unknown else OK, f"{texts} texts: {counts}")
 
 
 def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
@@ -201,6 +205,8 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
         for mine, other in zip(ours.places, theirs.places, strict=False):
             if mine.token != other.token:
                 break
+            if not mine.top:  # llama.cpp reports no probability of a draft token that it accepted, and calls it 1
+                continue
             gaps.append(abs(mine.log_probability - other.log_probability))
     if not gaps:
         return Check(name, NOT_CHECKED, "no greedy text begins with the same token")
@@ -213,22 +219,36 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
 
 
 async def seeds(plan: Plan, endpoint: Endpoint) -> Check:
-    """Whether a seed gives the same text again."""
-    prompts = plan.prompts[: plan.seeds]
+    """Whether a seed gives the same text again. It is no fault of the distribution if it does not."""
+    name, prompts = "seeds repeated", plan.prompts[: plan.seeds]
     if not prompts:
-        return Check("seeds repeated", NOT_CHECKED, "--seeds 0")
+        return Check(name, NOT_CHECKED, "--seeds 0")
 
-    async def texts() -> list[str]:
+    async def outputs() -> list[Reply]:
         numbered = enumerate(prompts, FIRST_SEED)
         asked = (endpoint.ask(one, plan.greedy_tokens, plan.temperature, seed=seed) for seed, one in numbered)
-        return [reply.text for (reply,) in await asyncio.gather(*asked)]
+        return [reply for (reply,) in await asyncio.gather(*asked)]
 
     try:
-        first, again = await texts(), await texts()
+        pairs = list(zip(await outputs(), await outputs(), strict=True))
     except RequestRefused as error:
-        return Check("seeds repeated", NOT_CHECKED, f"a request with a seed is refused: {error}")
-    equal = sum(map(str.__eq__, first, again))
-    return Check("seeds repeated", OK if equal == len(prompts) else FAULT, f"{equal} of {len(prompts)} texts are equal")
+        return Check(name, NOT_CHECKED, f"a request with a seed is refused: {error}")
+    equal = sum(one.text == other.text for one, other in pairs)
+    finding = f"{equal} of {len(prompts)} texts are equal"
+    if equal == len(prompts):
+        return Check(name, OK, finding)
+    if not endpoint.abilities.top:
+        return Check(name, NOT_CHECKED, f"{finding}; the others may differ by numerical ties")
+    p = chance_of_prefixes([_agreed(one, other) for one, other in pairs])
+    if p < plan.level:
+        return Check(name, OK, f"{finding}, the others as long as no draw was close to another one (p {p:.1g})")
+    return Check(name, NOT_KEPT, f"{finding}, and agree no longer than by chance (p {p:.2g})")
+
+
+def _agreed(one: Reply, other: Reply) -> float:
+    """−log of the probability of the tokens with which both outputs begin."""
+    pairs = takewhile(lambda pair: pair[0].token == pair[1].token, zip(one.places, other.places, strict=False))
+    return -sum(place.log_probability for place, _ in pairs)
 
 
 # Distributions.
@@ -283,36 +303,52 @@ def tested(replies: Sequence[Sequence[Reply]], power: float) -> tuple[list[Draw]
     """The tests of each prompt's samples. `power`: what reported probabilities are raised to."""
     draws: list[Draw] = []
     tests: list[LawTest | None] = []
+    notes = []
     for number, outputs in enumerate(replies, 1):
-        contexts = _contexts(outputs)
+        depth = judged_depth(outputs)
+        if depth < max((len(reply.places) for reply in outputs), default=0):
+            notes.append(
+                f"prompt {number}: of each sample only the first {depth} tokens are tested, as a later one, or the end "
+                "of a text, came without log-probabilities"
+            )
+        contexts = _contexts(outputs, depth)
         draws += [draw for places in contexts.values() for draw in _drawn(places, power)]
         tests.append(chi_square("first token", f"prompt {number}", _drawn(contexts[()], power)))
         frequent = sorted((path for path in contexts if len(path) == 1), key=lambda path: -len(contexts[path]))
         for path in frequent[:CONTEXTS]:
             where = f"prompt {number} after {path[0]!r}"
             tests.append(chi_square("second token", where, _drawn(contexts[path], power)))
-    unreported = sum(reply.end_unreported for outputs in replies for reply in outputs)
-    if draws:
+    if not draws:
+        notes.append("every list of most probable tokens has two with the same name, or none")
+    elif any(reply.end_unreported for outputs in replies for reply in outputs):
         tests.append(temperature(draws))
-        tests += [] if unreported else [missing(draws)]
-    notes = [] if draws else ["every list of most probable tokens has two with the same name, or none"]
-    if unreported:
-        notes.append(f"missing tokens: the token that ended {unreported} samples has no log-probability in the reply")
+        notes.append("missing tokens: the token that ended a sample is not reported, and may be listed")
+    else:
+        tests += [temperature(draws), missing(draws)]
     return draws, [test for test in tests if test is not None], notes
 
 
-def _contexts(outputs: Iterable[Reply]) -> dict[tuple[str, ...], list[Place]]:
-    """Places by the tokens before them. Those are left out at which names of tokens or ends are not told apart."""
+def judged_depth(outputs: Sequence[Reply]) -> int:
+    """How many first tokens of a prompt's samples are tested.
+
+    A draw must not be left out because of what was drawn: an end of the text that the endpoint does not report, or an
+    accepted draft token without a list (llama.cpp), would make the others look too frequent. So the tokens are tested
+    before the first place at which that happened to any sample.
+    """
+    depths = [len(reply.places) for reply in outputs if reply.end_unreported]
+    depths += [number for reply in outputs for number, place in enumerate(reply.places) if not place.top]
+    return min(depths, default=max((len(reply.places) for reply in outputs), default=0))
+
+
+def _contexts(outputs: Iterable[Reply], depth: int) -> dict[tuple[str, ...], list[Place]]:
+    """The first places by the tokens before them. Those are left out at which names of tokens are not told apart."""
     contexts: dict[tuple[str, ...], list[Place]] = defaultdict(list)
-    silent: set[tuple[str, ...]] = set()
     for reply in outputs:
         names = tuple(place.token for place in reply.places)
-        for number, place in enumerate(reply.places):
+        for number, place in enumerate(reply.places[:depth]):
             contexts[names[:number]].append(place)
-        if reply.end_unreported:
-            silent.add(names)
-    for path, places in contexts.items():
-        if path in silent or any(place.ambiguous for place in places):
+    for places in contexts.values():
+        if any(place.ambiguous for place in places):
             places.clear()
     return contexts
 

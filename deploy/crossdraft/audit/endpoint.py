@@ -40,7 +40,7 @@ class CannotBeAudited(CommandFailed):
 
 
 class RequestRefused(CannotBeAudited):
-    """A request was answered with an HTTP status from 400 to 499."""
+    """A request was answered with an HTTP status from 400 to 499, or with 501."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -77,7 +77,7 @@ class Reply:
     @property
     def end_unreported(self) -> bool:
         """Whether the token that ended it is not among its places."""
-        return self.ended and b"".join(place.raw for place in self.places) == self.text.encode()
+        return self.ended and (not self.places or self.text.encode().endswith(self.places[-1].raw))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ class Endpoint:
         self._answered = False  # at least once
         self._interval = 1 / pace.per_second if pace.per_second else 0.0
         headers = {"User-Agent": "crossdraft-audit"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._http = httpx.AsyncClient(headers=headers, timeout=pace.timeout, transport=transport)
+        limits = httpx.Limits(max_connections=None)  # the slots limit them
+        self._http = httpx.AsyncClient(headers=headers, timeout=pace.timeout, limits=limits, transport=transport)
 
     async def __aenter__(self) -> Self:
         """Raises CannotBeAudited."""
@@ -271,7 +272,7 @@ class Endpoint:
     def _answer(self, response: httpx.Response) -> Any:
         if response.status_code in (401, 403):
             raise RequestRefused(response.status_code, f"{self.url} wants an API key: {_shown(response)}")
-        if 400 <= response.status_code < 500:
+        if 400 <= response.status_code < 500 or response.status_code in NO_API:
             raise RequestRefused(response.status_code, f"{self.url} refused a request: {_shown(response)}")
         if response.status_code != 200:
             raise CannotBeAudited(f"{self.url} failed: {_shown(response)}")
@@ -308,20 +309,26 @@ def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
 
     Raises LookupError, TypeError, ValueError or AttributeError if it has no such form.
     """
-    text = choice["text"] if "text" in choice else choice["message"].get("content") or ""
+    text = choice["text"] if "text" in choice else _content(choice["message"])
     said = choice.get("logprobs") or {}
     if said.get("content"):
         # vLLM has the drawn token in place of the last one where that would not be listed: it depends on the draw.
         places = [_of_chat(one, max(0, top - 1)) for one in said["content"]]
     else:
-        columns = said.get("tokens") or (), said.get("token_logprobs") or (), said.get("top_logprobs") or ()
+        tokens = said.get("tokens") or ()
+        columns = tokens, said.get("token_logprobs") or (), said.get("top_logprobs") or [{} for _ in tokens]
         places = [_of_completion(*column, top) for column in zip(*columns, strict=True)]
     return Reply(str(text), tuple(places), choice.get("finish_reason") == "stop")
 
 
+def _content(message: Mapping[str, Any]) -> str:
+    """Of a model that reasons, what it has said so far of its reasons."""
+    return next((str(message[one]) for one in ("content", "reasoning_content", "reasoning") if message.get(one)), "")
+
+
 def _of_chat(said: Mapping[str, Any], top: int) -> Place:
     raw = bytes(said["bytes"]) if said.get("bytes") is not None else _raw(said["token"])
-    listed = [(str(one["token"]), float(one["logprob"])) for one in said["top_logprobs"]]
+    listed = [(str(one["token"]), float(one["logprob"])) for one in said.get("top_logprobs") or ()]
     return _place(str(said["token"]), raw, said["logprob"], listed, top, twice=len(dict(listed)) < len(listed))
 
 

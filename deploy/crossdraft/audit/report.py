@@ -90,7 +90,7 @@ def reach_of(report: Report) -> Iterator[str]:
         f"finds the following with a probability of {POWER:.0%}; it raises a false alarm with at most {plan.level:g}:"
     )
     if isfinite(power.temperature):
-        needed = plan.samples * (power.temperature / WANTED_ERROR) ** 2
+        needed = plan.samples * ((1 + 1 / WANTED_ERROR) / (1 + 1 / power.temperature)) ** 2
         yield f"- a temperature that is off by {power.temperature:.1%} (for {WANTED_ERROR:.0%}: --samples {needed:.0f})"
     yield f"- a listed token that never comes, if it was expected {power.missing:.0f} times in all"
     if power.first_token:

@@ -340,21 +340,26 @@ def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None
     drawn = np.zeros(len(distribution))
     drawn[list(counts)] = list(counts.values())
     total = float(drawn.sum())
-    expected = total * distribution
-    large = expected >= LEAST
-    observed = np.append(drawn[large], drawn[~large].sum())
-    wanted = np.append(expected[large], expected[~large].sum())
-    if wanted[-1] < LEAST and len(wanted) > 1:  # what is left is too little for a cell: the smallest one takes it
-        place = int(wanted[:-1].argmin())
-        for cells in (observed, wanted):
-            cells[place] += cells[-1]
-        observed, wanted = observed[:-1], wanted[:-1]
+    wanted, observed = pooled(total * distribution, drawn)
     if len(wanted) < 2:
         return None
     from scipy import stats
 
     found = stats.chisquare(observed, wanted, sum_check=False)  # sums differ by rounding
     return Fit(int(total), float(found.statistic), len(wanted) - 1, float(found.pvalue))
+
+
+def pooled(expected: Floats, *others: Floats) -> list[Floats]:
+    """Cells that are expected LEAST times at least, and one of all the rest; the same of other numbers by cell."""
+    large = expected >= LEAST
+    found = [np.append(cells[large], cells[~large].sum()) for cells in (expected, *others)]
+    wanted = found[0]
+    if wanted[-1] >= LEAST or len(wanted) == 1:
+        return found
+    place = int(wanted[:-1].argmin())  # what is left is too little for a cell: the smallest one takes it
+    for cells in found:
+        cells[place] += cells[-1]
+    return [cells[:-1] for cells in found]
 
 
 # Cores and processor time of other processes, as Linux counts it.
