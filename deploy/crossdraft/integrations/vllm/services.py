@@ -230,7 +230,7 @@ class DrafterServices:
         self._started.result().call_soon_threadsafe(work, *given)
 
     def _run(self) -> None:
-        _use_all_cores()
+        _leave_engines_cores()
         try:
             asyncio.run(self._serve())
         except BaseException as error:
@@ -287,12 +287,13 @@ class DrafterServices:
                     self.close(request)
 
 
-def _use_all_cores() -> None:
-    """Let this thread run where there is room: vLLM's CPU build binds the engine's thread, and those that it starts, to
-    the cores of the target's computation."""
+def _leave_engines_cores() -> None:
+    """Let this thread run beside the engine's: vLLM's CPU build binds the one that makes the proposer, and those that it
+    starts, to the cores of the target's computation."""
     if hasattr(os, "sched_setaffinity"):
+        every = set(range(os.cpu_count() or 1))
         with suppress(OSError):  # of a container that allows fewer cores, which stay as they are
-            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+            os.sched_setaffinity(0, every - os.sched_getaffinity(0) or every)
 
 
 def _send_all(messages: Sequence[tuple[DrafterSession, Sequence[Draft | Advance]]]) -> None:
