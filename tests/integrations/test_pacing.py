@@ -88,6 +88,15 @@ def test_more_is_asked_of_a_drafter_with_shorter_tokens() -> None:
     assert few.first < few.chunk < many.chunk
 
 
+def test_a_slow_drafter_replies_several_times_in_a_step_and_a_fast_one_with_all_that_a_step_may_propose() -> None:
+    pacing, slow, fast = pacing_of(), DrafterPace(), DrafterPace()
+    for _ in range(20):
+        slow.answered(DraftSeen(4, None, 4 * STEP / 8), 16)
+        fast.answered(DraftSeen(4, None, 4 * STEP / 1000), 16)
+    assert pacing.pull(slow).chunk == 2
+    assert pacing.pull(fast).chunk == MOST + 1
+
+
 # Waits.
 
 

@@ -22,7 +22,7 @@ from statistics import median
 
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
 from crossdraft.speculation.choice import DraftSeen
-from crossdraft.speculation.estimates import Acceptance, FittedCost, Share, StepCost
+from crossdraft.speculation.estimates import Acceptance, FittedCost, Recent, Share, StepCost
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ LETTERS = 2000.0  # of output or draft after which the length of a token weighs 
 SHARED = 8.0  # guesses that a drafter's acceptance weighs against what was seen of one request
 LEAST_EACH = 0.25  # draft tokens for a target token at least, however long they are
 SPARE = 2  # target tokens asked for beyond two proposals: the second is drafted while the first is verified
+REPLIES = 4  # of a drafter in a step, at most if its tokens take long
 MOST_WAITING = 2  # requests of a step that waits: of many, one always lacks its draft
 SLACK = 1.2  # times a delay seen before that is waited for
 DELAYS = 16  # latest delays of first replies
@@ -53,6 +54,7 @@ class DrafterPace:
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.edge = Share()  # of the last tokens of a text, behind which nothing was drafted yet
+        self.step = Recent()  # seconds of a draft token
         self.delays: deque[float] = deque(maxlen=DELAYS)  # seconds from an epoch's begin to its first reply
         self._length = Share(memory=LETTERS)  # draft tokens of letters
         self._usual: list[float] = []  # `Acceptance.chances`, as long as it holds
@@ -67,6 +69,7 @@ class DrafterPace:
     def answered(self, seen: DraftSeen, letters: int) -> None:
         """A reply came, whose draft tokens have so many letters together."""
         if seen.draft_tokens:
+            self.step.add(seen.seconds / seen.draft_tokens)
             self._length.add(seen.draft_tokens, letters)
         if seen.waited is not None:
             self.delays.append(seen.waited)
@@ -192,10 +195,13 @@ class Pacing:
         return self._account(requests).decide()
 
     def pull(self, pace: DrafterPace) -> Pull:
-        """How much is asked of a drafter: one target token in the first reply, then as many as a step may propose."""
+        """How much is asked of a drafter: one target token in the first reply, then as many as it drafts in a part of a
+        step, since each reply costs a turn of the event loop, and what is in none is late."""
         each = max(LEAST_EACH, pace.tokens_for(1.0 / self._letters.mean(0.25, 8.0)))
         window = min(MOST_DRAFT_TOKENS, round(each * (2 * self._most + SPARE)) + 1)
-        return Pull(window, max(1, round(each)), min(window, max(1, round(each * (self._most + 1)))))
+        soon = self.target.cost.seconds(1.0) / REPLIES / max(pace.step.value, 1e-6) if self.target.known else each
+        chunk = min(max(each, soon), each * (self._most + 1))
+        return Pull(window, max(1, round(each)), min(window, max(1, round(chunk))))
 
     def wait(self, offers: Sequence[Offer], now: float) -> float:
         """Until when this step waits for draft tokens on their way, in seconds; `now`: it goes on with what is here."""
