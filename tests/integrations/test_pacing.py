@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.integrations.vllm.pacing import (
     ALLOWED,
-    ALLOWED_SECONDS,
+    ALLOWED_STEPS,
     MOST_GAINED,
     TRIAL,
     DrafterPace,
@@ -22,7 +22,7 @@ from crossdraft.speculation.estimates import Share
 
 MOST = 4
 STEP = 0.05  # seconds of the target
-WAIT = 0.02  # seconds at most
+WAIT = 0.004  # seconds at most: 0.08 of a step
 NOW = 100.0  # seconds
 
 
@@ -37,7 +37,7 @@ def pace_of(accepted: float, *delays: float) -> DrafterPace:
     return pace
 
 
-def pacing_of(token: float = 0.0002, longest: float = WAIT) -> Pacing:
+def pacing_of(token: float = 0.0002, longest: float = 1.0) -> Pacing:
     """With a target whose step takes so many seconds more for each draft token."""
     pacing = Pacing(MOST, longest)
     for number in range(200):
@@ -102,12 +102,12 @@ def test_a_slow_drafter_replies_several_times_in_a_step_and_a_fast_one_with_all_
 
 def test_what_usually_comes_soon_is_waited_for() -> None:
     until = pacing_of().wait([offer(pace_of(0.8, 0.001, 0.002, 0.001), 0, asked=NOW)], NOW)
-    assert NOW + 0.002 <= until <= NOW + 0.004
+    assert NOW + 0.002 <= until <= NOW + WAIT
 
 
 def test_a_wait_lasts_as_long_as_most_replies_take_and_not_as_the_slowest() -> None:
-    until = pacing_of().wait([offer(pace_of(0.8, *[0.002] * 9, 0.015), 0, asked=NOW)], NOW)
-    assert NOW + 0.002 <= until < NOW + 0.004
+    until = pacing_of().wait([offer(pace_of(0.15, *[0.001] * 9, 0.003), 0, asked=NOW)], NOW)
+    assert NOW + 0.001 <= until < NOW + 0.003
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_wait_lasts_as_long_as_most_replies_take_and_not_as_the_slowest() -> N
         pytest.param(pace_of(0.8, 0.001), 0, None, id="it was not asked for"),
         pytest.param(pace_of(0.8, 0.001), 0, NOW - 1.0, id="it should have come long ago"),
         pytest.param(pace_of(0.8), 0, NOW, id="no delay is known"),
-        pytest.param(pace_of(0.8, 0.5), 0, NOW, id="it takes longer than any step may wait"),
+        pytest.param(pace_of(0.8, WAIT), 0, NOW, id="it takes longer than any step may wait"),
         pytest.param(pace_of(0.8, *[0.5] * 9, 0.001), 0, NOW, id="it seldom comes soon"),
         pytest.param(pace_of(0.02, 0.001), 0, NOW, id="it is worth nothing"),
     ],
@@ -182,7 +182,7 @@ def test_a_bad_one_costs_what_is_allowed(share: float) -> None:
     for steps in (100, 1000, 20_000):
         beyond, drafted = run(lambda _: (share * STEP, 1.0), steps)
         assert any(drafted)
-        assert beyond <= ALLOWED_SECONDS + ALLOWED * (STEP * steps + beyond) + share * STEP
+        assert beyond <= STEP * (ALLOWED_STEPS + ALLOWED * steps + share) + ALLOWED * beyond
 
 
 def test_one_that_neither_gains_nor_loses_may_go_on() -> None:
@@ -195,7 +195,7 @@ def test_one_that_becomes_bad_is_left_when_its_gain_is_used_up() -> None:
     account = DraftingAccount()
     run(lambda _: (STEP, 2.0), 1000, account)
     beyond, drafted = run(lambda _: (1.5 * STEP, 1.0), 1000, account)
-    assert beyond <= MOST_GAINED + ALLOWED * STEP * 1000 + STEP
+    assert beyond <= STEP * (MOST_GAINED + ALLOWED * 1000 + 1)
     assert sum(drafted[500:]) <= 2 * TRIAL
 
 

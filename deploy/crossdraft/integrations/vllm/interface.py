@@ -55,7 +55,7 @@ class Options:
 
     drafters: tuple[str, ...]  # host:port
     tls: TlsFiles | None = None
-    longest_wait: float = 0.0035  # seconds that a step is held up for draft tokens at most
+    longest_wait: float = 0.02  # seconds that a step is held up for draft tokens at most
     only_greedy: bool = False  # no request has a temperature above 0, as the user says
     any_version: bool = False  # of vLLM
 
@@ -74,7 +74,7 @@ class Options:
         return Options(
             drafters,
             TlsFiles(*files) if files else None,
-            _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 3.5) / 1000,
+            _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000,
             environment.get("CROSSDRAFT_ASSUME_GREEDY", "0") not in ("", "0"),
             environment.get("CROSSDRAFT_ANY_VLLM", "0") not in ("", "0"),
         )

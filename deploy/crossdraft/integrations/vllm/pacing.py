@@ -27,14 +27,14 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 log = logging.getLogger(__name__)
 
-ALLOWED = 0.01  # of the time of all steps that drafting may lose altogether
-ALLOWED_SECONDS = 0.1  # and so much more, for the first trial
-MOST_GAINED = 0.5  # seconds of gain that are set against losses: a drafter that becomes bad is left after as many
+ALLOWED = 0.01  # of all steps that drafting may lose altogether
+ALLOWED_STEPS = 4.0  # and so many more, for the first trial: new sizes of forwards take long the first time
+MOST_GAINED = 16.0  # steps of gain that are set against losses: a drafter that becomes bad is left after as many
 COMPARED = 8  # latest steps without drafting that those with it are compared with
 LEAST_COMPARED = 6  # of them before drafting is tried: single steps differ by a tenth
 PAUSE = 3.0  # times the usual step that a step counts as at most: a pause of the machine is nobody's loss
 TRIAL = 16  # steps in which a drafter is heard, asked, and its drafts proposed a few times
-LEAST_LOSS = 0.02  # of a step that a step of a trial is expected to lose: no trial follows another at once
+LEAST_LOSS = 0.02  # of a step that a step of a trial is expected to lose
 RENEWED = 200  # steps with drafting, after which some without it tell what these cost by now
 RENEWAL = 4  # such steps; the first one is not counted, as the drafter is still at work
 LETTERS = 2000.0  # of output or draft after which the length of a token weighs 1/e
@@ -43,6 +43,7 @@ LEAST_EACH = 0.25  # draft tokens for a target token at least, however long they
 SPARE = 2  # target tokens asked for beyond two proposals: the second is drafted while the first is verified
 REPLIES = 4  # of a drafter in a step, at most if its tokens take long
 MOST_WAITING = 2  # requests of a step that waits: of many, one always lacks its draft
+LONGEST_WAIT = 0.08  # of a step of one request
 SLACK = 1.2  # times a delay seen before that is waited for
 DELAYS = 16  # latest delays of first replies
 SPEED_SECONDS = 2.0  # after which the speed of a step weighs 1/e
@@ -105,20 +106,20 @@ class DraftingAccount:
     """What drafting has lost so far in batches of one size, and whether it goes on.
 
     A step without drafting emits one token of each request. So a step with it, from one call of the proposer to the
-    next, has lost its duration less that of as many steps without drafting as it emitted tokens of each request:
-    everything is in it, whether calls, waits, tokens verified in vain, or a drafter on the target's cores. Drafting
+    next, has lost its duration, in steps without drafting, less the tokens that it emitted of each request: everything
+    is in it, whether calls, waits, tokens verified in vain, or a drafter on the target's cores. Drafting
     ends where it would lose more than the allowance, and is tried again as soon as that has grown enough for a trial.
-    So over any time it loses at most `ALLOWED` of it and `ALLOWED_SECONDS`, and a trial more.
+    So of any number of steps it loses at most `ALLOWED` and `ALLOWED_STEPS`, and a step more.
     """
 
     def __init__(self) -> None:
         self.drafting = False
         self._off: deque[float] = deque(maxlen=COMPARED)  # seconds of the latest steps without drafting
-        self._allowed = ALLOWED_SECONDS  # seconds that may be lost still
-        self._loss = LEAST_LOSS  # of a step, that each step of the latest trial has lost
+        self._allowed = ALLOWED_STEPS  # steps that may be lost still
+        self._loss = LEAST_LOSS  # of a step, that each step has lost since drafting began the last time
         self._steps = 0  # counted since drafting began or ended
         self._renewing = False  # it has ended for `RENEWAL` steps only
-        self._spent = 0.0  # seconds that were lost since it began
+        self._lost = 0.0  # steps, since it began
 
     @property
     def usual(self) -> float:
@@ -130,14 +131,13 @@ class DraftingAccount:
         """A step took so long from one call of the proposer to the next, and emitted so many tokens of each request."""
         self._steps += 1
         if not self.drafting:
-            self._allow(ALLOWED * seconds)
+            self._allow(ALLOWED)
             if self._steps > 1 or not self._off:
                 self._off.append(seconds)
             return
-        usual = self.usual
-        lost = min(seconds, PAUSE * usual) - tokens * usual
-        self._spent += lost
-        self._allow(ALLOWED * seconds - lost)
+        lasted = min(seconds / self.usual, PAUSE)
+        self._lost += lasted - tokens
+        self._allow(ALLOWED * lasted - (lasted - tokens))
 
     def decide(self) -> bool:
         """Whether the next step drafts."""
@@ -147,18 +147,18 @@ class DraftingAccount:
         elif self._renewing:
             if self._steps >= RENEWAL:
                 self._switch(True)
-        elif len(self._off) >= LEAST_COMPARED and self._allowed >= TRIAL * self._loss * self.usual:
+        elif len(self._off) >= LEAST_COMPARED and self._allowed >= min(TRIAL * self._loss, ALLOWED_STEPS):
             self._switch(True)
         return self.drafting
 
-    def _allow(self, seconds: float) -> None:
-        self._allowed = min(self._allowed + seconds, MOST_GAINED)
+    def _allow(self, steps: float) -> None:
+        self._allowed = min(self._allowed + steps, MOST_GAINED)
 
     def _switch(self, drafting: bool, renewing: bool = False) -> None:
         if not drafting and not renewing:
-            self._loss = min(1.0, max(LEAST_LOSS, self._spent / (self._steps * self.usual)))
+            self._loss = max(LEAST_LOSS, self._lost / self._steps)
             log.debug("drafting has ended: it lost %.0f %% of a step", 100 * self._loss)
-        self.drafting, self._renewing, self._steps, self._spent = drafting, renewing, 0, 0.0
+        self.drafting, self._renewing, self._steps, self._lost = drafting, renewing, 0, 0.0
 
 
 class Pacing:
@@ -166,7 +166,7 @@ class Pacing:
 
     Args:
         most: draft tokens of a request in a step.
-        longest: seconds that a step waits at most; 0: it never waits.
+        longest: seconds that a step waits at most, besides `LONGEST_WAIT`; 0: it never waits.
     """
 
     def __init__(self, most: int, longest: float) -> None:
@@ -212,11 +212,12 @@ class Pacing:
 
     def _until(self, pace: DrafterPace, asked: float, now: float) -> float:
         """The time at which a wait for one request's first token brings the most, if the latest delays come again."""
+        longest = min(self._longest, LONGEST_WAIT * self.target.cost.seconds(1.0))
         delays = sorted(one - (now - asked) for one in pace.delays if one > now - asked)
         gain, speed = worth_of_first(pace.chances(self._most, self._most)), self._speed.mean(0.0, 1e-9)
         best, until, waited = 0.0, now, 0.0
         for number, delay in enumerate(delays, 1):
-            if SLACK * delay > self._longest:
+            if SLACK * delay > longest:
                 break
             waited += delay
             value = (gain * number - speed * (waited + (len(delays) - number) * SLACK * delay)) / len(delays)
