@@ -185,10 +185,12 @@ def test_a_bad_one_costs_what_is_allowed(share: float) -> None:
         assert beyond <= STEP * (ALLOWED_STEPS + ALLOWED * steps + share) + ALLOWED * beyond
 
 
-def test_one_that_neither_gains_nor_loses_may_go_on() -> None:
-    beyond, drafted = run(lambda _: (STEP, 1.0), 1000)
+def test_one_that_neither_gains_nor_loses_drafts_now_and_then() -> None:
+    """A step costs a few percent more than can be measured."""
+    beyond, drafted = run(lambda _: (STEP, 1.0), 4000)
     assert beyond == pytest.approx(0.0, abs=1e-6)
-    assert drafted[-1]
+    assert 0 < sum(drafted) < 0.3 * 4000
+    assert any(drafted[-500:])
 
 
 def test_one_that_becomes_bad_is_left_when_its_gain_is_used_up() -> None:

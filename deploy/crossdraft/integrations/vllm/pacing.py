@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 ALLOWED = 0.01  # of all steps that drafting may lose altogether
 ALLOWED_STEPS = 4.0  # and so many more, for the first trial: new sizes of forwards take long the first time
 MOST_GAINED = 16.0  # steps of gain that are set against losses: a drafter that becomes bad is left after as many
-COMPARED = 8  # latest steps without drafting that those with it are compared with
+COMPARED = 16  # latest steps without drafting that those with it are compared with
 LEAST_COMPARED = 6  # of them before drafting is tried: single steps differ by a tenth
 PAUSE = 3.0  # times the usual step that a step counts as at most: a pause of the machine is nobody's loss
 TRIAL = 16  # steps in which a drafter is heard, asked, and its drafts proposed a few times
-LEAST_LOSS = 0.02  # of a step that a step of a trial is expected to lose
-RENEWED = 200  # steps with drafting, after which some without it tell what these cost by now
-RENEWAL = 4  # such steps; the first one is not counted, as the drafter is still at work
+LEAST_GAIN = 0.04  # of a step, less of which is taken for a loss: it is not told from noise
+RENEWED = 250  # steps with drafting, after which some without it tell what these cost by now
+RENEWAL = 6  # such steps; the first one is not counted, as the drafter is still at work
 LETTERS = 2000.0  # of output or draft after which the length of a token weighs 1/e
 SHARED = 8.0  # guesses that a drafter's acceptance weighs against what was seen of one request
 LEAST_EACH = 0.25  # draft tokens for a target token at least, however long they are
@@ -116,7 +116,7 @@ class DraftingAccount:
         self.drafting = False
         self._off: deque[float] = deque(maxlen=COMPARED)  # seconds of the latest steps without drafting
         self._allowed = ALLOWED_STEPS  # steps that may be lost still
-        self._loss = LEAST_LOSS  # of a step, that each step has lost since drafting began the last time
+        self._loss = LEAST_GAIN  # of a step, that each step has lost since drafting began the last time
         self._steps = 0  # counted since drafting began or ended
         self._renewing = False  # it has ended for `RENEWAL` steps only
         self._lost = 0.0  # steps, since it began
@@ -136,8 +136,9 @@ class DraftingAccount:
                 self._off.append(seconds)
             return
         lasted = min(seconds / self.usual, PAUSE)
-        self._lost += lasted - tokens
-        self._allow(ALLOWED * lasted - (lasted - tokens))
+        lost = lasted - tokens + LEAST_GAIN
+        self._lost += lost
+        self._allow(ALLOWED * lasted - lost)
 
     def decide(self) -> bool:
         """Whether the next step drafts."""
@@ -156,7 +157,7 @@ class DraftingAccount:
 
     def _switch(self, drafting: bool, renewing: bool = False) -> None:
         if not drafting and not renewing:
-            self._loss = max(LEAST_LOSS, self._lost / self._steps)
+            self._loss = max(LEAST_GAIN, self._lost / self._steps)
             log.debug("drafting has ended: it lost %.0f %% of a step", 100 * self._loss)
         self.drafting, self._renewing, self._steps, self._lost = drafting, renewing, 0, 0.0
 
