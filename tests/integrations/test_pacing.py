@@ -97,6 +97,18 @@ def test_a_slow_drafter_replies_several_times_in_a_step_and_a_fast_one_with_all_
     assert pacing.pull(fast).chunk == MOST + 1
 
 
+@pytest.mark.parametrize(("part", "requests", "prepared"), [(100, 1, 2), (100, 3, 0), (4, 1, 0)])
+def test_a_drafter_with_time_left_prepares_continuations_for_few_requests(
+    part: int, requests: int, prepared: int
+) -> None:
+    """A draft token of one letter in four takes so large a part of a step."""
+    pacing, pace = pacing_of(), DrafterPace()
+    for _ in range(20):
+        pace.answered(DraftSeen(4, None, 4 * STEP / part), 16)
+    pacing.drafts(requests)
+    assert pacing.pull(pace).branch == prepared
+
+
 # Waits.
 
 

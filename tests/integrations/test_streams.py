@@ -1,5 +1,7 @@
 """The text of one request, and the draft that goes on from it."""
 
+from dataclasses import replace
+
 import pytest
 
 from crossdraft.integrations.vllm.streams import (
@@ -12,7 +14,7 @@ from crossdraft.integrations.vllm.streams import (
 )
 from crossdraft.speculation.choice import DraftSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Advance, Draft, Drafted
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted
 from crossdraft.types.rows import DraftToken, Whose
 from tests.vocabularies import greedy_tokens, pair_of
 
@@ -122,6 +124,32 @@ def test_a_draft_that_is_not_wanted_is_stopped(stream: DraftStream) -> None:
     assert stream.follow(PULL, 2.0) == [Draft(2, 0, Letters("c"), 6, 2, first=2)]
 
 
+def test_a_prepared_continuation_that_agrees_is_at_hand_at_once(stream: DraftStream) -> None:
+    """The drafter said ab, and that it would say bb after a b in place of its a."""
+    prepared = replace(PULL, branch=2)
+    stream.follow(prepared, 0.0)
+    branch = Branch(1, 0, Letters("b"), (1, 0))
+    stream.take(replace(drafted(1, 0, 1), branches=(branch,)), 1.0)
+    assert stream.guess(4) == Guess((2,), sure=0)
+    assert stream.emitted([1]) == Outcome(0, False, edge=False)
+    assert stream.follow(prepared, 2.0) == [Draft(2, 0, Letters("b"), 8, 2, 2, adopt=1, first=4)]
+    assert stream.guess(4) == Guess((1, 0), sure=1)  # its tokens, without waiting
+    stream.take(drafted(2, 2, 2, first=2), 3.0)
+    assert stream.emitted([1]) == Outcome(1, False)
+    assert stream.guess(4) == Guess((0, 4, 4), sure=2)
+
+
+def test_a_prepared_continuation_that_does_not_agree_is_forgotten(stream: DraftStream) -> None:
+    prepared = replace(PULL, branch=2)
+    stream.follow(prepared, 0.0)
+    stream.take(replace(drafted(1, 0, 1), branches=(Branch(1, 0, Letters("b"), (1, 0)),)), 1.0)
+    stream.emitted([4])
+    assert stream.follow(prepared, 2.0) == [Draft(2, 0, Letters("c"), 6, 2, 2, first=2)]
+    stream.take(drafted(2, 1), 3.0)
+    stream.emitted([0])
+    assert stream.follow(PULL, 4.0) == [Draft(3, 1, Letters("a"), 6, 2, first=2)]
+
+
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
@@ -129,6 +157,7 @@ def test_a_draft_that_is_not_wanted_is_stopped(stream: DraftStream) -> None:
         (drafted(1, -1), "proposed id -1"),
         (Drafted(1, (DraftToken(0, None, Whose.TARGET),), 0.5), "proposed id 0"),
         (drafted(1, *[0] * 7), "draft tokens 0 to 7, asked for 0 to 6"),
+        (replace(drafted(1, 0), branches=(Branch(1, 0, Letters("b"), (1,)),)), "branch 1 is not one of at most 0 ids"),
         (drafted(1, 0, first=1), "draft tokens 1 to 2, asked for 0 to 6"),
     ],
 )

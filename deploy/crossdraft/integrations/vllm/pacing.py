@@ -42,7 +42,8 @@ SHARED = 8.0  # guesses that a drafter's acceptance weighs against what was seen
 LEAST_EACH = 0.25  # draft tokens for a target token at least, however long they are
 SPARE = 2  # target tokens asked for beyond two proposals: the second is drafted while the first is verified
 REPLIES = 4  # of a drafter in a step, at most if its tokens take long
-MOST_WAITING = 2  # requests of a step that waits: of many, one always lacks its draft
+BRANCH = 2  # target tokens of a prepared continuation
+FEW = 2  # requests of a step that waits, as of many one always lacks its draft, or for which continuations are prepared
 LONGEST_WAIT = 0.08  # of a step of one request
 SLACK = 1.2  # times a delay seen before that is waited for
 DELAYS = 16  # latest delays of first replies
@@ -176,6 +177,7 @@ class Pacing:
         self._longest = longest
         self._letters = Share(memory=LETTERS)  # target tokens of letters
         self._speed = Share(memory=SPEED_SECONDS)  # tokens of seconds
+        self._requests = 0  # of the latest step
         self._accounts: dict[int, DraftingAccount] = {}  # by size of the batch: up to 1, 2, 4, 8 … requests
 
     def emitted(self, tokens: int, letters: int) -> None:
@@ -193,20 +195,28 @@ class Pacing:
 
     def drafts(self, requests: int) -> bool:
         """Whether a step of so many requests drafts."""
+        self._requests = requests
         return self._account(requests).decide()
 
     def pull(self, pace: DrafterPace) -> Pull:
-        """How much is asked of a drafter: one target token in the first reply, then as many as it drafts in a part of a
-        step, since each reply costs a turn of the event loop, and what is in none is late."""
+        """How much is asked of a drafter for each request.
+
+        One target token in the first reply, then as many as it drafts in a part of a step, since each reply costs a
+        turn of the event loop, and what is in none is late. A drafter that has time left in a step prepares
+        continuations for the case that its tokens are refused.
+        """
         each = max(LEAST_EACH, pace.tokens_for(1.0 / self._letters.mean(0.25, 8.0)))
         window = min(MOST_DRAFT_TOKENS, round(each * (2 * self._most + SPARE)) + 1)
-        soon = self.target.cost.seconds(1.0) / REPLIES / max(pace.step.value, 1e-6) if self.target.known else each
-        chunk = min(max(each, soon), each * (self._most + 1))
-        return Pull(window, max(1, round(each)), min(window, max(1, round(chunk))))
+        in_a_step = self.target.cost.seconds(1.0) / max(pace.step.value, 1e-6) if self.target.known else each
+        chunk = min(max(each, in_a_step / REPLIES), each * (self._most + 1))
+        spare = self._requests <= FEW and in_a_step >= window
+        return Pull(
+            window, max(1, round(each)), min(window, max(1, round(chunk))), round(each * BRANCH) if spare else 0
+        )
 
     def wait(self, offers: Sequence[Offer], now: float) -> float:
         """Until when this step waits for draft tokens on their way, in seconds; `now`: it goes on with what is here."""
-        if len(offers) > MOST_WAITING:
+        if len(offers) > FEW:
             return now
         lacking = [offer for offer in offers if offer.asked is not None and not offer.guess.ids]
         return max((now, *(self._until(offer.pace, offer.asked or 0.0, now) for offer in lacking)))

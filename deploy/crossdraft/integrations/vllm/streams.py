@@ -8,6 +8,7 @@ is worth nothing. All this is without I/O: requests to the drafter are returned,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from crossdraft.session.drafter_side import Branches, of_branch
 from crossdraft.session.epoch import Epoch
 from crossdraft.speculation.choice import PLAIN, DraftSeen
 from crossdraft.speculation.estimates import Share
@@ -56,6 +57,7 @@ class Pull:
     window: int  # draft tokens beyond the target's newest token, 1 to MOST_DRAFT_TOKENS
     first: int  # of them in the first reply of an epoch
     chunk: int  # in the others
+    branch: int = 0  # draft tokens of a prepared continuation for each; 0: none are prepared
 
 
 class DraftStream:
@@ -78,6 +80,8 @@ class DraftStream:
         self._asked_at: float | None = 0.0  # seconds: when the epoch began; None once a reply came
         self._aside = False  # the drafter drafts no more in this epoch
         self._behind = 0  # steps since the draft was last beyond the text
+        self._branch = 0  # draft tokens of each prepared continuation of the epoch
+        self._branches = Branches(pair)
         self._guess = Guess()  # at the latest step
         self._ahead: Guess | None = None  # all of the draft at hand beyond the text; None: not yet known
 
@@ -117,6 +121,7 @@ class DraftStream:
 
     def stop(self) -> list[Draft | Advance]:
         """Nothing more is wanted for now."""
+        self._branches.clear()
         epoch, self._epoch = self._epoch, None
         over = epoch is None or self._aside or len(epoch.draft_tokens) >= self._asked
         return [] if over or epoch is None else [Advance(epoch.number, 0)]
@@ -131,6 +136,9 @@ class DraftStream:
         if epoch is None or reply.epoch != epoch.number:
             return None
         self._check(reply, len(epoch.draft_tokens))
+        self._branches.add(reply.branches)
+        if not reply.draft_tokens and not reply.reason:
+            return None
         epoch.extend(reply.draft_tokens)
         self._known = (epoch.start, epoch.drafted)
         self._aside = bool(reply.reason)
@@ -157,17 +165,29 @@ class DraftStream:
         return Guess(ids, len(ids) if self._aside else max(0, len(ids) - 1))
 
     def _begin(self, pull: Pull, now: float) -> Draft:
+        """A new epoch at the end of the text, or with the prepared continuation that agrees with it."""
+        branch = None if self._epoch is None else self._branches.match(self._epoch, self._text, letters_decide=True)
+        here = len(self._text) if branch is None else branch.offset + len(branch.letters)
         start, drafted = self._known
-        same = common_length(drafted, self._text[start:])
-        here = len(self._text)
+        offset = start + common_length(drafted, self._text[start:here])
         self._number += 1
-        self._epoch = Epoch(self._number, PLAIN, self._pair, here, here)
-        self._known = (here, NOTHING)
-        self._ahead = Guess()
-        self._asked, self._asked_at, self._aside, self._behind = pull.window, now, False, 0
-        offset = start + same
-        letters = Letters(self._text[offset:])
-        return Draft(self._number, offset, letters, pull.window, pull.chunk, first=min(pull.first, pull.window))
+        self._epoch = Epoch(self._number, PLAIN, self._pair, here, len(self._text))
+        self._epoch.extend(() if branch is None else of_branch(branch))
+        adopted = len(self._epoch.draft_tokens)
+        self._branches.clear()
+        self._known = (here, self._epoch.drafted)
+        self._asked = min(MOST_DRAFT_TOKENS, adopted + pull.window)
+        self._asked_at, self._aside, self._behind, self._branch, self._ahead = now, False, 0, pull.branch, None
+        return Draft(
+            self._number,
+            offset,
+            Letters(self._text[offset:here]),
+            self._asked,
+            pull.chunk,
+            pull.branch,
+            adopt=0 if branch is None else branch.number,
+            first=min(adopted + pull.first, self._asked),
+        )
 
     def _lags(self, epoch: Epoch) -> bool:
         """Whether the draft has been behind the text for long, and not because its first reply is still under way."""
@@ -177,6 +197,8 @@ class DraftStream:
 
     def _check(self, reply: Drafted, received: int) -> None:
         size = self._pair.drafter.size
+        if fault := self._branches.fault_of(reply.branches, self._branch, self._asked):
+            raise DrafterFaultError(fault)
         if reply.first != received or received + len(reply.draft_tokens) > self._asked:
             raise DrafterFaultError(
                 f"it sent draft tokens {reply.first} to {reply.first + len(reply.draft_tokens)}, asked for "
