@@ -166,6 +166,7 @@ def test_what_lives_but_does_not_serve_is_replaced(cluster: RunningCluster) -> N
     asyncio.run(eventually(lambda: [one.what for one in cluster.entries()] == [one.what for one in before]))
 
 
+@pytest.mark.full
 async def test_orchestrators_come_and_go_with_the_load(cluster: RunningCluster) -> None:
     over = asyncio.Event()
 
