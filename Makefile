@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-full test-vllm check types style figures format docs protos models wheel clean
@@ -26,7 +26,7 @@ install: $(INSTALLED)  ## make .venv with what running needs
 demo: $(INSTALLED)  ## run a drafter and a target here and generate text with them
 	$(BIN)/crossdraft demo
 
-test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (3)
+test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (4)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --ignore tests/vllm
 
 test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)

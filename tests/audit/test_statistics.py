@@ -182,7 +182,7 @@ def test_a_forbidden_first_token_of_the_stated_probability_is_found_as_often_as_
     law = np.append(chances * (1 - chance), chance)
     true = np.append(chances, 0.0)
     rng, alarms = np.random.default_rng(5), []
-    for _ in range(100):
+    for _ in range(60):
         counts = rng.multinomial(count, true)
         draws = [Draw(NAMES[k], NAMES[:5], np.append(law, 0.0), k) for k in range(5) for _ in range(counts[k])]
         found = chi_square("first token", "prompt 1", draws)
