@@ -85,8 +85,9 @@ async def disturbed(
     return generation.statistics
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("drafter_first")
-@pytest.mark.parametrize("overlap", [Overlap.ON, pytest.param(Overlap.OFF, marks=pytest.mark.full)])
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
 async def test_drafters_that_are_killed_one_after_the_other(target: TargetServer, overlap: Overlap) -> None:
     async with (
         running([Copying()] * 2) as drafters,
