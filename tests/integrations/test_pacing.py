@@ -256,3 +256,8 @@ def test_batches_of_different_sizes_have_accounts_of_their_own() -> None:
             pacing.stepped(STEP * (1.5 if drafts else 1.0), requests, requests * (2 if good else 1))
     assert drafted[1] > 0.9 * 500
     assert drafted[16] < 0.2 * 500
+
+
+def test_requests_may_be_told_to_draft_always() -> None:
+    assert not Pacing(MOST, WAIT).drafts(1)
+    assert Pacing(MOST, WAIT, always=True).drafts(1)

@@ -57,7 +57,10 @@ def test_greedy_texts_are_those_without_a_drafter(engine: Engine, drafter: str) 
         "num_speculative_tokens": 4,
     }
     drafted = engine(
-        {"CROSSDRAFT_DRAFTER": drafter}, speculative=config, engine=TIGHT, runs=[greedy(n) for n in AT_ONCE]
+        {"CROSSDRAFT_DRAFTER": drafter, "CROSSDRAFT_ALWAYS_DRAFT": "1"},
+        speculative=config,
+        engine=TIGHT,
+        runs=[greedy(n) for n in AT_ONCE],
     )
     (reference,) = plain["runs"]
     wrong = [

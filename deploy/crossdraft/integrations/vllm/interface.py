@@ -58,6 +58,7 @@ class Options:
     longest_wait: float = 0.02  # seconds that a step is held up for draft tokens at most
     only_greedy: bool = False  # no request has a temperature above 0, as the user says
     any_version: bool = False  # of vLLM
+    always: bool = False  # requests draft whether that pays or not
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> "Options":
@@ -77,6 +78,7 @@ class Options:
             _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000,
             environment.get("CROSSDRAFT_ASSUME_GREEDY", "0") not in ("", "0"),
             environment.get("CROSSDRAFT_ANY_VLLM", "0") not in ("", "0"),
+            environment.get("CROSSDRAFT_ALWAYS_DRAFT", "0") not in ("", "0"),
         )
 
 
@@ -189,7 +191,7 @@ class RemoteDrafter:
         most = vllm_config.speculative_config.num_speculative_tokens
         tls = None if options.tls is None else RenewedCredentials(options.tls)
         target = target_tokenization(model.tokenizer, model.get_vocab_size())
-        return Proposals(options.drafters, target, most, options.longest_wait, tls)
+        return Proposals(options.drafters, target, most, options.longest_wait, tls, options.always)
 
 
 def propose(

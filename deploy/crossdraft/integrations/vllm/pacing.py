@@ -169,9 +169,11 @@ class Pacing:
     Args:
         most: draft tokens of a request in a step.
         longest: seconds that a step waits at most, besides `LONGEST_WAIT`; 0: it never waits.
+        always: requests draft whether that pays or not.
     """
 
-    def __init__(self, most: int, longest: float) -> None:
+    def __init__(self, most: int, longest: float, always: bool = False) -> None:
+        self._always = always
         self.target = FittedCost(StepCost())  # seconds of a step, by requests and draft tokens
         self._most = most
         self._longest = longest
@@ -196,7 +198,7 @@ class Pacing:
     def drafts(self, requests: int) -> bool:
         """Whether a step of so many requests drafts."""
         self._requests = requests
-        return self._account(requests).decide()
+        return self._account(requests).decide() or self._always
 
     def pull(self, pace: DrafterPace) -> Pull:
         """How much is asked of a drafter for each request.

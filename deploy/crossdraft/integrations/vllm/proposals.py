@@ -37,6 +37,7 @@ class Proposals:
         most: draft tokens of a request in a step.
         longest_wait: seconds that a step is held up for draft tokens at most.
         tls: certificates; None: plaintext.
+        always: requests draft whether that pays or not.
         clock: seconds.
     """
 
@@ -47,11 +48,12 @@ class Proposals:
         most: int,
         longest_wait: float,
         tls: RenewedCredentials | None = None,
+        always: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._most = most
-        self._pacing = Pacing(most, longest_wait)
+        self._pacing = Pacing(most, longest_wait, always)
         self._stops = frozenset(target.vocabulary.stops)
         self._prefixes = Prefixes(RequestState, FORGOTTEN_SECONDS)
         self._services = DrafterServices(addresses, target, self._pacing, self._prefixes.forget, tls, clock)
