@@ -82,6 +82,7 @@ def test_options_come_from_the_environment() -> None:
         (OWN | {"CROSSDRAFT_TLS_CA": "/ca"}, "set all of CROSSDRAFT_TLS_CA"),
         (OWN | {"CROSSDRAFT_MAX_WAIT_MS": "soon"}, "CROSSDRAFT_MAX_WAIT_MS must be a number"),
         (OWN | {"CROSSDRAFT_MAX_WAIT_MS": "nan"}, "CROSSDRAFT_MAX_WAIT_MS must be a number"),
+        (OWN | {"CROSSDRAFT_ASSUME_GREEDY": "false"}, "CROSSDRAFT_ASSUME_GREEDY must be 0 or 1, got 'false'"),
     ],
 )
 def test_what_cannot_be_used_is_named(environment: Mapping[str, str], text: str) -> None:

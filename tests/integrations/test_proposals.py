@@ -150,6 +150,26 @@ def test_without_any_service_there_are_no_drafts(target: Tokenization) -> None:
         assert engine.accepted == [0]
 
 
+def test_a_text_that_has_no_letters_is_left_alone_and_no_drafter_is_blamed(target: Tokenization) -> None:
+    """A prompt may have ids that no text has, such as those of images."""
+    text = target.encode_continuation(from_bytes(TEXT.encode()))
+    service = Service()
+    try:
+        with proposals(target, service.address) as made:
+            engine = Engine(made, [[1_000_000, *text], text])
+            while not engine.finished:
+                engine.step([0, 1])
+                assert settled(made)
+            assert engine.accepted[0] == 0
+            assert engine.accepted[1] > 0
+            shared = made._services
+            with shared.lock:
+                (place,) = shared.roster._places.values()
+                assert (place.failed_at, place.sessions) == (None, 1)
+    finally:
+        service.stop()
+
+
 def test_a_service_may_go_in_mid_stream(target: Tokenization) -> None:
     text = target.encode_continuation(from_bytes(TEXT.encode()))
     service = Service()

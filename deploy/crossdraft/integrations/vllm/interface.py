@@ -76,15 +76,22 @@ class Options:
             drafters,
             TlsFiles(*files) if files else None,
             _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000,
-            environment.get("CROSSDRAFT_ASSUME_GREEDY", "0") not in ("", "0"),
-            environment.get("CROSSDRAFT_ANY_VLLM", "0") not in ("", "0"),
-            environment.get("CROSSDRAFT_ALWAYS_DRAFT", "0") not in ("", "0"),
+            _flag("CROSSDRAFT_ASSUME_GREEDY", environment),
+            _flag("CROSSDRAFT_ANY_VLLM", environment),
+            _flag("CROSSDRAFT_ALWAYS_DRAFT", environment),
         )
 
 
 def _is_address(text: str) -> bool:
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _flag(name: str, environment: Mapping[str, str]) -> bool:
+    value = environment.get(name) or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def _milliseconds(name: str, environment: Mapping[str, str], default: float) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from crossdraft.client.discovery import Probe, ProbedClient
 from crossdraft.client.roster import Roster
@@ -80,7 +81,7 @@ class DrafterSession:
         except (IndexError, ValueError) as error:
             log.warning("no drafts for a request whose text cannot be told to a drafter: %s", error)
             with self._services.lock:
-                self._over()
+                self._over(blamed=False)
             return
         self._session = self.known.client.begin(OpenDrafter(prompt, GREEDY, None, 0), self)
 
@@ -131,15 +132,17 @@ class DrafterSession:
         if isinstance(error, NotServed):
             self._services.describe_again(self.address)
 
-    def _over(self) -> None:
-        """The request goes on without it, and tries another one after a while."""
+    def _over(self, blamed: bool = True) -> None:
+        """The request goes on without it, and tries another one after a while; never if no drafter is to blame."""
         request, now = self._request, self._services.clock()
         self.live = False
         if request.session is self:
             request.session = None
             request.failures += 1
-            request.not_before = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(request.failures, 10))
-        self._services.roster.failed(self.address, now)
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(request.failures, 10))
+            request.not_before = now + pause if blamed else inf
+        if blamed:
+            self._services.roster.failed(self.address, now)
         self._services.roster.give_back(self.address)
         self._services.news.notify_all()
 
