@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, expect
 
 from crossdraft.client import Kind, Overlap, RequestError
 from crossdraft.serving.backend import OverloadedError
@@ -15,6 +15,7 @@ from tests.serving.fakes import TOY
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedBackend, Visit, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+WAIT_MS = 30_000.0  # like the page's own waits; 5 s, what `expect` has, may pass on a busy machine
 STREAM = 'data: {"text": "é"}\n\n: a comment\n\nevent: x\r\ndata: one\r\ndata:two\r\n\r\ndata: [DONE]\n\ndata: cut'
 READ = """
 async ({ bytes, size }) => {
@@ -106,7 +107,7 @@ async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
     for message in ("Hello", "And?"):
         await visit.page.get_by_label("Message", exact=True).fill(message)
         await visit.press("Generate")
-        await visit.page.wait_for_function("document.getElementById('prompt').value === ''")
+        await expect(visit.page.locator("#prompt")).to_have_value("", timeout=WAIT_MS)
     first, second = (order.generation.prompt for order in visit.outputs.requests)
     assert first == Chat((Message("user", "Hello"),))
     assert second == Chat((Message("user", "Hello"), Message("assistant", TEXT), Message("user", "And?")))
