@@ -355,6 +355,21 @@ def test_outputs_that_are_never_in_one_pass_draft_too(width: int) -> None:
     assert all(output.choose(0.01).drafts for output in outputs)
 
 
+@pytest.mark.parametrize("before", [None, "learned"], ids=["nothing known", "a wider pass than ever"])
+def test_of_many_outputs_that_begin_at_once_one_opens_its_drafter_until_drafting_is_decided(before: str | None) -> None:
+    shared = TargetController(learned() if before else None)
+    outputs = [shared.output(KIND, Limits()) for _ in range(16)]
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    assert [output.wants_drafter(0.0) for output in outputs] == [True] + [False] * 15
+    outputs[0].choose(0.0)
+    outputs[0].observe(DraftSeen(8, 0.003, 0.002), 0.01)
+    outputs[0].observe(Judged(0, 8, False, 9, 1), 0.02)
+    outputs[0].observe(PassSeen(0.009, 0.009, sessions=16, fed=16), 0.02)
+    assert outputs[0].choose(0.02).drafts
+    assert all(output.wants_drafter(0.03) for output in outputs)
+
+
 def test_no_drafter_is_wanted_where_drafting_does_not_pay_but_to_try_it() -> None:
     before = TargetController()
     Simulation(World(0.02), lambda: before.output(KIND, Limits()), 256, 4, 1).speed(2.0)

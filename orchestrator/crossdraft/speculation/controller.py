@@ -546,9 +546,9 @@ class OutputController:
         decoding = self._tokens > 0  # the prompt comes first, which says nothing of what follows
         self._policy = policy if decoding else None
         self._since, self._tokens, self._mode, self._whole = now, 0, Mode.PLAIN, True
-        if policy is None or policy.best.choice.drafts:
-            return True
-        return decoding and not self.target.may_try() and self.target.measures(self)
+        if policy is None:  # what one finds out is enough to know whether the others want one
+            return self.target.measures(self)
+        return policy.best.choice.drafts or (decoding and not self.target.may_try() and self.target.measures(self))
 
     def review(self, now: float) -> Choice:
         """How the running epoch goes on."""
