@@ -400,6 +400,23 @@ def test_what_drafting_brought_among_many_outputs_is_not_held_against_it_with_on
     assert simulation.speed(2.0) >= 0.85 * best(world, 256, 1, 1.0)
 
 
+def test_a_round_trip_behind_many_outputs_is_not_expected_of_one() -> None:
+    shared = TargetController(learned())
+    alone = shared.output(KIND, Limits())
+    alone.observe(Started(), 0.0)
+    for _ in range(16):
+        alone.observe(DraftSeen(1, 0.012, 0.002), 0.0)
+    others = crowd(shared, 63)
+    for _ in range(16):
+        alone.observe(DraftSeen(1, 0.062, 0.002), 0.0)
+    assert alone.conditions.drafter_trip == pytest.approx(0.06)
+    for output in others[1:]:
+        output.observe(Ended(), 0.0)
+    assert alone.conditions.drafter_trip == pytest.approx(0.01)  # of the two loads that were seen the nearer one
+    others[0].observe(Ended(), 0.0)
+    assert alone.conditions.drafter_trip == pytest.approx(0.01)
+
+
 def test_a_pass_waits_for_as_many_draft_tokens_as_an_output_gets_of_its_own() -> None:
     shared = TargetController(learned())
     good, usual = (shared.output(KIND, Limits(rounds_only=True)) for _ in range(2))

@@ -99,7 +99,7 @@ class TargetController:
         self.target, self.drafter = FittedCost(before.target), FittedCost(before.drafter)
         self.rounds = FittedCost(before.rounds)
         self.target_trip = Recent(before.target_trip or None)
-        self.drafter_trip = Recent(before.drafter_trip or None)
+        self._drafter_trips = {0: Recent(before.drafter_trip or None)}  # by load
         self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
         # Tokens that were brought, of those that were forecast, by mode and load: a step that costs more than was
         # forecast with many outputs says nothing of one.
@@ -222,6 +222,15 @@ class TargetController:
     def _share(self, mode: Mode) -> Share:
         """What a mode has brought at about this load."""
         return self._brought[mode, self._load]
+
+    @property
+    def drafter_trip(self) -> Recent:
+        """Round trips to the drafter at about this load: what waits behind many outputs does not behind one."""
+        load = self._load
+        if load not in self._drafter_trips:
+            nearest = min(self._drafter_trips, key=lambda other: abs(other - load))
+            self._drafter_trips[load] = Recent(self._drafter_trips[nearest].value or None)
+        return self._drafter_trips[load]
 
     @property
     def _under_way(self) -> Trial | None:
