@@ -119,7 +119,7 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline
 async def test_outputs_at_once_share_a_controller_and_each_recording_has_its_choices(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    """Each has its own text, and epochs add up."""
+    """Each has its own text, epochs add up, and what made it draft is recorded; not all need to draft."""
     due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
     files = [tmp_path / f"{seed}.rec" for seed in range(3)]
     runs = [
@@ -132,9 +132,10 @@ async def test_outputs_at_once_share_a_controller_and_each_recording_has_its_cho
         assert run.statistics is not None
         assert sum(decision.epochs for decision in run.decisions) == run.statistics.epochs
         assert any("outputs share it" in line for line in run.estimates)
-    for file in files:
+    for run, file in zip(runs, files, strict=True):
         recording = read(file)
-        assert any(step.choices for part in recording.rounds for step in part)
+        recorded = [choice for part in recording.rounds for step in part for choice in step.choices]
+        assert any(choice.drafts for choice in recorded) >= any(decision.choice.drafts for decision in run.decisions)
         assert replay(recording).difference is None
 
 
