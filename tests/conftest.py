@@ -1,9 +1,12 @@
 """What all tests share: no network, one thread for each model, hypothesis without deadlines."""
 
+import asyncio
 import os
 import sys
+from collections.abc import Callable, Mapping
 
 import pytest
+import uvloop
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -39,6 +42,7 @@ LONGEST = (  # then the others, those with most tests first
     "tests/engine/test_runner.py",
     "tests/rpc/test_link_faults.py",
 )
+ON_UVLOOP = ("tests/client/", "tests/rpc/", "tests/drafter/", "tests/target/")  # as in servers
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 EXAMPLES = 100 if FULL else 40  # of a property, where its test says no other number
 # A busy machine is not a failed test. In CI the examples are the same in every run.
@@ -76,3 +80,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `full` run with CROSSDRAFT_FULL_TESTS set only, as `make test-full` does."""
     if not FULL:
         items[:] = [item for item in items if item.get_closest_marker("full") is None]
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop of a test, by its folder; a mark may name both. The virtual clock is one of asyncio's loop."""
+    loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    mark = item.get_closest_marker("asyncio")
+    if mark is not None and "loop_factories" in mark.kwargs:
+        return loops
+    virtual = "clock" in getattr(item, "fixturenames", ())
+    name = "uvloop" if item.nodeid.startswith(ON_UVLOOP) and not virtual else "asyncio"
+    return {name: loops[name]}

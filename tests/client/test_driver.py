@@ -12,6 +12,8 @@ from crossdraft.types.messages import PassDone
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
 from tests.ports import MemoryDrafter, MemoryTarget
 
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])  # whose timers differ
+
 
 async def test_events_carry_the_time_of_their_arrival() -> None:
     session = Scripted([target_open()], (Ready(1), [Send(1, PASS)]), (Replied, [DONE]))
@@ -105,6 +107,19 @@ async def test_a_newer_timer_of_a_kind_replaces_the_older_one() -> None:
     session = Scripted(begin, (Expired(Timer.TARGET, 1), [DONE]))
     await run(session, Services.of(MemoryTarget()))
     assert session.events == [Expired(Timer.STALL, 2), Expired(Timer.TARGET, 1)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-4, 1e-3, 1.4e-3, 2.6e-3])
+async def test_a_timer_that_was_put_off_expires(seconds: float) -> None:
+    """It is due between two ticks of the loop's clock, or in this one."""
+    begin: list[Command] = [
+        SetTimer(Timer.STALL, 1, 0.0),
+        SetTimer(Timer.TARGET, 1, 0.0),
+        SetTimer(Timer.TARGET, 2, seconds),
+    ]
+    session = Scripted(begin, (Expired(Timer.TARGET, 2), [DONE]))
+    await run(session, Services.of(MemoryTarget()))
+    assert session.events == [Expired(Timer.STALL, 1), Expired(Timer.TARGET, 2)]
 
 
 async def test_a_closed_lane_says_nothing_more() -> None:

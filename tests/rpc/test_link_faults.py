@@ -949,6 +949,20 @@ async def test_a_message_that_may_wait_leaves_with_the_first_of_those_that_wait(
     writing.cancel()
 
 
+@pytest.mark.parametrize("seconds", [1e-4, 1.4e-3])
+async def test_messages_may_wait_for_less_than_a_tick_of_the_clock(seconds: float) -> None:
+    codec: FrameCodec[Numbered, Any] = FrameCodec(encode_numbered, lambda raw: (), sum)
+    outbox: Outbox[Numbered] = Outbox(codec, Small(), lambda *_: None)  # type: ignore[arg-type]
+    sent = asyncio.Queue[bytes]()
+    writing = asyncio.create_task(outbox.write(sent.put, lambda *_: None))
+    outbox.put(1, (1,), 400.0)
+    outbox.put(2, (2,), seconds)
+    outbox.put(3, (3,), seconds / 2)
+    outbox.put(4, (4,), seconds)
+    assert await sent.get() == encode_numbered([(1, (1,)), (2, (2,)), (3, (3,)), (4, (4,))])
+    writing.cancel()
+
+
 async def test_messages_share_no_frame_that_is_too_large_for_several():
     frames: list[int] = []
     codec: FrameCodec[int, Any] = FrameCodec(

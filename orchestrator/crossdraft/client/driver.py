@@ -141,7 +141,9 @@ class Driver:
         self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[Lane, ServiceLane] = {}
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}  # of which each may expire before it is due
+        # Each calls at this second of the loop's clock, which may be before it is due. A handle does not say: uvloop's
+        # are of whole milliseconds, and those of the next one have no time.
+        self._timers: dict[Timer, tuple[float, asyncio.Handle]] = {}
         self._due: dict[Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Stopwatches()
@@ -276,24 +278,28 @@ class Driver:
 
     def _set_timer(self, command: SetTimer) -> None:
         """Most are replaced long before they expire: one that is to expire later is looked at again then."""
-        timer, loop = command.timer, asyncio.get_running_loop()
-        due, _ = self._due[timer] = loop.time() + command.seconds, command.number
+        timer = command.timer
+        due, _ = self._due[timer] = asyncio.get_running_loop().time() + command.seconds, command.number
         known = self._timers.get(timer)
-        if known is None or known.when() > due:
+        if known is None or known[0] > due:
             if known is not None:
-                known.cancel()
-            self._timers[timer] = loop.call_at(due, self._expired, timer)
+                known[1].cancel()
+            self._call_at(due, timer)
+
+    def _call_at(self, due: float, timer: Timer) -> None:
+        self._timers[timer] = due, asyncio.get_running_loop().call_at(due, self._expired, timer)
 
     def _expired(self, timer: Timer) -> None:
         due, number = self._due[timer]
-        if self._timers.pop(timer).when() < due:
-            self._timers[timer] = asyncio.get_running_loop().call_at(due, self._expired, timer)
+        called, _ = self._timers.pop(timer)
+        if called < due:
+            self._call_at(due, timer)
         else:
             self._report(Expired(timer, number))
 
     def _release(self) -> None:
         self._session.abandon()
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()

@@ -107,7 +107,7 @@ class Outbox(Generic[Message]):
         self._room = asyncio.Event()  # set when fewer wait than before
         self._news = asyncio.Event()
         self._finished = False
-        self._later: asyncio.TimerHandle | None = None
+        self._later: tuple[float, asyncio.Handle] | None = None  # when it sets `_news`, in seconds of the loop's clock
 
     def put(self, session: int, message: Message, within: float = 0.0, join: Join[Message] | None = None) -> int:
         """Adds a message, which leaves within so many seconds; returns how many of its session wait.
@@ -135,11 +135,12 @@ class Outbox(Generic[Message]):
 
     def _leave_within(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
         if self._later is not None:
-            if self._later.when() <= loop.time() + seconds:
+            if self._later[0] <= due:
                 return
-            self._later.cancel()
-        self._later = loop.call_later(seconds, self._news.set)
+            self._later[1].cancel()
+        self._later = due, loop.call_at(due, self._news.set)
 
     def finish(self) -> None:
         self._finished = True
@@ -174,7 +175,7 @@ class Outbox(Generic[Message]):
             await self._news.wait()
             self._news.clear()
             if self._later is not None:
-                self._later.cancel()
+                self._later[1].cancel()
                 self._later = None
             while self._waiting:
                 began = time.perf_counter()
