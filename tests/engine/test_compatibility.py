@@ -16,7 +16,7 @@ def test_models_whose_attention_is_not_given_by_mask_and_positions_are_refused()
     with pytest.raises(UnsupportedModelError, match="does not go through the interface"):
         Engine(bloom, max_length=64)
     mamba = seeded(MambaForCausalLM, MambaConfig(hidden_size=48, num_hidden_layers=1, vocab_size=97))
-    with pytest.raises(UnsupportedModelError, match="more than keys and values"):
+    with pytest.raises(UnsupportedModelError, match="does not keep keys and values"):
         Engine(mamba, max_length=64)
     with pytest.raises(ValueError, match="set --max-model-len"):
         Engine(mamba)

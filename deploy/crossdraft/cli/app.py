@@ -154,6 +154,31 @@ def inspect(
     """Compare two vocabularies. It counts the tokens that both have, and those that the other can write."""
 
 
+@command(app, runs="crossdraft.cli.check:check")
+def check(
+    *,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A folder, a hub id, bundled:NAME, or random:ARCHITECTURE for a small random model, such as "
+            "random:gemma3_text; random:all: every architecture that transformers has.",
+        ),
+    ],
+    drafter: str | None = option(
+        None, "Compare greedy outputs, too, with this drafter: a folder, a hub id, or bundled:NAME.", metavar="MODEL"
+    ),
+    engine: EngineOptions,
+    as_json: AsJson = False,
+    markdown: Path | None = option(None, "Write the table to this file.", metavar="FILE"),
+) -> None:
+    """Check whether a model is served exactly, and what it needs of memory.
+
+    Logits are compared with the model's own: for drafts, trees, rollback, shared prefixes, and a text longer than
+    three windows.
+    """
+
+
 @command(app)
 def select(
     target: str = option("bundled:target", "A folder, a hub id, bundled:NAME, or HOST:PORT."),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from crossdraft.engine.attention import NAME, LayerLayout, Layouts, Window
 from crossdraft.engine.kv_cache import LayerShape
@@ -150,20 +150,26 @@ def layers_of(model: PreTrainedModel) -> ModelLayers:
     Raises:
         UnsupportedModelError: the model keeps something other than keys and values.
     """
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError("this is an encoder-decoder model, which decodes from a second text")
     usual = model.config._attn_implementation
     ids = torch.zeros(1, 1, dtype=torch.int64, device=embedding_weight(model).device)
     model.set_attn_implementation(NOTING)
     try:
         cache = getattr(model(ids, use_cache=True), "past_key_values", None)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(f"this model takes no plain call with a cache: {error}") from error
     finally:
         model.set_attn_implementation(usual)
+    if not isinstance(cache, DynamicCache) or not cache.layers:
+        raise UnsupportedModelError("this model does not keep keys and values (recurrence, or an encoder)")
     shapes = []
-    for layer in cache.layers if isinstance(cache, DynamicCache) else (None,):
-        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+    for layer in cache.layers:
+        plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+        if not (plain and isinstance(layer, DynamicLayer)) or layer.keys is None or layer.values is None:
             raise UnsupportedModelError(
-                "this model keeps more than keys and values (linear attention, state space, encoder)"
+                f"this model keeps more than keys and values ({type(layer).__name__}: linear attention, a state space, "
+                "or an index)"
             )
         shapes.append(LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]))
     noted = [vars(module).pop("noted", None) for module in model.modules()]

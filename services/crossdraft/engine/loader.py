@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from crossdraft.engine.compatibility import embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
-from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
+from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
+from crossdraft.engine.random_models import random_model
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from crossdraft.types.messages import Description
@@ -123,6 +124,10 @@ def _no_weights(folder: Path) -> str:
 def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
     """The model of a name, in a larger shape if the name says so: that one is made on its device."""
     leave_out_cudnn(device)
+    if name.startswith(RANDOM_PREFIX):
+        made = random_model(name.removeprefix(RANDOM_PREFIX), load_tokenizer_json(source).vocabulary_size)
+        made.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
+        return made
     size = size_of(name)
     if size is None:
         return _weights(source, dtype, device, trust_remote_code)

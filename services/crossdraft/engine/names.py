@@ -6,6 +6,8 @@ from pathlib import Path
 INFLATED_PREFIX = "inflated:"
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
+RANDOM_PREFIX = "random:"  # and an architecture: a small random model, with the tokenizer of BYTES
+BYTES = "drafter-c"
 
 
 class ModelLoadError(ValueError):
@@ -47,6 +49,8 @@ def source_of(name: str) -> str:
     """
     if name.startswith(INFLATED_PREFIX):
         return source_of(name.removeprefix(INFLATED_PREFIX).partition(":")[2])
+    if name.startswith(RANDOM_PREFIX):
+        return str(BUNDLED / BYTES)
     if name.startswith(BUNDLED_PREFIX):
         folder = BUNDLED / name.removeprefix(BUNDLED_PREFIX)
         if not (folder / "config.json").is_file():

@@ -7,6 +7,9 @@ For each number of rows oneDNN compiles a kernel, in a millisecond, and keeps up
 each. So rows beyond a few are padded to one of few numbers.
 """
 
+from contextlib import suppress
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -45,6 +48,35 @@ def packable(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and (weight.dtype == torch.float32 or bfloat16)
 
 
+class Watched(nn.Linear):
+    """A linear layer that notes whether others read its weight."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        vars(self)["computing"] = True
+        found = super().forward(rows)
+        vars(self)["computing"] = False
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and not vars(self).get("computing"):
+            vars(self)["read"] = True
+        return super().__getattr__(name)
+
+
+@torch.inference_mode()
+def read_by_others(model: PreTrainedModel, linears: list[nn.Linear]) -> set[nn.Linear]:
+    """Those whose weights the model reads by itself in a forward: routers and latent attention do."""
+    for linear in linears:
+        linear.__class__ = Watched
+    try:
+        with suppress(AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # the engine will refuse it
+            model(torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+    finally:
+        for linear in linears:
+            linear.__class__ = nn.Linear
+    return {linear for linear in linears if vars(linear).pop("read", False)}
+
+
 def pack(model: PreTrainedModel) -> None:
     """Replaces the plain linear layers of a model that can be packed, where torch has oneDNN; others stay.
 
@@ -53,10 +85,16 @@ def pack(model: PreTrainedModel) -> None:
     if not torch.backends.mkldnn.is_available():
         return
     head = model.get_output_embeddings()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and packable(child.weight):
-                packed = PackedLinear(child)
-                if child is head:
-                    packed.weight = child.weight
-                setattr(module, name, packed)
+    places = [(module, name, child) for module in model.modules() for name, child in module.named_children()]
+    found = [
+        (module, name, child)
+        for module, name, child in places
+        if isinstance(child, nn.Linear) and type(child) is nn.Linear and packable(child.weight)
+    ]
+    kept = read_by_others(model, [child for _, _, child in found if child is not head])
+    for module, name, child in found:
+        if child not in kept:
+            packed = PackedLinear(child)
+            if child is head:
+                packed.weight = child.weight
+            setattr(module, name, packed)

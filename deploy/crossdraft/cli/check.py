@@ -1,0 +1,202 @@
+"""`crossdraft check`: whether a model is served exactly, and what it needs of memory.
+
+Its logits are compared with the model's own in all that serving does with them; with a drafter also its greedy outputs,
+plain, in lock-step and overlapped, with transformers' own `generate`.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from crossdraft.bench.harness import Columns, Table, print_table
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
+from crossdraft.console.processes import EngineOptions
+from crossdraft.console.running import CommandFailed, check_output, run_to_end, write_text
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.compatibility import UnsupportedModelError
+from crossdraft.engine.conformance import Conformance, GreedyToken, conformance, greedy
+from crossdraft.engine.loader import load_model
+from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
+from crossdraft.engine.random_models import architectures
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.server import Listening
+from crossdraft.target.service import ServeTarget, target_server
+
+EVERY = f"{RANDOM_PREFIX}all"
+EXACT, DIFFERS, REFUSED = "exact", "differs", "refused"
+TOKENS = 40  # of each greedy output
+PROMPTS = (16, 33, 100)  # tokens; the last is longer than three windows of a random model
+ALL_TOKENS = TOKENS * len(PROMPTS)
+TIE = 1e-4  # nats: two tokens that are no further apart may come in either order
+CACHE_MIB = 64  # of services that are started for greedy outputs, where no size was named
+AT_ONCE = Listening(grace_seconds=0)
+WAYS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "lock-step": {"overlap": Overlap.OFF, "num_speculative_tokens": 4},
+    "overlapped": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
+}
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """What was found of one model."""
+
+    model: str
+    outcome: str  # EXACT, DIFFERS or REFUSED
+    reason: str = ""  # why it is refused, or what differs
+    logits: Conformance | None = None
+    outputs: dict[str, int] = field(default_factory=dict)  # by way: tokens that equal those of `generate`
+
+    @property
+    def windows(self) -> str:
+        """Of its layers, in words."""
+        found = () if self.logits is None else self.logits.windows
+        return ", ".join("whole text" if one is None else f"{one.size} tokens" for one in found)
+
+    @property
+    def difference(self) -> str:
+        """The largest of its logits, in words."""
+        return "" if self.logits is None else f"{max(case.difference for case in self.logits.results):.0e}"
+
+
+COLUMNS: Columns = {
+    "model": lambda one: one.model.removeprefix(RANDOM_PREFIX),
+    "": lambda one: one.outcome,
+    "layers see": lambda one: one.windows,
+    "largest difference": lambda one: one.difference,
+    "tokens equal": lambda one: ", ".join(map(str, one.outputs.values())),
+    "why": lambda one: one.reason,
+}
+
+
+def check(
+    models: Sequence[str], drafter: str | None, engine: EngineOptions, as_json: bool, markdown: Path | None
+) -> None:
+    """Checks models one after another, and prints what was found.
+
+    Raises:
+        UsageError: the file cannot be written.
+        CommandFailed: a model cannot be loaded, is refused, or differs.
+    """
+    if markdown is not None:
+        check_output(markdown)
+    names = [name for model in models for name in (_every() if model == EVERY else [model])]
+    found: list[ModelCheck] = []
+    run_to_end(_check_all(names, drafter, engine, found, missing_is_failure=EVERY not in models))
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], default=str))
+    else:
+        _print(found)
+    if markdown is not None:
+        write_text(markdown, Table.of(found, COLUMNS).markdown())
+    if EVERY not in models and (bad := [one for one in found if one.outcome != EXACT]):
+        raise CommandFailed(*(f"{one.model} {one.outcome}: {one.reason}" for one in bad))
+    if wrong := [one.model for one in found if one.outcome == DIFFERS]:
+        raise CommandFailed(f"not served exactly: {', '.join(wrong)}")
+
+
+def _every() -> list[str]:
+    return [RANDOM_PREFIX + name for name in architectures()]
+
+
+async def _check_all(
+    names: Sequence[str], drafter: str | None, engine: EngineOptions, found: list[ModelCheck], missing_is_failure: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        address = None
+        if drafter is not None:
+            server = await drafter_server(ServeDrafter(_options(drafter, engine), AT_ONCE))
+            address = (await stack.enter_async_context(server)).address
+        for name in names:
+            try:
+                found.append(await _checked(name, address, engine))
+            except ModelLoadError as error:
+                if missing_is_failure:
+                    raise CommandFailed(str(error)) from error
+
+
+async def _checked(name: str, drafter: str | None, engine: EngineOptions) -> ModelCheck:
+    try:
+        logits = await asyncio.to_thread(_logits, name, engine)
+    except UnsupportedModelError as error:
+        return ModelCheck(name, REFUSED, str(error).partition("\n")[0])
+    wrong = [f"{case.name} by {case.difference:.1g}" for case in logits.results if not case.exact]
+    outputs = {} if drafter is None else await _outputs(name, drafter, engine)
+    wrong += [f"{way}: {equal} of {ALL_TOKENS} tokens" for way, equal in outputs.items() if equal < ALL_TOKENS]
+    return ModelCheck(name, DIFFERS if wrong else EXACT, "; ".join(wrong), logits, outputs)
+
+
+def _logits(name: str, engine: EngineOptions) -> Conformance:
+    loaded = load_model(name, engine.dtype, engine.device, engine.max_model_len, engine.trust_remote_code)
+    return conformance(loaded.model, engine.max_model_len)
+
+
+async def _outputs(name: str, drafter: str, engine: EngineOptions) -> dict[str, int]:
+    """Of greedy outputs with each way of drafting: tokens that are those of `generate`."""
+    loaded = load_model(name, engine.dtype, engine.device, engine.max_model_len, engine.trust_remote_code)
+    size = loaded.description.vocabulary_size
+    prompts = [tuple((7 * place + place // 5) % (size - 3) + 3 for place in range(length)) for length in PROMPTS]
+    expected = [await asyncio.to_thread(greedy, loaded.model, prompt, TOKENS) for prompt in prompts]
+    server = await target_server(ServeTarget(_options(name, engine), AT_ONCE))
+    async with server, connect(server.address) as plain, connect(server.address, drafter) as drafted:
+        return {
+            way: sum(
+                [
+                    _equal(await _ids(drafted if how else plain, prompt, how), due)
+                    for prompt, due in zip(prompts, expected, strict=True)
+                ]
+            )
+            for way, how in WAYS.items()
+        }
+
+
+async def _ids(pipeline: Pipeline, prompt: tuple[int, ...], how: dict[str, object]) -> list[int]:
+    request = GenerationRequest(prompt, max_tokens=TOKENS, options=SamplingOptions(0), ignore_eos=True, **how)  # type: ignore[arg-type]
+    async with pipeline.run(request) as generation:
+        return [token.id async for token in generation]
+
+
+def _equal(ids: Sequence[int], due: Sequence[GreedyToken]) -> int:
+    """Tokens that are equal; behind a tie nothing is compared."""
+    for place, (token, one) in enumerate(zip(ids, due, strict=True)):
+        if token != one.token:
+            return len(due) if one.ahead <= TIE else place
+    return len(due)
+
+
+def _options(name: str, engine: EngineOptions) -> ModelOptions:
+    budget = CACHE_MIB if engine.cache_mib is None else engine.cache_mib
+    return ModelOptions(
+        name,
+        engine.dtype,
+        engine.device,
+        budget,
+        engine.max_model_len,
+        engine.trust_remote_code,
+        engine.threads,
+        eager=engine.enforce_eager,
+    )
+
+
+def _print(found: Sequence[ModelCheck]) -> None:
+    for one in found if len(found) == 1 else ():
+        if one.logits is not None:
+            _print_cases(one.logits)
+    table = Table.of(found, COLUMNS)
+    print_table("", table.headings, table.rows)
+    exact = sum(one.outcome == EXACT for one in found)
+    print(f"{exact} of {len(found)} served exactly, {sum(one.outcome == REFUSED for one in found)} refused")
+
+
+def _print_cases(logits: Conformance) -> None:
+    rows = [(case.name, EXACT if case.exact else DIFFERS, f"{case.difference:.1e}") for case in logits.results]
+    print_table("", ("the model's own logits after", "", "largest difference"), rows)
+    memory = logits.memory
+    print(
+        f"weights {memory.weights_mib:,.0f} MiB; keys and values {memory.token_bytes:,} bytes a token, "
+        f"{memory.session_mib:,.0f} MiB for a session of {memory.context:,} tokens "
+        f"(--max-model-len makes it shorter, --cache-mib sets the size of all)"
+    )

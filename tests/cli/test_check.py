@@ -1,0 +1,51 @@
+"""`crossdraft check`: models are compared, refusals say why."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli import check
+from crossdraft.engine import compatibility
+from crossdraft.engine.attention import Window
+from tests.cli.conftest import Cli
+
+
+def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("check", "random:mistral", "--drafter", "random:llama", "--json", "--markdown", tmp_path / "table.md")
+    (found,) = json.loads(ended.out)
+    assert (ended.code, found["outcome"]) == (0, "exact")
+    assert found["outputs"] == dict.fromkeys(("plain", "lock-step", "overlapped"), check.ALL_TOKENS)
+    assert "| mistral | exact | 24 tokens |" in (tmp_path / "table.md").read_text()
+
+
+def test_tables_for_people(cli: Cli) -> None:
+    shown = cli("check", "random:llama").out
+    assert "1 of 1 served exactly, 0 refused" in shown
+    for part in ("a draft tree", "a reused prefix", "keys and values 1,024 bytes a token"):
+        assert part in shown
+
+
+def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("check", "random:mamba", "random:llama")
+    assert ended.code == 1
+    assert "1 of 2 served exactly, 1 refused" in ended.out
+    assert "random:mamba refused: this model does not keep keys and values" in ended.err
+    cli("check", "bundled:nothing").failed("there is no bundled model 'bundled:nothing'", 1)
+    cli("check", "random:llama", "--markdown", tmp_path / "none" / "table.md").failed("cannot write")
+
+
+def test_what_differs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "window_of", lambda *_: Window(23))
+    ended = cli("check", "random:mistral")
+    assert ended.code == 1
+    assert "differs" in ended.out
+    assert "random:mistral differs: a prompt by" in ended.err
+
+
+def test_every_architecture(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have no small random model are left out, and what is refused is no failure."""
+    monkeypatch.setattr(check, "architectures", lambda: ["llama", "mamba", "no such model"])
+    ended = cli("check", "random:all")
+    assert ended.code == 0
+    assert "1 of 2 served exactly, 1 refused" in ended.out

@@ -1,0 +1,133 @@
+"""What `crossdraft check` compares: exact for many architectures, and every fault is seen."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from crossdraft.engine import batch, compatibility, kv_cache_manager
+from crossdraft.engine.attention import Window
+from crossdraft.engine.compatibility import UnsupportedModelError
+from crossdraft.engine.conformance import conformance, greedy
+from crossdraft.engine.names import ModelLoadError
+from crossdraft.engine.random_models import RANDOM_CONTEXT, WINDOW, architectures, random_model
+from tests.engine.architectures import ARCHITECTURES
+from tests.engine.tiny import VOCABULARY
+
+# Of each family one, and those whose attention differs: windows, latent attention, sinks, norms, shared layers.
+SERVED = (
+    "llama", "gpt2", "opt", "gpt_bigcode", "gpt_neox", "phi", "persimmon", "biogpt", "olmo2", "olmoe",
+    "granite", "cohere", "glm4", "helium", "arcee", "diffllama", "doge", "hunyuan_v1_moe", "longcat_flash",
+    "minicpm3", "jetmoe", "dots1", "ernie4_5_moe", "nanochat", "mimo_v2_flash", "vaultgemma", "solar_open",
+    "seed_oss", "youtu",
+)  # fmt: skip
+REFUSED = {
+    "mamba": "does not keep keys and values",
+    "rwkv": "does not keep keys and values",
+    "bert": "does not keep keys and values",
+    "qwen3_next": "more than keys and values .LinearAttentionLayer",
+    "deepseek_v32": "more than keys and values .DynamicIndexedLayer",
+    "bloom": "does not go through the interface",
+    "gptj": "does not go through the interface",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if name not in ARCHITECTURES])
+def test_the_engine_computes_what_the_model_does(name: str) -> None:
+    found = conformance(random_model(name, VOCABULARY))
+    assert found.exact, found.results
+    assert max(result.difference for result in found.results) < 1e-4
+    assert found.memory.context == RANDOM_CONTEXT
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", architectures())
+def test_no_architecture_is_served_wrongly(name: str) -> None:
+    try:
+        assert conformance(random_model(name, VOCABULARY)).exact
+    except (ModelLoadError, UnsupportedModelError) as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_has_the_true_reason(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=REFUSED[name]):
+        conformance(random_model(name, VOCABULARY))
+
+
+def test_there_is_no_random_model_of_what_transformers_does_not_know() -> None:
+    with pytest.raises(ModelLoadError, match="no small random model of llama9"):
+        random_model("llama9", VOCABULARY)
+
+
+def off_by_one(found: Callable[..., Window | None]) -> Callable[..., Window | None]:
+    def wrong(*given: Any) -> Window | None:
+        window = found(*given)
+        return window and replace(window, size=window.size - 1)
+
+    return wrong
+
+
+def deep_nodes_see_all(visible: Callable[..., Any]) -> Callable[..., Any]:
+    """In trees of more nodes than the engine compares at its start."""
+
+    def wrong(slices: Any, width: int, used: int, window: Window | None = None) -> Any:
+        seen = visible(slices, width, used, window)
+        for row, one in enumerate(slices):
+            if len(one.inputs.tree) > 8 and not one.inputs.tree.is_chain:
+                seen[row, :, one.inputs.committed :] = True
+        return seen
+
+    return wrong
+
+
+def never_moved(plan: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: replace(plan(*given), moves=())
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "wrong", "cases"),
+    [
+        (compatibility, "window_of", off_by_one, {"a prompt", "a long text"}),
+        (batch, "visible", deep_nodes_see_all, {"a draft tree"}),
+        (kv_cache_manager, "plan_inputs", never_moved, {"a committed branch"}),
+        (
+            kv_cache_manager,
+            "common_prefix",
+            lambda _: lambda cached, ids: min(len(cached), len(ids)),
+            {"a reused prefix"},
+        ),
+    ],
+)
+def test_a_fault_is_seen(
+    place: Any, name: str, wrong: Callable[..., Any], cases: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model("gemma3_text", VOCABULARY)
+    monkeypatch.setattr(place, name, wrong(getattr(place, name)))
+    found = {result.name for result in conformance(model).results if not result.exact}
+    assert cases <= found
+
+
+def test_memory_is_what_weights_and_keys_take() -> None:
+    model = random_model("llama", VOCABULARY)
+    memory = conformance(model, max_length=256).memory
+    assert memory.token_bytes == 4 * 2 * (2 * 16) * 4  # layers, keys and values, heads, float32
+    assert memory.session_mib == 256 * memory.token_bytes / 2**20
+
+
+def test_greedy_output_goes_on_behind_an_end() -> None:
+    model = random_model("llama", VOCABULARY)
+    found = greedy(model, (5, 6, 7), 12)
+    model.generation_config.eos_token_id = found[3].token
+    assert [one.token for one in greedy(model, (5, 6, 7), 12)] == [one.token for one in found]
+    ids = torch.tensor([[5, 6, 7, *(one.token for one in found)]])
+    best = model(ids).logits[0, 2:-1].float().topk(2)
+    assert best.indices[:, 0].tolist() == [one.token for one in found]
+    torch.testing.assert_close(best.values[:, 0] - best.values[:, 1], torch.tensor([one.ahead for one in found]))
+
+
+def test_a_window_of_a_random_model_is_short() -> None:
+    windows = conformance(random_model("mistral", VOCABULARY)).windows
+    assert windows == (Window(WINDOW),)
