@@ -1,5 +1,6 @@
 """What `crossdraft check` compares: exact for many architectures, and every fault is seen."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from crossdraft.engine import batch, compatibility, kv_cache_manager
 from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import conformance, greedy
+from crossdraft.engine.loader import load_model, quantize
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.random_models import RANDOM_CONTEXT, WINDOW, architectures, random_model
 from tests.engine.architectures import ARCHITECTURES
@@ -131,3 +133,21 @@ def test_greedy_output_goes_on_behind_an_end() -> None:
 def test_a_window_of_a_random_model_is_short() -> None:
     windows = conformance(random_model("mistral", VOCABULARY)).windows
     assert windows == (Window(WINDOW),)
+
+
+def test_a_quantized_model_is_served_as_it_is() -> None:
+    """Its distribution is that of its own weights, which are a quarter as large but for embedding and head."""
+    plain, model = random_model("llama", VOCABULARY), random_model("llama", VOCABULARY)
+    quantize(model)
+    found = conformance(model)
+    assert found.exact, found.results
+    assert found.memory.weights_mib < 0.6 * conformance(plain).memory.weights_mib
+    assert {type(layer.mlp.up_proj.weight).__name__ for layer in model.model.layers} == {"Int8Tensor"}
+
+
+def test_quantization_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelLoadError, match="quantization 'fp4' is unknown: use int8"):
+        load_model("bundled:drafter-c", quantization="fp4")
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ModelLoadError, match="needs torchao: pip install"):
+        load_model("random:llama", quantization="int8")

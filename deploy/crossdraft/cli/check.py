@@ -5,6 +5,7 @@ plain, in lock-step and overlapped, with transformers' own `generate`.
 """
 
 import asyncio
+import gc
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -18,7 +19,7 @@ from crossdraft.console.running import CommandFailed, check_output, run_to_end, 
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, conformance, greedy
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
 from crossdraft.engine.random_models import architectures
 from crossdraft.engine.served_model import ModelOptions
@@ -116,6 +117,7 @@ async def _check_all(
             except ModelLoadError as error:
                 if missing_is_failure:
                     raise CommandFailed(str(error)) from error
+            gc.collect()  # an engine and its thread refer to each other, and its memory is soon needed
 
 
 async def _checked(name: str, drafter: str | None, engine: EngineOptions) -> ModelCheck:
@@ -130,13 +132,17 @@ async def _checked(name: str, drafter: str | None, engine: EngineOptions) -> Mod
 
 
 def _logits(name: str, engine: EngineOptions) -> Conformance:
-    loaded = load_model(name, engine.dtype, engine.device, engine.max_model_len, engine.trust_remote_code)
-    return conformance(loaded.model, engine.max_model_len)
+    return conformance(_loaded(name, engine).model, engine.max_model_len)
+
+
+def _loaded(name: str, engine: EngineOptions) -> LoadedModel:
+    length, trusted = engine.max_model_len, engine.trust_remote_code
+    return load_model(name, engine.dtype, engine.device, length, trusted, quantization=engine.quantization)
 
 
 async def _outputs(name: str, drafter: str, engine: EngineOptions) -> dict[str, int]:
     """Of greedy outputs with each way of drafting: tokens that are those of `generate`."""
-    loaded = load_model(name, engine.dtype, engine.device, engine.max_model_len, engine.trust_remote_code)
+    loaded = _loaded(name, engine)
     size = loaded.description.vocabulary_size
     prompts = [tuple((7 * place + place // 5) % (size - 3) + 3 for place in range(length)) for length in PROMPTS]
     expected = [await asyncio.to_thread(greedy, loaded.model, prompt, TOKENS) for prompt in prompts]
@@ -178,6 +184,7 @@ def _options(name: str, engine: EngineOptions) -> ModelOptions:
         engine.trust_remote_code,
         engine.threads,
         eager=engine.enforce_eager,
+        quantization=engine.quantization,
     )
 
 

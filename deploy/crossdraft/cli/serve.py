@@ -235,6 +235,7 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
         reuse=engine.enable_prefix_caching,
         eager=engine.enforce_eager,
         chat_template=model.chat_template,
+        quantization=engine.quantization,
     )
 
 

@@ -179,6 +179,7 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
         reuse=service.enable_prefix_caching,
         eager=service.enforce_eager,
         chat_template=service.chat_template,
+        quantization=service.quantization,
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))

@@ -126,6 +126,7 @@ class Service(Part):
     port: Port = 0  # of every replica, each on a node of its own then; 0: any free one
     resources: Resources = Resources()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8"] | None = None  # of weights when they are loaded (torchao); None: as they are
     device: str = "cpu"  # as torch names it, such as cuda:0
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
     enable_prefix_caching: bool = True  # share KV cache blocks between sessions with a common prefix

@@ -36,6 +36,9 @@ class EngineOptions:
     """With what services run their models, but which models; those that a command starts have them all alike."""
 
     dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
+    quantization: str | None = option(
+        None, "int8: weights become 8-bit integers when they are loaded (needs torchao).", metavar="METHOD"
+    )
     device: str = option("auto", "auto (CUDA if there is one, else cpu), or a torch device, such as cuda:0.")
     cache_mib: int | None = option(
         None,

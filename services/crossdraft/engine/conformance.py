@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from crossdraft.engine.attention import Window
@@ -124,7 +124,7 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
     layers = layers_of(model)
     windows = layers.windows(model, context)
     memory = ModelMemory(
-        sum(parameter.nbytes for parameter in model.parameters()) / MIB,
+        sum(map(stored_bytes, model.parameters())) / MIB,
         KVCache.slot_bytes(layers.shapes, model.dtype),
         context,
     )
@@ -136,6 +136,14 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
     engine = Engine(model, length, -(-8 * memory.token_bytes * length // MIB) + 1, chunk=2 * SHORT - 1)
     results = tuple(_compared(engine, case, expected, TOLERANCES.get(model.dtype, 0.1)) for case in cases)
     return Conformance(model.config.get_text_config().model_type, tuple(dict.fromkeys(windows)), memory, results)
+
+
+def stored_bytes(weight: Tensor) -> int:
+    """Of a tensor, also of one that consists of others, as quantized ones do."""
+    if type(weight) in (Tensor, nn.Parameter):
+        return weight.nbytes
+    names, _ = weight.__tensor_flatten__()  # type: ignore[attr-defined]
+    return sum(stored_bytes(part) for name in names if (part := getattr(weight, name)) is not None)
 
 
 @torch.inference_mode()

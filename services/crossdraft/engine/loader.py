@@ -20,6 +20,7 @@ from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
 
+QUANTIZATIONS = ("int8",)  # weight-only, by torchao
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -61,6 +62,7 @@ def load_model(
     trust_remote_code: bool = False,  # whether code that comes with the model may run
     pruning: Pruning | None = None,
     template: Path | None = None,
+    quantization: str | None = None,  # of QUANTIZATIONS; a checkpoint that is quantized already names none
 ) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
 
@@ -70,6 +72,10 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ModelLoadError(
+            f"quantization {quantization!r} is unknown: use {', '.join(QUANTIZATIONS)}, or leave it out"
+        )
     runs_on = device_of(device)
     source = _source(name)
     try:
@@ -77,6 +83,8 @@ def load_model(
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
     model = _model(name, source, dtype, runs_on, trust_remote_code)
+    if quantization is not None:
+        quantize(model)
     description = Description(
         model=name,
         tokenizer_json=tokenizer.tokenizer_json,
@@ -149,6 +157,20 @@ def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: b
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
     model.eval()
     return model
+
+
+def quantize(model: PreTrainedModel) -> None:
+    """Makes the weights of a model's linear layers 8-bit integers with a scale for each row, those of its head apart.
+
+    Raises:
+        ModelLoadError: torchao is not installed.
+    """
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ModuleNotFoundError as error:
+        raise ModelLoadError("quantization needs torchao: pip install -c constraints.txt torchao") from error
+    head = model.get_output_embeddings()
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, _: type(module) is nn.Linear and module is not head)
 
 
 def _row_length(model: PreTrainedModel) -> int:

@@ -45,7 +45,8 @@ def padded(rows: int) -> int:
 def packable(weight: Tensor) -> bool:
     """Whether oneDNN computes with these numbers: float32 on a CPU, bfloat16 on one that multiplies them."""
     bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.device.type == "cpu" and (weight.dtype == torch.float32 or bfloat16)
+    plain = type(weight) in (Tensor, nn.Parameter)  # quantized weights are tensors of their own kind
+    return plain and weight.device.type == "cpu" and (weight.dtype == torch.float32 or bfloat16)
 
 
 class Watched(nn.Linear):

@@ -41,6 +41,7 @@ class ModelOptions:
     reuse: bool = True  # a session may begin with a prefix that another one computed
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
+    quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +142,7 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
         options.trust_remote_code,
         options.pruning,
         options.chat_template,
+        options.quantization,
     )
     running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
     try:
