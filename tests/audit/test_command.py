@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "tokens": 3,
     "level": 1e-6,
 }
-NO_DRAFTER = {"speculative": {"drafter": "none"}}
+UNDRAFTED = {"speculative": {"drafter": "none"}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -50,7 +50,7 @@ def audit_of(
     wanted = Plan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
     asked: dict[str, Any] = {"prompt": PROMPTS[0], "pace": Pace(timeout=600)}
     endpoint = Endpoint(url, choices=16, extra=extra, api=api, **asked)
-    return Audit(wanted, endpoint, partial(Endpoint, extra=NO_DRAFTER, **asked), reference, "", STARTED, files)
+    return Audit(wanted, endpoint, partial(Endpoint, extra=UNDRAFTED, **asked), reference, "", STARTED, files)
 
 
 def files_in(folder: Path) -> LoadFiles:

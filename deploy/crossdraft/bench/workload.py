@@ -60,9 +60,9 @@ class Setting:
         ]
 
 
-NO_DRAFTER, AUTO = "no drafter", "auto"
+WITHOUT_DRAFTER, AUTO = "no drafter", "auto"
 CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a request says for each
-    NO_DRAFTER: {},
+    WITHOUT_DRAFTER: {},
     AUTO: {},
     **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
     "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
