@@ -81,14 +81,14 @@ class TraceSpans:
 
 
 @dataclass(frozen=True)
-class Ended:
+class OutputEnded:
     """The end of an output, after its tokens."""
 
     reason: Reason
     statistics: Statistics
 
 
-OutputItem = PromptTokens | Committed | TraceSpans | Ended
+OutputItem = PromptTokens | Committed | TraceSpans | OutputEnded
 
 
 class Backend(Protocol):
@@ -341,7 +341,7 @@ class LocalBackend:
                     yield TraceSpans(watch.take())
             assert generation.reason is not None
             assert generation.statistics is not None
-            yield Ended(generation.reason, generation.statistics)
+            yield OutputEnded(generation.reason, generation.statistics)
 
     @property
     def learned(self) -> Learned:

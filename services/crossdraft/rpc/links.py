@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
@@ -224,7 +224,7 @@ class Outbox(Generic[Message]):
         raw = self._codec.encode(messages)
         if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
             _, first = messages[0]
-            what = type(first.opening if isinstance(first, Begin) else first).__name__
+            what = type(first.opening if isinstance(first, BeginSession) else first).__name__
             raise too_large(what, raw, self._limit)
         return raw
 
@@ -389,7 +389,7 @@ class Link:
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
         self._latest += 1
         session = self._sessions[self._latest] = LinkSession(self, self._latest, listener)
-        self._outbox.put(self._latest, Begin(opening, current().request))
+        self._outbox.put(self._latest, BeginSession(opening, current().request))
         self._note_sent(session, opening)
         return session
 
@@ -401,7 +401,7 @@ class Link:
 
     def close_session(self, number: int) -> None:
         if self._forget(number) is not None:
-            self._outbox.put(number, Close())
+            self._outbox.put(number, EndSession())
 
     def retire(self) -> None:
         """No session begins any more; ends the stream once there is none."""
@@ -490,11 +490,11 @@ class Link:
                 turn = time.perf_counter()
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
-        if session.is_open and not isinstance(message, Opened | Ended | BadMessage):
+        if session.is_open and not isinstance(message, Opened | SessionEnded | BadMessage):
             session.owes.received(message)
             session.due_since = self._loop.time() if session.owes.due else None
             session.listener.received(message)
-        elif isinstance(message, Ended):
+        elif isinstance(message, SessionEnded):
             self._lose(number, self._meaning(message))
         elif isinstance(message, BadMessage):
             self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
@@ -511,7 +511,7 @@ class Link:
             session.is_open = True
             session.listener.opened()
 
-    def _meaning(self, ended: Ended) -> ServiceError:
+    def _meaning(self, ended: SessionEnded) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
         if code is grpc.StatusCode.OK:
             return Closed(f"the session with the {self._service} was ended")
@@ -528,7 +528,7 @@ class Link:
 
     def _fail(self, number: int, error: ServiceError) -> None:
         self._lose(number, error)
-        self._outbox.put(number, Close())
+        self._outbox.put(number, EndSession())
 
     def _lose(self, number: int, error: ServiceError) -> None:
         session = self._forget(number)
