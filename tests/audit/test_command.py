@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from crossdraft.audit.checks import Plan
+from crossdraft.audit.checks import AuditPlan
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
 from crossdraft.cli.audit import Audit
 from crossdraft.cli.options import LoadFiles
@@ -47,7 +47,7 @@ async def url() -> AsyncIterator[str]:
 def audit_of(
     url: str, files: LoadFiles, extra: dict[str, Any], reference: str = "", api: str = "auto", **plan: Any
 ) -> Audit:
-    wanted = Plan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
+    wanted = AuditPlan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
     asked: dict[str, Any] = {"prompt": PROMPTS[0], "pace": Pace(timeout=600)}
     endpoint = Endpoint(url, choices=16, extra=extra, api=api, **asked)
     return Audit(wanted, endpoint, partial(Endpoint, extra=UNDRAFTED, **asked), reference, "", STARTED, files)
