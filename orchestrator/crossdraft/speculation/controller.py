@@ -46,7 +46,7 @@ from crossdraft.speculation.estimates import (
 )
 from crossdraft.speculation.forecast import MATCHES, Conditions, forecast
 from crossdraft.speculation.policy import (
-    PATIENCE,
+    MOST_EXPECTED_WAITS,
     REVIEWED,
     SIZES,
     Limits,
@@ -308,7 +308,7 @@ class TargetController:
         return self._overdue(next(iter(self._waiting.values()), now), now)
 
     def _overdue(self, since: float, now: float) -> bool:
-        longest = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
+        longest = FIRST * self.target.cost.seconds(self.outputs) + MOST_EXPECTED_WAITS * self.drafter_trip.value
         return self.target.known and now - since > longest
 
     def may_try(self) -> int:
