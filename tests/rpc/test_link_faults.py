@@ -464,7 +464,7 @@ async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other
 @pytest.fixture
 def few_waiting(monkeypatch) -> int:
     """How many messages of a link may wait before it is not read any more."""
-    monkeypatch.setattr(links, "MOST_WAITING", 300)
+    monkeypatch.setattr(links, "MOST_WAITING_MESSAGES", 300)
     return 300
 
 

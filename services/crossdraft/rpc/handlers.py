@@ -36,7 +36,7 @@ Answer_contra = TypeVar("Answer_contra", contravariant=True)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
-MOST_UNREAD = 256  # replies of a session that wait for its client: one that has more does not read them
+MOST_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
 UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
 MOST_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
 MOST_EARLY = 16  # requests of a session that is still being opened
@@ -469,7 +469,7 @@ class ServerSession:
             return
         outbox = self._link.outbox
         unread = outbox.put(self._number, reply, within, join)
-        if unread > MOST_UNREAD or outbox.over(UNREAD_LIMITS):
+        if unread > MOST_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
             outbox.drop(self._number)
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 

@@ -36,7 +36,7 @@ Message = TypeVar("Message")
 Join = Callable[[Message, Message], Message | None]
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
 # reads nothing must not fill the memory.
-MOST_WAITING = 4096
+MOST_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
@@ -152,11 +152,11 @@ class Outbox(Generic[Message]):
         return [message for message, _ in dropped]
 
     def over(self, limits: int) -> bool:
-        """Whether more bytes wait than that many message limits, or more than MOST_WAITING messages for each."""
-        return self._count > limits * MOST_WAITING or self._weight > limits * self._limit.bytes
+        """Whether more than `limits` message limits of bytes wait, or MOST_WAITING_MESSAGES messages for each of these."""
+        return self._count > limits * MOST_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
 
     async def room(self) -> None:
-        """Returns when no more than a message limit waits, and no more than MOST_WAITING messages."""
+        """Returns when no more than a message limit waits, and no more than MOST_WAITING_MESSAGES messages."""
         while self.over(1):
             self._room.clear()
             await self._room.wait()
