@@ -40,7 +40,7 @@ from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, R
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
-from crossdraft.serving.client import Client
+from crossdraft.serving.grpc_client import Client
 from crossdraft.verification.methods import method_named
 
 if TYPE_CHECKING:
