@@ -32,8 +32,9 @@ from crossdraft.verification.chooser import Chooser
 class NeedDraftToken:
     """Requests the next draft token of the epoch.
 
-    With a path, the draft tokens of a block that are not decided yet: the next one only if a pass has brought the row
-    to judge it with; else None, the block ends here.
+    A method that decides draft tokens in blocks gives a path: the block's draft tokens so far, which are revealed and
+    not decided yet. It is sent the next one if there is one and a pass has brought the target's row after the path, by
+    which it is judged; else None: the block ends here.
     """
 
     path: Path = ()  # target ids, from the frontier on

@@ -152,8 +152,11 @@ class ReplyBuffer:
         self._queued: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """A step waited so many seconds for the model. The next reply reports those of the first step apart; after it,
-        what passes between steps is what a step costs here."""
+        """A step has waited so many seconds for the model.
+
+        Only the first wait since `resume` counts: the next reply reports it apart from the time that drafting took. Any
+        later wait belongs to that time, as what a step costs here.
+        """
         if self._queued is None:
             self._queued = seconds
 

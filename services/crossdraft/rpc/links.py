@@ -1,4 +1,4 @@
-"""The client's side of a link: one stream to a service, which carries all sessions of this process with it.
+"""The client's side of a link: one stream to a service, which carries all sessions of a pipeline with it.
 
 A session's listener is called in the event loop, in the order in which its messages came. What sessions send while the
 loop is busy leaves as one frame.
@@ -152,7 +152,7 @@ class Outbox(Generic[Message]):
         return [message for message, _ in dropped]
 
     def over(self, limits: int) -> bool:
-        """Whether more than `limits` message limits of bytes wait, or MOST_WAITING_MESSAGES messages for each of these."""
+        """Whether more waits than this many message limits, each of its bytes or of MOST_WAITING_MESSAGES messages."""
         return self._count > limits * MOST_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
 
     async def room(self) -> None:
