@@ -8,7 +8,7 @@ import asyncio
 
 from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
 from crossdraft.rpc.errors import Overloaded, ServiceError
-from crossdraft.serving.client import Client
+from crossdraft.serving.grpc_client import Client
 
 
 async def main(given: argparse.Namespace) -> None:

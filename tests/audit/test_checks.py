@@ -8,11 +8,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from crossdraft.audit.checks import NOT_CHECKED, NOT_KEPT, OK, Plan, Result, audit, compared, draw_of
+from crossdraft.audit.checks import NOT_CHECKED, NOT_KEPT, OK, AuditPlan, Result, audit, compared, draw_of
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace, Place, Reply, RequestRefused, reply_of
 from tests.audit.toy import PROMPT, TOKENS, Toy
 
-PLAN = Plan(
+PLAN = AuditPlan(
     prompts=(PROMPT, "Twice", "Never"),
     greedy=3,
     greedy_tokens=8,
@@ -28,7 +28,7 @@ BRIEF = replace(PLAN, sampled=0)  # no distributions
 LAWS = replace(PLAN, greedy=0, seeds=0)
 
 
-async def audited(plan: Plan, toy: Toy, reference: Toy | None = None, **options: Any) -> Result:
+async def audited(plan: AuditPlan, toy: Toy, reference: Toy | None = None, **options: Any) -> Result:
     options = {"choices": 50} | options
     async with toy.endpoint(**options) as endpoint:
         if reference is None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from crossdraft.audit.checks import Plan
+from crossdraft.audit.checks import AuditPlan
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
 from crossdraft.cli.audit import Audit
 from crossdraft.cli.options import LoadFiles
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "tokens": 3,
     "level": 1e-6,
 }
-NO_DRAFTER = {"speculative": {"drafter": "none"}}
+UNDRAFTED = {"speculative": {"drafter": "none"}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -47,10 +47,10 @@ async def url() -> AsyncIterator[str]:
 def audit_of(
     url: str, files: LoadFiles, extra: dict[str, Any], reference: str = "", api: str = "auto", **plan: Any
 ) -> Audit:
-    wanted = Plan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
+    wanted = AuditPlan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
     asked: dict[str, Any] = {"prompt": PROMPTS[0], "pace": Pace(timeout=600)}
     endpoint = Endpoint(url, choices=16, extra=extra, api=api, **asked)
-    return Audit(wanted, endpoint, partial(Endpoint, extra=NO_DRAFTER, **asked), reference, "", STARTED, files)
+    return Audit(wanted, endpoint, partial(Endpoint, extra=UNDRAFTED, **asked), reference, "", STARTED, files)
 
 
 def files_in(folder: Path) -> LoadFiles:

@@ -53,7 +53,7 @@ def figures(**counted: float) -> Statistics:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No benchmark gives a service up because the machine stands still for seconds."""
-    monkeypatch.setattr(workload, "PATIENCE", Patience(reply_seconds=workload.PATIENCE.reply_seconds))
+    monkeypatch.setattr(workload, "SERVICE_PATIENCE", Patience(reply_seconds=workload.SERVICE_PATIENCE.reply_seconds))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from crossdraft.bench.controller import (
 )
 from crossdraft.bench.harness import Timed
 from crossdraft.bench.services import Served
-from crossdraft.bench.workload import AUTO, NO_DRAFTER
+from crossdraft.bench.workload import AUTO, WITHOUT_DRAFTER
 from crossdraft.console.processes import Wanted
 from tests.bench.conftest import PROCESS, Measure, figures
 from tests.cli.conftest import Cli
@@ -83,21 +83,24 @@ def samples(*speeds: float) -> list[Timed]:
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
-    (first,), given = samples(5), {NO_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)}
+    (first,), given = (
+        samples(5),
+        {WITHOUT_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)},
+    )
     found = compared(GIVEN, "", given, first)
     assert found.best == "overlapped, 8"
     assert (found.at_first, found.speeds[AUTO]) == pytest.approx((5, 18))
     assert [ratio.value for ratio in (found.to_best, found.to_none) if ratio] == pytest.approx([0.9, 1.8])
     assert found.tokens_per_pass == 2
-    slow = compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)})
-    assert slow.best == NO_DRAFTER
-    none = compared(GIVEN, "", {NO_DRAFTER: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
+    slow = compared(GIVEN, "", {WITHOUT_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)})
+    assert slow.best == WITHOUT_DRAFTER
+    none = compared(GIVEN, "", {WITHOUT_DRAFTER: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
     assert (none.to_best, none.to_none, none.accepted, none.tokens_per_pass) == (None, None, None, None)
 
 
 def test_the_summary_counts_cells() -> None:
     cells = [
-        compared(GIVEN, "", {NO_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
+        compared(GIVEN, "", {WITHOUT_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
         for auto in (20, 19, 9, 17)
     ]
     assert summary(cells) == (
@@ -111,7 +114,7 @@ def check_cell(cell: dict[str, Any]) -> None:
     assert min(cell["at_first"], *cell["speeds"].values()) > 0
     assert 0 <= cell["accepted"] <= 1
     assert cell["tokens_per_pass"] >= 1
-    assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][NO_DRAFTER])
+    assert cell["to_none"]["value"] == pytest.approx(cell["speeds"][AUTO] / cell["speeds"][WITHOUT_DRAFTER])
 
 
 @pytest.mark.full  # services of its own; all else is tested with a pair that is there already
@@ -135,7 +138,7 @@ def quick(started: list[Wanted | Served], monkeypatch: pytest.MonkeyPatch) -> li
         "WINDOWS": 2,
         "LEAST_TOKENS": 4,
         "SHORT": {"request 1": (0, 1), "requests 2 to 3": (1, 3)},
-        "FEW": (NO_DRAFTER, AUTO),
+        "FEW": (WITHOUT_DRAFTER, AUTO),
     }
     for name, value in changes.items():
         monkeypatch.setattr(controller, name, value)
@@ -157,7 +160,7 @@ def test_cells_and_bad_drafters_which_are_noisy_slow_or_stopped(
     cell, *found = measure("controller", *TINY, *options)
     check_cell(cell)
     assert [one["conditions"]["drafter"] for one in found] == ["useless", "slow", "dead"]
-    assert all(set(one["speeds"]) == {NO_DRAFTER, AUTO} and one["best"] == NO_DRAFTER for one in found)
+    assert all(set(one["speeds"]) == {WITHOUT_DRAFTER, AUTO} and one["best"] == WITHOUT_DRAFTER for one in found)
     _, *drafters = [served for served in quick if served.pace != "1,0.0025"]  # which is the target's
     assert [served.pace for served in drafters] == ["1,0.01", "100,0", "1,0.01"]
     assert [served.logit_noise > 10 for served in drafters] == [True, False, False]
@@ -180,7 +183,7 @@ def test_a_real_pair_generates_from_prompts(measure: Measure, quick: list[Served
 def test_speeds_are_measured_while_drafters_and_load_change_and_of_short_requests(
     measure: Measure, quick: list[Wanted], signals: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "ALL", (NO_DRAFTER, AUTO))
+    monkeypatch.setattr(controller, "ALL", (WITHOUT_DRAFTER, AUTO))
     scenarios = ("turning", "load", "short")
     options = [option for name in scenarios for option in ("--scenario", name)]
     found = measure("controller", *TINY, *options, "--outputs", "1,2", "--method", "slem")

@@ -13,7 +13,7 @@ from crossdraft.bench import dataplane
 from crossdraft.bench.commands import DataplanePlan
 from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, DataplaneResult, Turn, _body_of, _summed_up
 from crossdraft.bench.services import Distant, Served
-from crossdraft.bench.workload import NO_DRAFTER, request_of
+from crossdraft.bench.workload import WITHOUT_DRAFTER, request_of
 from crossdraft.serving.http.requests import CompletionBody
 from tests.bench.conftest import PROCESS, Measure, Pair
 from tests.cli.conftest import Cli
@@ -99,7 +99,7 @@ def test_what_is_no_run_is_refused(cli: Cli, tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_a_server_is_asked_for_the_same(configuration: str) -> None:
-    request, drafted = request_of(configuration, 3, "seeded", 0.5, 9), configuration != NO_DRAFTER
+    request, drafted = request_of(configuration, 3, "seeded", 0.5, 9), configuration != WITHOUT_DRAFTER
     (asked,) = CompletionBody(**_body_of(request, drafted)).output_requests("free", "id")
     assert asked.generation == request
     assert asked.drafter == (None if drafted else "")

@@ -32,11 +32,11 @@ class Square:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SquaresPlan:
     count: int
 
 
-class Squares(Benchmark[Plan, Square]):
+class Squares(Benchmark[SquaresPlan, Square]):
     """A benchmark that measures nothing."""
 
     columns = {"number": lambda one: one.number, "square": lambda one: f"{one.square:.1f}"}  # noqa: RUF012
@@ -53,7 +53,7 @@ class Squares(Benchmark[Plan, Square]):
 
 def test_results_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = "Squares\n\n| number | square |\n| --- | --- |\n| 0 | 0.0 |\n| 1 | 1.0 |\n"
-    Squares(Plan(2)).run(tmp_path / "out.json", tmp_path / "out.md")
+    Squares(SquaresPlan(2)).run(tmp_path / "out.json", tmp_path / "out.md")
     assert (tmp_path / "out.md").read_text() == table
     assert capsys.readouterr().out == table
     assert json.loads((tmp_path / "out.json").read_text()) == {
@@ -64,7 +64,7 @@ def test_results_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="a service failed"):
-        Squares(Plan(5)).run(tmp_path / "out.json")
+        Squares(SquaresPlan(5)).run(tmp_path / "out.json")
     assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == 3
 
 
@@ -72,10 +72,10 @@ def test_files_are_checked_and_a_missing_scipy_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="no such folder"):
-        Squares(Plan(5)).run(tmp_path / "none" / "out.json")
+        Squares(SquaresPlan(5)).run(tmp_path / "none" / "out.json")
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(CommandFailed, match=r"pip install 'crossdraft\[bench\]'"):
-        Squares(Plan(5)).run()
+        Squares(SquaresPlan(5)).run()
 
 
 async def test_configurations_take_turns_so_that_each_comes_after_each_other_one() -> None:

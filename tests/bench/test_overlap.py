@@ -10,7 +10,7 @@ from crossdraft.bench.commands import OverlapPlan
 from crossdraft.bench.harness import Timed
 from crossdraft.bench.overlap import (
     CONTROLLED,
-    PLAIN,
+    PLAIN_CONFIGURATION,
     Assisted,
     Generators,
     OverlapBenchmark,
@@ -34,7 +34,7 @@ CONDITIONS = OverlapConditions("seeded", 1.0, 0.5, 5.0)
 def test_each_way_is_asked_for_what_it_says() -> None:
     (locked,), (drafted_on,) = lock_steps((3,)), overlapped(((16, 4),))
     (with_branches,) = branched(drafted_on, ((4, 2),))
-    assert [way.label for way in (PLAIN, locked, drafted_on, with_branches, CONTROLLED)] == [
+    assert [way.label for way in (PLAIN_CONFIGURATION, locked, drafted_on, with_branches, CONTROLLED)] == [
         *("plain", "lock-step, K = 3", "overlapped, 16/4", "with branches, 16/4, branches 4×2", "controlled")
     ]
     request = BENCH.request(locked, 1.0, 0)
@@ -63,7 +63,7 @@ def outcome(seconds: float, **counted: float) -> Timed:
 def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
     (locked,), (drafted_on,) = lock_steps((3,)), overlapped(((16, 4),))
     found = {
-        PLAIN: [outcome(4.0, passes=100), outcome(4.0, passes=100)],
+        PLAIN_CONFIGURATION: [outcome(4.0, passes=100), outcome(4.0, passes=100)],
         locked: [outcome(2.0, passes=50), outcome(2.0, passes=50)],
         drafted_on: [
             outcome(
@@ -86,7 +86,7 @@ def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
 
 def test_the_controller_is_held_to_the_better_of_lock_step_and_plain_and_each_way_has_a_row() -> None:
     (locked,) = lock_steps((3,))
-    found = {PLAIN: [outcome(1.0)], locked: [outcome(0.5)], CONTROLLED: [outcome(1.25)]}
+    found = {PLAIN_CONFIGURATION: [outcome(1.0)], locked: [outcome(0.5)], CONTROLLED: [outcome(1.25)]}
     results = compared(CONDITIONS, found, {"lock-step": 1.9})
     assert results[-1].beside_better is not None
     assert results[-1].beside_better.value == 0.4

@@ -17,13 +17,13 @@ OPEN_TARGET, OPEN_DRAFTER = GIVEN.open_target, GIVEN.open_drafter
 PASS = Pass(1, (), TokenTree((), ()))
 DRAFT = Draft(1, 0, NOTHING, 3)
 DONE = Finished(Reason.LENGTH, Counts())
-Step = tuple[object, list[Command]]  # an event, as far as it is compared, and what follows
+ScriptedStep = tuple[object, list[Command]]  # an event, as far as it is compared, and what follows
 
 
 class Scripted:
     """Expects events in order, and answers each with the commands that are written beside it."""
 
-    def __init__(self, begin: list[Command], *steps: Step, illegal: type | None = None) -> None:
+    def __init__(self, begin: list[Command], *steps: ScriptedStep, illegal: type | None = None) -> None:
         self.counts = Counts()
         self.choices: list[Choice] = []
         self.seen: list[tuple[Event, float]] = []

@@ -54,7 +54,7 @@ ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
 }
-PATIENCE = 600.0  # seconds for what must come to pass
+LIMIT_SECONDS = 600.0  # seconds for what must come to pass
 POLL_SECONDS = 0.25  # often enough, and little work for the cluster
 ATTEMPTS = 10  # to start Ray
 START_SECONDS = 600.0  # of each attempt, for a node to be known
@@ -112,10 +112,10 @@ grace_seconds: 2
         path.write_text(text)
         return str(path)
 
-    def deploy(self, text: str, seconds: float = PATIENCE) -> list[str]:
+    def deploy(self, text: str, seconds: float = LIMIT_SECONDS) -> list[str]:
         """Brings a configuration; what was said meanwhile."""
         said: list[str] = []
-        with patch.object(capacity, "ANSWER_SECONDS", PATIENCE):
+        with patch.object(capacity, "ANSWER_SECONDS", LIMIT_SECONDS):
             deploy(parse(text, folder=self.folder), Waiting(seconds=seconds, say=said.append))
         return said
 
@@ -133,11 +133,13 @@ grace_seconds: 2
     def client(self) -> AsyncOpenAI:
         """Of the HTTP front."""
         asking = httpx.AsyncClient(verify=TRUSTED)
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE, http_client=asking)
+        return AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=LIMIT_SECONDS, http_client=asking
+        )
 
     def metric(self, role: Role, name: str, **labels: str) -> float:
         """The sum over all processes of a role, of what has these labels."""
-        with httpx.Client(verify=TRUSTED, timeout=PATIENCE) as client:
+        with httpx.Client(verify=TRUSTED, timeout=LIMIT_SECONDS) as client:
             pages = [client.get(f"http://{one.metrics}/metrics").text for one in self.entries(role)]
         return sum(much for page in pages for has, much in samples(page, name) if labels.items() <= has.items())
 
@@ -237,7 +239,7 @@ def _ended_nodes() -> int:
 
 async def eventually(holds: Callable[[], bool]) -> None:
     """Returns once it holds; asks again and again, in a thread."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + LIMIT_SECONDS
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < until, "it has not come to pass"
         await asyncio.sleep(POLL_SECONDS)

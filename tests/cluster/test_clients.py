@@ -11,7 +11,7 @@ import pytest
 from crossdraft.client import SamplingOptions, connect
 from crossdraft.cluster.directory import Role
 from crossdraft.cluster.orchestrators import ABANDONED
-from crossdraft.serving.client import Client
+from crossdraft.serving.grpc_client import Client
 from tests.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
 from tests.serving.exposed import faults, samples
 

@@ -19,7 +19,7 @@ from crossdraft.cluster.failover import (
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.backend import (
     Committed,
-    Ended,
+    OutputEnded,
     OutputRequest,
     OverloadedError,
     PromptTokens,
@@ -32,7 +32,7 @@ from crossdraft.types.request import PromptTooLongError
 from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, nothing, now, simulated, tokens
 from tests.serving.fakes import figures
 
-ENDED = Ended(Reason.LENGTH, figures(3))
+ENDED = OutputEnded(Reason.LENGTH, figures(3))
 DIED = Lost("it died")
 
 
@@ -55,10 +55,10 @@ async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
 @pytest.mark.parametrize("end", [DIED, None], ids=["died", "silent"])
 @simulated
 async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -> None:
-    one = Scripted([tokens(1, 2), tokens(3), end], [end], [tokens(4, 5), Ended(Reason.LENGTH, figures(2))])
+    one = Scripted([tokens(1, 2), tokens(3), end], [end], [tokens(4, 5), OutputEnded(Reason.LENGTH, figures(2))])
     *made, ended = await taken(one, GenerationRequest("go", seed=1, committed=(9,)))
     assert made == [tokens(1, 2), tokens(3), tokens(4, 5)]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, OutputEnded)
     counted = ended.statistics
     assert (counted.tokens, counted.accepted, counted.corrected, counted.bonus) == (5, 0, 0, 5)
     assert [order.generation.committed for order in one.requests] == [(9,), (9, 1, 2, 3), (9, 1, 2, 3)]

@@ -20,7 +20,7 @@ from crossdraft.types.rows import DraftToken
 from tests.rpc.sessions import DrafterClient, DrafterSession
 from tests.services.conftest import AT_ONCE
 
-PATIENCE = 120  # seconds
+LIMIT_SECONDS = 120  # seconds
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Epoch:
 
     async def hear(self, session: DrafterSession) -> Drafted:
         """The next reply, which must be of this epoch and go on where the one before ended."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(LIMIT_SECONDS):
             reply = await session.receive()
             while not self.replies and isinstance(reply, Drafted) and reply.epoch < self.number:
                 reply = await session.receive()  # was on its way before this epoch was asked for
@@ -84,7 +84,7 @@ class Gate:
     def __call__(self, shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
         if self._closed.is_set():
             self._entered.release()
-            assert self._steps.acquire(timeout=PATIENCE)
+            assert self._steps.acquire(timeout=LIMIT_SECONDS)
         self.works += [share.request for share in shares]
         return self._stepping(shares)
 
@@ -94,11 +94,11 @@ class Gate:
 
     async def entered(self) -> None:
         """Waits until a step stands still."""
-        assert await asyncio.to_thread(self._entered.acquire, timeout=PATIENCE)
+        assert await asyncio.to_thread(self._entered.acquire, timeout=LIMIT_SECONDS)
 
     async def job_arrived(self, client: DrafterClient) -> None:
         """Waits until a job waits for the step that stands still."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(LIMIT_SECONDS):
             while self.thread._arrivals.empty():
                 await client.describe()
 

@@ -1,4 +1,4 @@
-"""A recorder for a CPU in place of CUDA graphs: operations on tensors are noted, and done again without Python."""
+"""A capture for a CPU in place of CUDA graphs: operations on tensors are noted, and done again without Python."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ class Tape(NeverWaiting):
 
 
 def taped(run: Callable[[], None]) -> Callable[[], None]:
-    """As `graphs.Graphs`: runs it, records it, and returns what does it again."""
+    """A `GraphCapture`: runs it, notes what it does, and returns what does it again."""
     run()
     tape = Tape()
     with tape:

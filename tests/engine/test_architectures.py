@@ -23,9 +23,9 @@ WINDOWED = [name for name in ARCHITECTURES if not name.startswith(("deepseek", "
 
 
 @pytest.fixture(autouse=True, scope="module")
-def recorder() -> Iterator[None]:
+def capture() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "recorder_for", lambda _: taped)
+        patch.setattr(runner, "capture_for", lambda _: taped)
         yield
 
 

@@ -22,9 +22,9 @@ SMALL = 4  # extents of 64 places that all sessions share, in the random schedul
 
 
 @pytest.fixture(autouse=True, scope="module")
-def recorder() -> Iterator[None]:
+def capture() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "recorder_for", lambda _: taped)
+        patch.setattr(runner, "capture_for", lambda _: taped)
         yield
 
 

@@ -20,9 +20,9 @@ from tests.engine.tiny import tiny_llama
 
 
 @pytest.fixture(autouse=True, scope="module")
-def recorder() -> Iterator[None]:
+def capture() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "recorder_for", lambda _: taped)
+        patch.setattr(runner, "capture_for", lambda _: taped)
         yield
 
 
@@ -39,7 +39,7 @@ def never_flat(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_trees_and_ragged_batches_of_all_architectures(model: PreTrainedModel, never_flat: Callable[[], None]) -> None:
     engine = Engine(model, graphs=True)
     never_flat()
-    for turn in range(2):  # the second one replays what the first has recorded
+    for turn in range(2):  # the second one replays what the first has captured
         names = [f"{letter}{turn}" for letter in "abcd"]
         shift = tuple((token + turn) % 90 for token in PROMPT)
         serve(
@@ -67,7 +67,7 @@ def test_a_recording_is_replayed_and_not_made_again(llama: PreTrainedModel) -> N
         engine.forward([Request("a", (*PROMPT, token)), Request("b", (PROMPT[0], token))])
         engine.forward([Request("a", (*PROMPT, token, 1)), Request("b", (PROMPT[0], token, 3))])
     hook.remove()
-    assert (engine.runner.graphs.captured, len(calls)) == (before + 1, 2)  # once to warm up, once to be recorded
+    assert (engine.runner.graphs.captured, len(calls)) == (before + 1, 2)  # once to warm up, once to be captured
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -116,13 +116,13 @@ def test_a_model_that_waits_for_the_device_goes_on_as_it_is(caplog: pytest.LogCa
 
 
 def nothing(run: Callable[[], None]) -> Callable[[], None]:
-    """A recorder that misses all."""
+    """A capture that misses all."""
     run()
     return lambda: None
 
 
 def only_logits(run: Callable[[], None]) -> Callable[[], None]:
-    """One whose recordings write no keys and values: those of the first forward are there, and later ones are not."""
+    """One whose replays write no keys and values: those of the first forward are there, and later ones are not."""
     run()
 
     def replay() -> None:
@@ -139,13 +139,13 @@ def only_logits(run: Callable[[], None]) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("wrong", [nothing, only_logits])
-def test_recordings_that_are_wrong_are_not_used(
+def test_captures_that_are_wrong_are_not_used(
     llama: PreTrainedModel,
-    wrong: runner.Recorder,
+    wrong: runner.GraphCapture,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "recorder_for", lambda _: wrong)
+    monkeypatch.setattr(runner, "capture_for", lambda _: wrong)
     engine = Engine(llama, graphs=True)
     assert engine.runner.graphs is None
     assert "are not used: " in caplog.text
@@ -166,7 +166,7 @@ def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
     assert engine.runner.graphs.captured == before + 1
 
 
-def test_recordings_are_bounded(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_are_bounded(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MOST", 2)
     engine = Engine(llama, graphs=True)
     for number in range(1, 6):
@@ -203,7 +203,7 @@ def test_rows_are_picked_where_the_model_computes_all_of_them(
 
 def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, broken=False)
-    replay = runner.CudaGraphRecorder(torch.device("cuda:0"))(lambda: cuda.events.append(f"run, {cuda.streams[-1]}"))
+    replay = runner.CudaGraphCapture(torch.device("cuda:0"))(lambda: cuda.events.append(f"run, {cuda.streams[-1]}"))
     assert cuda.events == ["side waits for usual", "run, side", "usual waits for side", "run, capturing"]
     replay()
     assert cuda.events[4:] == ["replayed"]
@@ -212,6 +212,6 @@ def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatc
 def test_a_capture_that_fails_leaves_the_usual_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, broken=True)
     with pytest.raises(RuntimeError, match="captured nothing"):
-        runner.CudaGraphRecorder(torch.device("cuda:0"))(lambda: None)
+        runner.CudaGraphCapture(torch.device("cuda:0"))(lambda: None)
     assert cuda.streams == ["usual"]
     assert not runner.CAPTURING.locked()

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from crossdraft.rpc.codec import decode_description, encode_description
-from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.generation import (
     Generate,
     Generated,
@@ -76,11 +76,11 @@ def frame(writes: FrameCodec[Any, Any], reads: FrameCodec[Any, Any]) -> Codec:
     """Of messages that travel in frames: each is the only one of its own, of session 1."""
 
     def to_bytes(value: Any) -> bytes:
-        return writes.encode([(1, Begin(value) if isinstance(value, OpenTarget | OpenDrafter) else value)])
+        return writes.encode([(1, BeginSession(value) if isinstance(value, OpenTarget | OpenDrafter) else value)])
 
     def from_bytes(raw: bytes) -> Any:
         ((_, value),) = reads.decode(raw)
-        return value.opening if isinstance(value, Begin) else value
+        return value.opening if isinstance(value, BeginSession) else value
 
     return Codec(to_bytes, from_bytes)
 
@@ -126,7 +126,7 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "run to": (TO_TARGET, RunTo(4, 40)),
     "target open, bans": (TO_TARGET, OpenTarget((1,), BANS, None, likely=0, stop_ids=(7,))),
     "score prompt": (TO_TARGET, ScorePrompt(1, 5)),
-    "target closed": (TO_TARGET, Close()),
+    "target closed": (TO_TARGET, EndSession()),
     "target opened": (FROM_TARGET, Opened("abc123")),
     "pass done, rows": (FROM_TARGET, PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001)),
     "pass done, samples": (
@@ -141,7 +141,7 @@ VALUES: dict[str, tuple[Codec, object]] = {
         PassDone(3, (replace(WHOLE, log_probabilities=np.array([-0.5, -2.0]), likely=((5, -0.5),)), WHOLE), 0.0125),
     ),
     "prompt scored": (FROM_TARGET, PromptScored(1, (Sample(5, -0.5, ((5, -0.5),), 1),), 0.5, True)),
-    "session ended": (FROM_TARGET, Ended(11, "the context is full")),
+    "session ended": (FROM_TARGET, SessionEnded(11, "the context is full")),
     "drafter open": (TO_DRAFTER, OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True)),
     "drafter open, defaults": (TO_DRAFTER, OpenDrafter(Letters("a"), SamplingOptions(), None, 0)),
     "draft": (TO_DRAFTER, Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6)),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import (
@@ -72,19 +72,19 @@ def plain(value: object) -> object:
 
 
 def begun(request: object) -> object:
-    return Begin(request, "req-1") if isinstance(request, OpenTarget | OpenDrafter) else request
+    return BeginSession(request, "req-1") if isinstance(request, OpenTarget | OpenDrafter) else request
 
 
-ended = st.builds(Ended, st.integers(0, 16), st.text(max_size=8))
+ended = st.builds(SessionEnded, st.integers(0, 16), st.text(max_size=8))
 to_target, of_target = TARGET.client(SIZE), TARGET.server(SIZE)
 to_drafter, of_drafter = DRAFTER.client(SIZE), DRAFTER.server(SIZE)
 DIRECTIONS = {
     "to a target": Direction(
-        to_target, of_target, target_pb2.VerifyRequests, values.target_requests.map(begun) | st.just(Close())
+        to_target, of_target, target_pb2.VerifyRequests, values.target_requests.map(begun) | st.just(EndSession())
     ),
     "of a target": Direction(of_target, to_target, target_pb2.VerifyReplies, values.target_replies | ended),
     "to a drafter": Direction(
-        to_drafter, of_drafter, drafter_pb2.DraftRequests, values.drafter_requests.map(begun) | st.just(Close())
+        to_drafter, of_drafter, drafter_pb2.DraftRequests, values.drafter_requests.map(begun) | st.just(EndSession())
     ),
     "of a drafter": Direction(of_drafter, to_drafter, drafter_pb2.DraftReplies, values.drafter_replies | ended),
 }
@@ -176,11 +176,11 @@ VALID: dict[str, list[Messages]] = {
     "to a target": [
         TWO_WITH_LISTS,
         [
-            (1, Begin(OPEN_TARGET)),
+            (1, BeginSession(OPEN_TARGET)),
             (1, Pass(1, (4,), TokenTree((5, 6, 7), (-1, 0, 0)), (np.array([9, 11]),) * 2, (0, 2))),
             (2, FetchRow(1, 0, np.array([7, 8, 9]))),
             (2, RunTo(1, 9)),
-            (3, Close()),
+            (3, EndSession()),
         ],
     ],
     "of a target": [
@@ -189,16 +189,16 @@ VALID: dict[str, list[Messages]] = {
             (1, Opened("f1")),
             (2, RowFetched(1, 0, row(1, 2, 3))),
             (2, RowFetched(1, 0, row(1, 2, 3, tail=0.5))),
-            (3, Ended(3, "text")),
+            (3, SessionEnded(3, "text")),
         ],
     ],
     "to a drafter": [
         [
-            (1, Begin(OPEN_DRAFTER)),
+            (1, BeginSession(OPEN_DRAFTER)),
             (1, Draft(1, 0, Letters("abcabc"), 6, 2)),
             (2, Advance(1, 9)),
             (3, Score(1, 6, (Letters("ab"), Letters("ca")), 3)),
-            (4, Close()),
+            (4, EndSession()),
         ]
     ],
     "of a drafter": [
@@ -207,7 +207,7 @@ VALID: dict[str, list[Messages]] = {
             (1, Drafted(1, (DraftToken(9),), 0.1, branches=(Branch(1, 3, Letters("x"), (5, 6)),))),
             (2, Scored(1, np.array([0.5, 1.0]), 0.0)),
             (3, Opened("f1")),
-            (4, Ended(3, "text")),
+            (4, SessionEnded(3, "text")),
         ],
     ],
 }

@@ -35,7 +35,7 @@ from crossdraft.rpc.errors import (
     Unreachable,
 )
 from crossdraft.rpc.event_loop import SMALL, Beside
-from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, TARGET, UNREAD_LIMITS, SessionLimits
 from crossdraft.rpc.links import MOST_IN_LOOP, Outbox
 from crossdraft.rpc.server import Listening, Server
@@ -123,7 +123,7 @@ async def test_what_a_session_must_not_say_ends_it_alone(link, service, wrong, c
 
 async def test_an_opening_that_means_nothing_is_answered(link):
     await opened(link, 2)
-    await link.send((1, Begin(replace(OPEN.opening, prompt=(100,)))))
+    await link.send((1, BeginSession(replace(OPEN.opening, prompt=(100,)))))
     number, ended = await link.receive()
     assert (number, ended.code) == (1, INVALID)
     assert "prompt has the id 100" in ended.text
@@ -131,8 +131,8 @@ async def test_an_opening_that_means_nothing_is_answered(link):
 
 
 async def test_a_request_id_that_could_spoil_a_log_line_is_refused(link, service):
-    await link.send((1, Begin(OPEN.opening, "a b")), (2, Begin(OPEN.opening, "a-b")))
-    assert {number: type(message) for number, message in await link.received(2)} == {1: Ended, 2: Opened}
+    await link.send((1, BeginSession(OPEN.opening, "a b")), (2, BeginSession(OPEN.opening, "a-b")))
+    assert {number: type(message) for number, message in await link.received(2)} == {1: SessionEnded, 2: Opened}
     assert service.openings == 1
 
 
@@ -160,7 +160,7 @@ async def test_a_session_that_is_closed_while_it_is_being_opened_is_not_opened(l
     service.opens.clear()
     await link.send((1, OPEN), (1, one_pass(1)))
     await service.news.until(lambda: service.openings == 1)
-    await link.send((1, Close()), (2, OPEN))
+    await link.send((1, EndSession()), (2, OPEN))
     await service.news.until(lambda: service.openings == 2)
     service.opens.set()
     assert await link.receive() == (2, Opened("f1"))
@@ -188,9 +188,9 @@ async def test_of_sessions_that_are_closed_before_they_are_opened_no_work_is_lef
             await link.send((1, begins(1)))
             await first.wait()
             for number in range(2, 8):
-                await link.send((number, begins(number)), (number, Close()))
+                await link.send((number, begins(number)), (number, EndSession()))
                 await link.send((number + 10, begins(number)))
-                await link.send((number + 10, Close()))
+                await link.send((number + 10, EndSession()))
             await link.send((8, begins(8)))
             await link.send((8, begins(8)))  # refused: then all before it has been read
             assert (await link.receive())[0] == 8
@@ -202,13 +202,15 @@ async def test_of_sessions_that_are_closed_before_they_are_opened_no_work_is_lef
         free.set()
 
 
-def begins(token: int) -> Begin[Any]:
-    return Begin(replace(OPEN.opening, prompt=(token,)))
+def begins(token: int) -> BeginSession[Any]:
+    return BeginSession(replace(OPEN.opening, prompt=(token,)))
 
 
 async def test_what_comes_for_a_session_that_has_ended_or_never_was_is_ignored(link, service):
     await opened(link, 1, 2)
-    await link.send((1, Close()), (1, one_pass(1)), (1, Close()), (7, one_pass(1)), (8, Close()), (2, one_pass(1)))
+    await link.send(
+        (1, EndSession()), (1, one_pass(1)), (1, EndSession()), (7, one_pass(1)), (8, EndSession()), (2, one_pass(1))
+    )
     assert (await link.receive())[0] == 2
     await goes_on(link, 2, 2)
     assert (service.sessions[0].closed, service.sessions[0].asked) == (1, [])
@@ -241,7 +243,7 @@ async def test_an_error_of_a_service_ends_one_session(link, service, error, code
         service.answer = fail
         await link.send((1, one_pass(1)), (1, one_pass(2)))
         assert (await link.receive())[1].number == 1  # what was answered before the error arrives before it
-    assert await link.receive() == (1, Ended(code, text))
+    assert await link.receive() == (1, SessionEnded(code, text))
     service.refuses = None
     await goes_on(link, 2)
     assert ("a session failed" in caplog.text) == isinstance(error, ZeroDivisionError)
@@ -273,7 +275,7 @@ async def test_a_reply_that_cannot_be_sent_ends_its_session_alone(service, nodes
         await opened(link, 2, 3)
         await link.send((2, one_pass(1)), (1, one_pass(1)), (3, one_pass(1)))
         got = dict(await link.received(3))
-        assert {number: type(message) for number, message in got.items()} == {1: Ended, 2: PassDone, 3: PassDone}
+        assert {number: type(message) for number, message in got.items()} == {1: SessionEnded, 2: PassDone, 3: PassDone}
         assert got[1].code == code.value[0]
         assert all(text in got[1].text for text in said)
         assert code is not StatusCode.UNKNOWN or "a session failed" in caplog.text
@@ -303,7 +305,7 @@ async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again(serv
         number, ended = await link.receive()
         assert (number, ended.code) == (3, StatusCode.RESOURCE_EXHAUSTED.value[0])
         assert "2 are open (--max-sessions)" in ended.text
-        await link.send((1, Close()), (4, OPEN))
+        await link.send((1, EndSession()), (4, OPEN))
         assert await link.receive() == (4, Opened("f1"))
         await goes_on(link, 2)
 
@@ -320,9 +322,9 @@ async def test_silence_ends_one_session_and_later_the_link(service, clock: Clock
             await service.news.until(lambda: len(service.sessions[1].left_replies) == number)  # noqa: B023
             if silent.done() and silent.result()[0] == 2:
                 silent = asyncio.create_task(link.receive())
-        assert silent.result() == (1, Ended(0))
+        assert silent.result() == (1, SessionEnded(0))
         assert [session.closed for session in service.sessions] == [1, 0]
-        await link.send((2, Close()))
+        await link.send((2, EndSession()))
         ending = asyncio.create_task(link.ended())
         assert await clock.run(ending) >= 100
         assert ending.result() == (StatusCode.OK, "")
@@ -462,7 +464,7 @@ async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other
 @pytest.fixture
 def few_waiting(monkeypatch) -> int:
     """How many messages of a link may wait before it is not read any more."""
-    monkeypatch.setattr(links, "MOST_WAITING", 300)
+    monkeypatch.setattr(links, "MOST_WAITING_MESSAGES", 300)
     return 300
 
 
@@ -527,7 +529,7 @@ async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeyp
                     f"no room for another session: {links} connections of ipv4:127.0.0.1 are open "
                     "(--max-sessions, --max-sessions-per-peer)",
                 )
-            await link.send((1, Close()))
+            await link.send((1, EndSession()))
             await link.call.done_writing()
             await link.ended()
         async with RawLink(server.address) as again:
@@ -621,9 +623,9 @@ BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 
     [
         (BAD_REPLY, Internal, "sent a reply that cannot be decoded: done needs rows or samples"),
         (TARGET.server(None).encode([(1, Opened("f1"))]), Internal, "opened the session twice"),
-        (TARGET.server(None).encode([(1, Ended(0))]), Closed, "was ended"),
-        (TARGET.server(None).encode([(1, Ended(11, "the context"))]), ContextTooLong, "the context"),
-        (TARGET.server(None).encode([(1, Ended(99, "?"))]), Internal, r"\?"),
+        (TARGET.server(None).encode([(1, SessionEnded(0))]), Closed, "was ended"),
+        (TARGET.server(None).encode([(1, SessionEnded(11, "the context"))]), ContextTooLong, "the context"),
+        (TARGET.server(None).encode([(1, SessionEnded(99, "?"))]), Internal, r"\?"),
     ],
     ids=["bad reply", "opened twice", "ended", "ended with an error", "ended with no code of gRPC's"],
 )
@@ -638,7 +640,7 @@ async def test_what_a_service_does_wrong_in_one_session_loses_it_alone(raw, erro
         sessions[1].send(one_pass(1))
         number, message = (await frames_of(service, 2))[-1]
         assert (number, type(message)) == (2, Pass)
-        await stream.send((1, done(1)), (2, done(1)), (77, done(1)), (78, Ended(0)))
+        await stream.send((1, done(1)), (2, done(1)), (77, done(1)), (78, SessionEnded(0)))
         await kept.news.until(lambda: kept.replies)
         assert (lost.replies, kept.errors) == ([], [])
 
@@ -656,8 +658,8 @@ async def frames_of(service: Any, session: int) -> list[tuple[int, Any]]:
     [
         (Opened("f2"), NotServed, "serves another model than it described"),
         (done(1), Internal, "sent PassDone where Opened was due"),
-        (Ended(8, "no room for another session: 2 are open"), Full, "2 are open"),
-        (Ended(14, "the service is shutting down"), Unreachable, "is shutting down"),
+        (SessionEnded(8, "no room for another session: 2 are open"), Full, "2 are open"),
+        (SessionEnded(14, "the service is shutting down"), Unreachable, "is shutting down"),
     ],
     ids=["another model", "a reply too early", "full", "shutting down"],
 )
@@ -680,10 +682,10 @@ async def test_a_session_that_was_closed_hears_nothing_more():
     async with a_client() as (service, client):
         stream, (closed, kept), sessions = await begun(service, client, 2)
         sessions[0].close()
-        assert (await service.frame())[1] == [(1, Close())]
+        assert (await service.frame())[1] == [(1, EndSession())]
         sessions[0].close()
         sessions[0].send(one_pass(1))
-        await stream.send((1, done(1)), (1, Ended(13, "?")), (2, done(1)))
+        await stream.send((1, done(1)), (1, SessionEnded(13, "?")), (2, done(1)))
         await kept.news.until(lambda: kept.replies)
         assert (closed.replies, closed.errors) == ([], [])
 
@@ -821,7 +823,7 @@ async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service
         await opened(link, 1)
         await idle.send()
         await opened(idle, 1)
-        await idle.send((1, Close()))
+        await idle.send((1, EndSession()))
         draining = asyncio.create_task(server.drain())
         assert await idle.ended() == (StatusCode.OK, "")
         await link.send((2, OPEN), (1, one_pass(1)))
@@ -829,7 +831,7 @@ async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service
         assert (got[1].number, got[2].code) == (1, StatusCode.UNAVAILABLE.value[0])
         assert "shutting down" in got[2].text
         await goes_on(link, 1, 2)
-        await link.send((1, Close()))
+        await link.send((1, EndSession()))
         assert await link.ended() == (StatusCode.OK, "")
         await draining
     assert (service.closed, service.ended) == (2, True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
 from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import Committed, Ended, OutputRequest, UnknownModelError
+from crossdraft.serving.backend import Committed, OutputEnded, OutputRequest, UnknownModelError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
@@ -29,7 +29,7 @@ class FakeBackend:
     tokens: Sequence[Token] = TOKENS
     together: int = 1  # tokens of one pass
     reason: Reason = Reason.STOP
-    end: Ended | None = None  # instead of one with usual figures
+    end: OutputEnded | None = None  # instead of one with usual figures
     served: tuple[ServedModel, ...] = (TOY,)
     unreached: tuple[ServedModel, ...] = ()  # configured, and not served now
     fault: Exception | None = None  # raised after so many tokens:
@@ -60,7 +60,7 @@ class FakeBackend:
         ids = (*([1] if special else []), *text.encode())
         return Written(ids, tuple(map(chr, ids)), text)
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | Ended, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | OutputEnded, None]:
         self.requests.append(request)
         await self._count(1)
         try:
@@ -72,7 +72,7 @@ class FakeBackend:
                 self.yielded += len(tokens)
                 yield Committed(tokens)
             await self._before(len(self.tokens))
-            yield self.end or Ended(self.reason, figures(len(self.tokens)))
+            yield self.end or OutputEnded(self.reason, figures(len(self.tokens)))
         finally:
             await self._count(-1)
 

@@ -9,8 +9,8 @@ import pytest
 from crossdraft.client import Kind, Token
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Generated, GenerationClient
-from crossdraft.serving.client import Client
 from crossdraft.serving.grpc import GenerationOptions
+from crossdraft.serving.grpc_client import Client
 from crossdraft.serving.limits import Keys, RateLimit
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, serving
 

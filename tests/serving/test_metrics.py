@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Reason, RequestError
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.backend import Ended, OutputRequest, OverloadedError
+from crossdraft.serving.backend import OutputEnded, OutputRequest, OverloadedError
 from crossdraft.serving.metrics import MeasuredBackend, Metrics, position_of
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 from tests.serving.exposed import samples, value
@@ -107,7 +107,7 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
         LaneFigures("drafter", "", 0, 0, Trips()),
     )
     metrics = Metrics()
-    ended = Ended(Reason.STOP, replace(figures(1), lanes=lanes, drafter_lost="too slow"))
+    ended = OutputEnded(Reason.STOP, replace(figures(1), lanes=lanes, drafter_lost="too slow"))
     with caplog.at_level("INFO", "crossdraft.serving"):
         await drained(MeasuredBackend(FakeBackend(tokens=(), end=ended), metrics))
     assert caplog.messages[-1].endswith("; target at c:3 lost: unreachable; drafter lost: too slow")

@@ -16,8 +16,8 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.client import Client
 from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.grpc_client import Client
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
 from tests.endtoend.reference import Reference

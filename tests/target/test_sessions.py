@@ -11,7 +11,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.service import MOST_WAITING
+from crossdraft.target.service import MOST_WAITING_REQUESTS
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
     MOST_SCORED,
@@ -306,9 +306,9 @@ async def test_requests_wait_for_each_other_and_a_bad_one_for_the_replies_before
 
 async def test_so_many_requests_may_wait(target_model: RunningModel) -> None:
     talk = Talk(target_model, OPENING)
-    talk.ask(*(Pass(number, (), TokenTree()) for number in range(1, MOST_WAITING + 2)))  # one is under way
+    talk.ask(*(Pass(number, (), TokenTree()) for number in range(1, MOST_WAITING_REQUESTS + 2)))  # one is under way
     with pytest.raises(ProtocolBroken, match="64 requests of this session wait already"):
-        talk.ask(Pass(MOST_WAITING + 2, (), TokenTree()))
+        talk.ask(Pass(MOST_WAITING_REQUESTS + 2, (), TokenTree()))
     talk.close()
 
 

@@ -19,7 +19,7 @@ from crossdraft.verification import rejection
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import STANDARD, TLI, Method
 from crossdraft.verification.rejection import Block
-from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Step, Walk, target_row
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Walk, WalkStep, target_row
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.scheduling import Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import LETTERS
@@ -120,7 +120,7 @@ def test_a_block_never_accepts_fewer(seed: int, shape: tuple[int, int], concentr
 class IndependentEvents(Block):
     """Accepts with w_i instead of h_i."""
 
-    def accepted(self, chooser: Chooser) -> Generator[Step, Answer, int]:
+    def accepted(self, chooser: Chooser) -> Generator[WalkStep, Answer, int]:
         number = next((i for i in range(len(self.rows), 0, -1) if chooser.bernoulli(self.weights[i])), 0)
         if number < len(self.rows):  # as the correction needs it
             _, q = self.rows[number]
@@ -133,7 +133,7 @@ class IndependentEvents(Block):
 class Unweighed(Block):
     """Draws corrections from (p - q)+ instead of (w p - q)+."""
 
-    def accepted(self, chooser: Chooser) -> Generator[Step, Answer, int]:
+    def accepted(self, chooser: Chooser) -> Generator[WalkStep, Answer, int]:
         number = yield from super().accepted(chooser)
         if number < len(self.rows):
             (p, q), weight = self.rows[number], self.weights[number]
@@ -167,7 +167,7 @@ def ending(ends: Ends) -> Method:
 
     def walk(ground: Ground) -> Walk:
         walking = rejection.walk(ground)
-        step: Step = next(walking)
+        step: WalkStep = next(walking)
         kept: Answer = None
         while True:
             if isinstance(step, NeedDraftToken) and kept is not None:
@@ -199,7 +199,7 @@ def test_overlapped_epochs_judge_in_blocks_as_well(method: Method, monkeypatch: 
     sizes: list[int] = []
     accepted = Block.accepted
 
-    def counted(self: Block, chooser: Chooser) -> Generator[Step, Answer, int]:
+    def counted(self: Block, chooser: Chooser) -> Generator[WalkStep, Answer, int]:
         sizes.append(len(self.rows))
         return (yield from accepted(self, chooser))
 

@@ -11,7 +11,7 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, planning
 from crossdraft.verification.coupling import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
-from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, Step
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, WalkStep
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, as_ids, bias
@@ -45,12 +45,12 @@ def test_over_shared_tokens_it_accepts_at_least_what_tli_does(toy: Toy) -> None:
     assert distributions[0].get(Kind.ACCEPTED, 0) >= distributions[1].get(Kind.ACCEPTED, 0) - 1e-12
 
 
-def greedy_verdicts(toy: Toy, method: Method, salt: str) -> list[Step]:
+def greedy_verdicts(toy: Toy, method: Method, salt: str) -> list[WalkStep]:
     """What a walk decides of a greedy draft, until it is refused or used up after six draft tokens."""
     pair, chooser = pair_of(toy.target, toy.drafter), EnumeratingChooser([])
     target = ToyTarget(len(toy.target), 99, temperature=0, salt=salt)
     drafter = ToyDrafter(pair.drafter.letters, chooser, temperature=0, salt=salt)
-    output, decided = list[int](), list[Step]()
+    output, decided = list[int](), list[WalkStep]()
     walk, left = method.walk(Ground(pair, chooser)), 6
     step, answer = next(walk), None
     while not isinstance(step, Refused):
@@ -76,7 +76,7 @@ def test_temperature_zero_is_a_comparison_of_texts(toy: Toy) -> None:
         assert verdicts[0] == verdicts[1]
 
 
-def conversation(pair: Pair, answers: Iterable[Answer], script: list[int]) -> list[Step]:
+def conversation(pair: Pair, answers: Iterable[Answer], script: list[int]) -> list[WalkStep]:
     """The steps of a walk that is given these answers to what it needs, and the branches of its choices."""
     waiting = iter(answers)
     walk = coupling.walk(Ground(pair, EnumeratingChooser(script)))
@@ -89,7 +89,7 @@ def conversation(pair: Pair, answers: Iterable[Answer], script: list[int]) -> li
     return steps
 
 
-def shown(steps: Iterable[Step]) -> list[object]:
+def shown(steps: Iterable[WalkStep]) -> list[object]:
     """Steps as plain values."""
     plain: list[object] = []
     for step in steps:

@@ -18,7 +18,7 @@ from crossdraft.verification import prefixes
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.prefixes import PieceDistribution
-from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Step, Walk, undrafted
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Walk, WalkStep, undrafted
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, wanted
@@ -162,7 +162,7 @@ class Table:
             step = walk.send(self._answer(step, hidden))
         return step
 
-    def _answer(self, step: Step, hidden: list[DraftToken]) -> DraftToken | Row | np.ndarray | None:
+    def _answer(self, step: WalkStep, hidden: list[DraftToken]) -> DraftToken | Row | np.ndarray | None:
         match step:
             case NeedDraftToken():
                 return hidden.pop(0) if hidden else None

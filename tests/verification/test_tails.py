@@ -9,7 +9,7 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Refused, Step, Walk
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Refused, Walk, WalkStep
 from tests.verification.toys import as_ids
 from tests.vocabularies import pair_of
 
@@ -22,7 +22,7 @@ WHOLE = Row(as_ids(0), np.ones(1))
 @pytest.mark.parametrize("draft_token", [DraftToken(0, Row.certain(0)), None], ids=["refused", "none"])
 def test_the_whole_row_is_drawn_from(walk: Callable[[Ground], Walk], draft_token: DraftToken | None) -> None:
     walking = walk(Ground(PAIR, RandomChooser(np.random.default_rng(0))))
-    step: Step = next(walking)
+    step: WalkStep = next(walking)
     while not isinstance(step, Emit | Refused):
         match step:
             case NeedDraftToken():

@@ -14,7 +14,7 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
-from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Step
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, WalkStep
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full
 from tests.verification.toys import NAMED, TOYS, Setup, Toy, bias, wanted
 from tests.vocabularies import greedy_tokens, pair_of
@@ -103,7 +103,7 @@ def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]]) -> tuple
         for text, chance in drafted
     ]
     found: list[str] = []
-    step: Step = next(steps)
+    step: WalkStep = next(steps)
     while True:
         match step:
             case NeedDraftToken():

@@ -29,7 +29,7 @@ FIRST_SEED = 1000  # of the first prompt; the next ones follow
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """What is asked, all of it fixed before the first answer."""
 
     prompts: tuple[str, ...]
@@ -94,7 +94,7 @@ class Result:
         return tuple(check.name for check in self.checks if check.verdict == FAULT)
 
 
-async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None) -> Result:
+async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None) -> Result:
     """Runs all checks. Raises CannotBeAudited."""
     if reference is not None and not reference.abilities.top:
         raise CannotBeAudited(
@@ -124,7 +124,9 @@ async def audit(plan: Plan, endpoint: Endpoint, reference: Endpoint | None) -> R
 # Greedy texts.
 
 
-async def greedy(plan: Plan, endpoint: Endpoint, reference: Endpoint | None) -> tuple[list[Check], list[Difference]]:
+async def greedy(
+    plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None
+) -> tuple[list[Check], list[Difference]]:
     """Whether greedy texts are the reference's, and whether each token is the most probable one."""
     prompts = plan.prompts[: plan.greedy]
     if not prompts:
@@ -218,7 +220,7 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
 # Seeds.
 
 
-async def seeds(plan: Plan, endpoint: Endpoint) -> Check:
+async def seeds(plan: AuditPlan, endpoint: Endpoint) -> Check:
     """Whether a seed gives the same text again. It is no fault of the distribution if it does not."""
     name, prompts = "seeds repeated", plan.prompts[: plan.seeds]
     if not prompts:
@@ -254,7 +256,7 @@ def _agreed(one: Reply, other: Reply) -> float:
 # Distributions.
 
 
-async def laws(plan: Plan, endpoint: Endpoint) -> tuple[list[Draw], list[LawTest], list[str]]:
+async def laws(plan: AuditPlan, endpoint: Endpoint) -> tuple[list[Draw], list[LawTest], list[str]]:
     """Sampled tokens against the log-probabilities that came with them: draws, tests, and what could not be tested."""
     if not plan.sampled or not plan.samples:
         return [], [], ["--sampled or --samples is 0"]
@@ -266,14 +268,14 @@ async def laws(plan: Plan, endpoint: Endpoint) -> tuple[list[Draw], list[LawTest
     return tested(replies, power)
 
 
-async def _samples(plan: Plan, endpoint: Endpoint, prompt: str) -> list[Reply]:
+async def _samples(plan: AuditPlan, endpoint: Endpoint, prompt: str) -> list[Reply]:
     size = endpoint.abilities.choices
     counts = [min(size, plan.samples - begin) for begin in range(0, plan.samples, size)]
     asked = (endpoint.ask(prompt, plan.tokens, plan.temperature, choices=count) for count in counts)
     return [reply for replies in await asyncio.gather(*asked) for reply in replies]
 
 
-async def _power(plan: Plan, endpoint: Endpoint) -> float:
+async def _power(plan: AuditPlan, endpoint: Endpoint) -> float:
     """What reported probabilities are raised to, to be those at the plan's temperature: 1, or its inverse where the
     endpoint reports them at temperature 1, as vLLM does. Raises CannotBeAudited if neither is so."""
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.audit.checks import FAULT, OK, Plan, Result
+from crossdraft.audit.checks import FAULT, OK, AuditPlan, Result
 from crossdraft.audit.statistics import POWER, chance_of_finding
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Report:
     api: str  # completions or chat
     listed: int  # tokens with log-probabilities at each place
     reference: str  # URL or model; empty: none
-    plan: Plan
+    plan: AuditPlan
     planned: int  # requests
     requests: int  # that were sent: also those that learnt what the endpoint lets one ask for, and retries
     retries: int

@@ -58,10 +58,10 @@ class Files:
     ] = None
 
 
-Plan = TypeVar("Plan")
+Planned = TypeVar("Planned")
 
 
-def command(name: str, section: str, benchmark: str) -> Callable[[type[Plan]], type[Plan]]:
+def command(name: str, section: str, benchmark: str) -> Callable[[type[Planned]], type[Planned]]:
     """Makes a plan a command.
 
     Args:
@@ -70,8 +70,8 @@ def command(name: str, section: str, benchmark: str) -> Callable[[type[Plan]], t
         benchmark: MODULE.CLASS in this package, made of the plan that the options say.
     """
 
-    def register(plan: type[Plan]) -> type[Plan]:
-        def run(given: Plan, files: Files) -> None:
+    def register(plan: type[Planned]) -> type[Planned]:
+        def run(given: Planned, files: Files) -> None:
             module, _, measuring = benchmark.partition(".")
             found = getattr(import_module(f"crossdraft.bench.{module}"), measuring)(given)
             found.run(files.json_file, files.markdown_file)

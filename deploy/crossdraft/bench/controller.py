@@ -43,7 +43,7 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
-from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, prompts_of, request_of
+from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, prompts_of, request_of
 from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import EngineOptions, Wanted
 from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
@@ -55,7 +55,7 @@ from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
 ALL = tuple(CHOICES)
-FEW = (NO_DRAFTER, AUTO, "lock-step, K = 4", "overlapped, 8")
+FEW = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 4", "overlapped, 8")
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
@@ -106,7 +106,7 @@ def compared(
         speeds,
         best,
         _ratio(found[AUTO], found[best]),
-        _ratio(found[AUTO], found[NO_DRAFTER]),
+        _ratio(found[AUTO], found[WITHOUT_DRAFTER]),
         drafts_accepted(total_of(judged)) if judged else None,
         total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
         sum(one.drafters_lost for figured in figures.values() for one in figured),
@@ -221,7 +221,7 @@ class ComparedPipelines:
 
     given: ControllerConditions
     tokens: int  # of each output
-    pipelines: Mapping[str, Pipeline]  # NO_DRAFTER, AUTO, and the one of all other choices under an empty name
+    pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
     prompts: Sequence[str] = ()  # none: made-up ones
 
     def pipeline(self, choice: str) -> Pipeline:
@@ -247,7 +247,7 @@ class ComparedPipelines:
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""
         for name, pipeline in self.pipelines.items():
-            choice = NO_DRAFTER if name == NO_DRAFTER else "lock-step, K = 2"
+            choice = WITHOUT_DRAFTER if name == WITHOUT_DRAFTER else "lock-step, K = 2"
             await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
 
     async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
@@ -306,7 +306,7 @@ class Floor:
             connect(target, drafter, needs_drafter=True) as auto,
             connect(target, drafter, needs_drafter=True) as fixed,
         ):
-            pipelines = {NO_DRAFTER: plain, AUTO: auto, "": fixed}
+            pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
             stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines, prompts)
             await stage.warm_up()
             freeze_heap()
@@ -367,7 +367,7 @@ async def bad(floor: Floor, given: ControllerConditions) -> list[Compared]:
         stage = await stack.enter_async_context(floor.stage(given, drafter.address))
         if given.drafter == "dead":
             stack.enter_context(stopped(drafter.process_id))
-        return [await stage.in_turns((NO_DRAFTER, AUTO), floor.plan.turns)]
+        return [await stage.in_turns((WITHOUT_DRAFTER, AUTO), floor.plan.turns)]
 
 
 # Outputs that go on while something changes.
@@ -434,7 +434,7 @@ async def _courses(floor: Floor, given: ControllerConditions, drafter: str, phas
             return await course(stage, choice, phases)
 
     found = await in_turns(FEW, floor.plan.turns, run)
-    parts = found[NO_DRAFTER][0]
+    parts = found[WITHOUT_DRAFTER][0]
     return [
         compared(given, part, {choice: [run[part] for run in runs] for choice, runs in found.items()}) for part in parts
     ]
@@ -490,7 +490,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "drafter": lambda one: one.part or one.conditions.drafter,
         "wanted": lambda one: optional(one.conditions.acceptance, ".0%"),
         "accepted": lambda one: optional(one.accepted, ".0%"),
-        NO_DRAFTER: lambda one: f"{one.speeds[NO_DRAFTER]:,.1f}",
+        WITHOUT_DRAFTER: lambda one: f"{one.speeds[WITHOUT_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
         "at first": lambda one: optional(one.at_first, ",.1f"),
         "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",

@@ -33,20 +33,20 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
-from crossdraft.bench.workload import AUTO, CHOICES, NO_DRAFTER, request_of
+from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
 from crossdraft.console.processes import HttpServer, Running, running
 from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
-from crossdraft.serving.client import Client
+from crossdraft.serving.grpc_client import Client
 from crossdraft.verification.methods import method_named
 
 if TYPE_CHECKING:
     import aiohttp  # of the extra `serve`, which a pipeline does without
 
-CONFIGURATIONS = (NO_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
+CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
 PASSES = f"{PREFIX}target_passes"  # of /metrics
 PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
@@ -290,7 +290,7 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
         """Makes so many outputs at once; returns the number of their tokens."""
         given = (self.plan.method, self.plan.temperature, self.plan.max_tokens)
         requests = [request_of(configuration, first + number, *given) for number in range(count)]
-        return sum(await asyncio.gather(*(maker.make(one, configuration != NO_DRAFTER) for one in requests)))
+        return sum(await asyncio.gather(*(maker.make(one, configuration != WITHOUT_DRAFTER) for one in requests)))
 
 
 def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult]:
@@ -313,7 +313,7 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult
                 target_ms=spent[1] / tokens,
                 drafter_ms=spent[2] / tokens,
                 target_pass_ms=spent[1] / passes,
-                to_plain=speeds[name] / speeds[NO_DRAFTER],
+                to_plain=speeds[name] / speeds[WITHOUT_DRAFTER],
                 to_best=speeds[name] / best,
             )
         )

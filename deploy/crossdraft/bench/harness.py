@@ -36,7 +36,7 @@ from crossdraft.types.rows import Probabilities
 
 SEED = 0
 MILLISECONDS = 1000.0  # of a second
-Plan = TypeVar("Plan")
+Planned = TypeVar("Planned")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
 Number = TypeVar("Number", float, int)
@@ -103,7 +103,7 @@ class ProgressCounter(Protocol):
     def __call__(self, count: int = 1, doing: str = "") -> None: ...
 
 
-class Benchmark(ABC, Generic[Plan, Result]):
+class Benchmark(ABC, Generic[Planned, Result]):
     """What is measured, and how."""
 
     unit: ClassVar[str] = "results"  # what the counter counts
@@ -112,7 +112,7 @@ class Benchmark(ABC, Generic[Plan, Result]):
     runner: ClassVar[Run] = staticmethod(uvloop.run)
     needs_statistics: ClassVar[bool] = False  # whether it needs scipy
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Planned) -> None:
         self.plan = plan  # a dataclass: the options of the command
 
     @property

@@ -34,8 +34,7 @@ from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, conn
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.session.resolution import requested_method, resolve
-from crossdraft.speculation.choice import PLAIN as PLAIN_CHOICE
-from crossdraft.speculation.choice import Choice, lock_step
+from crossdraft.speculation.choice import PLAIN, Choice, lock_step
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.speculation.forecast import forecast
 from crossdraft.types.request import Overlap
@@ -89,7 +88,7 @@ class Assisted:
 
 
 AnyConfiguration = DecodingConfiguration | Assisted
-PLAIN = DecodingConfiguration("plain", PLAIN_CHOICE)
+PLAIN_CONFIGURATION = DecodingConfiguration("plain", PLAIN)
 CONTROLLED = DecodingConfiguration("controlled", None)
 LOCK_STEP = "lock-step"
 
@@ -182,13 +181,13 @@ def compared(
 ) -> list[OverlapResult]:
     """Sums up; `predicted` has ratios to plain decoding by a configuration's name. Plain decoding must be there."""
     by_name = {given.name: runs for given, runs in found.items()}
-    plain, locked = by_name[PLAIN.name], by_name.get(LOCK_STEP)
+    plain, locked = by_name[PLAIN_CONFIGURATION.name], by_name.get(LOCK_STEP)
     better = plain if locked is None or speed_of(plain) > speed_of(locked) else locked
     results = []
     for given, runs in found.items():
         figures = [run.figures for run in runs if run.figures is not None]
         total = total_of(figures) if figures else None
-        drafted = total if total and given != PLAIN and drafts_accepted(total) else None
+        drafted = total if total and given != PLAIN_CONFIGURATION and drafts_accepted(total) else None
         results.append(
             OverlapResult(
                 conditions,
@@ -227,11 +226,13 @@ class OverlapBenchmark(OfPair[OverlapPlan, OverlapResult]):
         "delay, ms": lambda one: f"{one.conditions.delay_ms:g}",
         "configuration": lambda one: one.label,
         "tokens/s": lambda one: f"{one.speed:.1f}",
-        "× plain": lambda one: "1" if one.name == PLAIN.name else one.ratio,
+        "× plain": lambda one: "1" if one.name == PLAIN_CONFIGURATION.name else one.ratio,
         "predicted": lambda one: optional(one.predicted, ".2f"),
         "kept": lambda one: optional(one.kept, ".2f"),
         "× lock-step": lambda one: "" if one.name == LOCK_STEP else one.beside_lock_step or "",
-        "× the better": lambda one: "" if one.name in (PLAIN.name, LOCK_STEP) else one.beside_better or "",
+        "× the better": lambda one: (
+            "" if one.name in (PLAIN_CONFIGURATION.name, LOCK_STEP) else one.beside_better or ""
+        ),
         "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
         "accepted": lambda one: optional(one.acceptance, ".1%"),
         "idle": lambda one: f"{one.idle:.0%}" if one.idle else "",
@@ -278,7 +279,7 @@ class OverlapBenchmark(OfPair[OverlapPlan, OverlapResult]):
             tried = [*lock_steps(self.plan.k), *self.windows]
             tried += branched(tried[-1], self.branches)
             for temperature in self.plan.temperatures:
-                for given in (PLAIN, CONTROLLED, *tried):
+                for given in (PLAIN_CONFIGURATION, CONTROLLED, *tried):
                     requested_method(self.request(given, temperature, 0))
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[OverlapResult, None]:
@@ -324,10 +325,16 @@ class Generators:
     async def measured(self, conditions: OverlapConditions) -> list[OverlapResult]:
         """Plain decoding, the best of each kind, and what the controller does."""
         bench, plan = self.bench, self.bench.plan
-        await self.warm_up([PLAIN, *lock_steps(plan.k[:1]), CONTROLLED])
+        await self.warm_up([PLAIN_CONFIGURATION, *lock_steps(plan.k[:1]), CONTROLLED])
         locked, drafted_on = await self.best(lock_steps(plan.k)), await self.best(bench.windows)
         assert isinstance(drafted_on, DecodingConfiguration)
-        tried = [PLAIN, locked, drafted_on, await self.best(branched(drafted_on, bench.branches)), CONTROLLED]
+        tried = [
+            PLAIN_CONFIGURATION,
+            locked,
+            drafted_on,
+            await self.best(branched(drafted_on, bench.branches)),
+            CONTROLLED,
+        ]
         if plan.assisted:
             theirs = [Assisted(k, threads) for threads in plan.assisted for k in ASSISTED_KS]
             await self.warm_up(theirs)
@@ -381,7 +388,7 @@ class Generators:
             return {}
         given = controller.conditions
         return {
-            one.name: forecast(given, one.choice).speed / forecast(given, PLAIN_CHOICE).speed
+            one.name: forecast(given, one.choice).speed / forecast(given, PLAIN).speed
             for one in tried
             if isinstance(one, DecodingConfiguration) and one.choice is not None and one.drafts
         }

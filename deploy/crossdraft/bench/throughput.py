@@ -41,9 +41,9 @@ from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.session.resolution import requested_method
 
-CROSSDRAFT, PLAIN = "crossdraft", "plain"
+CROSSDRAFT, CROSSDRAFT_PLAIN = "crossdraft", "plain"
 GENERATE_BATCH, ASSISTED_GENERATION = "generate_batch", "assisted"
-CONFIGURATIONS = (CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_GENERATION)
+CONFIGURATIONS = (CROSSDRAFT, CROSSDRAFT_PLAIN, GENERATE_BATCH, ASSISTED_GENERATION)
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
 FEWEST = 4  # outputs of a run
@@ -260,7 +260,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
     @property
     def total(self) -> int:
-        ours = sum(way in self.plan.way for way in (CROSSDRAFT, PLAIN))
+        ours = sum(way in self.plan.way for way in (CROSSDRAFT, CROSSDRAFT_PLAIN))
         return len(self.at_once) * self.plan.repeat * (ours + len(self.theirs))
 
     @property
@@ -353,8 +353,8 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
         drafter = others.pop(0)
         drafted = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
         found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
-    if PLAIN in bench.plan.way:
-        found.append(Ours(PLAIN, plain, bench.request(), target, None, bench.warm_ups))
+    if CROSSDRAFT_PLAIN in bench.plan.way:
+        found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))
     for (way, threads), process in zip(bench.theirs, others, strict=True):
         label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
         found.append(Theirs(label, process, one_by_one=way == ASSISTED_GENERATION))

@@ -20,7 +20,7 @@ from crossdraft.rpc.clients import Patience
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.verification.methods import method_named
 
-PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
+SERVICE_PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
@@ -60,9 +60,9 @@ class Setting:
         ]
 
 
-NO_DRAFTER, AUTO = "no drafter", "auto"
+WITHOUT_DRAFTER, AUTO = "no drafter", "auto"
 CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a request says for each
-    NO_DRAFTER: {},
+    WITHOUT_DRAFTER: {},
     AUTO: {},
     **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
     "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
@@ -145,7 +145,7 @@ async def pipelines_of(
     """The same, setting by setting, with a pipeline for it, and why the pair refuses it; empty: it does not."""
     async with aclosing(pairs_of(target, settings, engine)) as pairs:
         async for verifying, drafting, alike in pairs:
-            async with connect(verifying, drafting, PATIENCE, needs_drafter=True) as pipeline:
+            async with connect(verifying, drafting, SERVICE_PATIENCE, needs_drafter=True) as pipeline:
                 for setting in alike:
                     yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)
 

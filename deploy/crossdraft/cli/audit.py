@@ -36,7 +36,7 @@ from crossdraft.console.running import (
 from crossdraft.loadtest.requests import bundled, read, texts_of
 
 try:
-    from crossdraft.audit.checks import Plan
+    from crossdraft.audit.checks import AuditPlan
     from crossdraft.audit.checks import audit as run_audit
     from crossdraft.audit.endpoint import Endpoint, Pace
     from crossdraft.audit.report import Report, figure_of, plain, reach_of, tables_of
@@ -60,7 +60,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     with checked_options():
         given = bundled() if options.prompts is None else read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
-        plan = Plan(**named(Plan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
+        plan = AuditPlan(**named(AuditPlan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
     prompt, pace = plan.prompts[0], Pace(options.concurrency, options.requests_per_second, options.timeout)
     audited = Endpoint(
         base_url(endpoint.url),
@@ -93,7 +93,7 @@ def fields_of(option: str, text: str) -> dict[str, Any]:
 class Audit:
     """What is to be audited, against what."""
 
-    plan: Plan
+    plan: AuditPlan
     endpoint: Endpoint
     other: Callable[..., Endpoint]  # the reference, by its URL and its API
     reference_url: str  # empty: none

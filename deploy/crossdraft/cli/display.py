@@ -11,7 +11,7 @@ from rich.text import Text
 
 from crossdraft.client import Generation, Kind, Statistics, Token
 from crossdraft.console.running import PlainConsole
-from crossdraft.serving.client import RemoteGeneration
+from crossdraft.serving.grpc_client import RemoteGeneration
 
 Generated = Generation | RemoteGeneration
 RATIOS = (

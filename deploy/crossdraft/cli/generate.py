@@ -13,7 +13,7 @@ from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
-from crossdraft.serving.client import Client
+from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"

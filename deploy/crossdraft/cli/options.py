@@ -464,7 +464,7 @@ class AuditReference:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """What an audit asks; the first fields are those of `audit.checks.Plan`."""
+    """What an audit asks; the first fields are those of `audit.checks.AuditPlan`."""
 
     prompts: Path | None = option(
         None, "JSON lines with `text`, `turns` or `messages`; by default 42 bundled prompts.", metavar="FILE"

@@ -24,7 +24,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
 from crossdraft.serving.backend import (
     Committed,
-    Ended,
+    OutputEnded,
     OutputItem,
     OutputRequest,
     OverloadedError,
@@ -144,7 +144,7 @@ class Journal:
         committed = (*generation.committed, *self.delivered)
         return replace(self.request, generation=replace(generation, committed=committed))
 
-    def whole(self, ended: Ended) -> Ended:
+    def whole(self, ended: OutputEnded) -> OutputEnded:
         """The end with the tokens of all orchestrators counted; other costs of those that were lost are not known."""
         if not self.resumed:
             return ended
@@ -255,7 +255,7 @@ class ClusterBackend:
                 return new if new.tokens else None
             case Committed():
                 self._delivered(reply.tokens, journal, now)
-            case Ended():
+            case OutputEnded():
                 return journal.whole(reply)
             case TraceSpans():
                 pass

@@ -31,7 +31,7 @@ from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
-NO_DRAFTER = ""  # as the name of a drafter: decode without one
+UNNAMED_DRAFTER = ""  # as the name of a drafter: decode without one
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
@@ -51,7 +51,7 @@ class OutputRequest:
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
-    drafter: str | None = None  # name of one of the model's drafters; None: its default one; NO_DRAFTER: none
+    drafter: str | None = None  # name of one of the model's drafters; None: its default one; UNNAMED_DRAFTER: none
     trace: bool = False  # stream TraceSpans, too, and each token by itself
 
     def __post_init__(self) -> None:
@@ -81,14 +81,14 @@ class TraceSpans:
 
 
 @dataclass(frozen=True)
-class Ended:
+class OutputEnded:
     """The end of an output, after its tokens."""
 
     reason: Reason
     statistics: Statistics
 
 
-OutputItem = PromptTokens | Committed | TraceSpans | Ended
+OutputItem = PromptTokens | Committed | TraceSpans | OutputEnded
 
 
 class Backend(Protocol):
@@ -183,7 +183,7 @@ class LocalModel:
 
     @property
     def default_drafter(self) -> str:
-        return self.drafters[0].name if self.drafters else NO_DRAFTER
+        return self.drafters[0].name if self.drafters else UNNAMED_DRAFTER
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class LocalBackend:
             raise ValueError("give at least one model, and each a name of its own")
         self._created = int(time.time())
         self._connections = {
-            (model.name, NO_DRAFTER if drafter is None else drafter.name): self._connection_to(model, drafter)
+            (model.name, UNNAMED_DRAFTER if drafter is None else drafter.name): self._connection_to(model, drafter)
             for model in models
             for drafter in model.drafters or (None,)
         }
@@ -326,7 +326,7 @@ class LocalBackend:
             watch = Watch() if request.trace else None
             prompts = await pipeline.prompts(request.generation)
             with about(request=request.id):
-                running = pipeline.run(request.generation, watch, prompts, request.drafter != NO_DRAFTER)
+                running = pipeline.run(request.generation, watch, prompts, request.drafter != UNNAMED_DRAFTER)
             async with running as generation:
                 await generation.read()
                 for first in range(0, len(generation.prompt_tokens), PIECE):
@@ -341,7 +341,7 @@ class LocalBackend:
                     yield TraceSpans(watch.take())
             assert generation.reason is not None
             assert generation.statistics is not None
-            yield Ended(generation.reason, generation.statistics)
+            yield OutputEnded(generation.reason, generation.statistics)
 
     @property
     def learned(self) -> Learned:
@@ -355,7 +355,7 @@ class LocalBackend:
         Raises:
             ValueError: the model or one of its drafters has a name that was not served before.
         """
-        drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {NO_DRAFTER: ()}
+        drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {UNNAMED_DRAFTER: ()}
         known = {name for served, name in self._connections if served == model.name}
         if known != set(drafters):
             raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")

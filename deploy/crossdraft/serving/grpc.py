@@ -26,7 +26,7 @@ from crossdraft.serving.backend import (
     MIN_RETRY_SECONDS,
     Backend,
     Committed,
-    Ended,
+    OutputEnded,
     OutputRequest,
     OverloadedError,
     PromptTokens,
@@ -100,7 +100,7 @@ class GenerationService:
                             milliseconds = 1000 * (time.monotonic() - began)
                             for tokens in (item.tokens,) if request.together else zip(item.tokens):
                                 yield Generated(tokens, milliseconds)
-                        case Ended():
+                        case OutputEnded():
                             yield GenerationEnded(request.id, item.reason, item.statistics)
 
     @contextmanager

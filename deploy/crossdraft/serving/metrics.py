@@ -27,7 +27,7 @@ from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import (
     Backend,
     Committed,
-    Ended,
+    OutputEnded,
     OutputItem,
     OutputRequest,
     OverloadedError,
@@ -314,7 +314,7 @@ class _Measurement:
         match item:
             case Committed():
                 self._committed(len(item.tokens), self._clock() - self._began)
-            case Ended():
+            case OutputEnded():
                 self._ended = True
                 self._finish(item, self._clock() - self._began)
 
@@ -358,7 +358,7 @@ class _Measurement:
         self._tokens += count
         self._latest = now
 
-    def _finish(self, ended: Ended, seconds: float) -> None:
+    def _finish(self, ended: OutputEnded, seconds: float) -> None:
         figures = ended.statistics
         timings = Timings(seconds, self._first, self._latest, self._tokens)
         self._metrics.finished((self._model, figures.method, self._drafter), ended.reason.value, figures, timings)

@@ -122,7 +122,7 @@ class ServiceLane:
         self.roster.give_back(self.address)
 
 
-Emit = Callable[[Sequence[Emitted] | PromptScored], None]
+TokenSink = Callable[[Sequence[Emitted] | PromptScored], None]
 
 
 class Driver:
@@ -147,14 +147,14 @@ class Driver:
         self._due: dict[Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Stopwatches()
-        self._emit: Emit
+        self._emit: TokenSink
         self._finished: asyncio.Future[Finished] | None = None  # None: not begun
         self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
         return self._clock.times([lane.watch for lane in self._lanes.values()])
 
-    async def run(self, emit: Emit) -> Finished:
+    async def run(self, emit: TokenSink) -> Finished:
         """Carry out commands and feed back events until the session is finished.
 
         `emit` gets the tokens that one event has decided together, and before them those of the prompt that were scored

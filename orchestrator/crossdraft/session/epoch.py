@@ -13,7 +13,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import DraftToken
-from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Step, Walk, draft_token_letters
+from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Walk, WalkStep, draft_token_letters
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Epoch:
         self._agreed = 0  # letters of `drafted` that are in the output
         self._released = 0  # draft tokens whose rows are dropped
         self._walk: Walk | None = None
-        self._step: Step | None = None
+        self._step: WalkStep | None = None
 
     def begin(self, walk: Walk, draws: bool = False) -> None:
         """Start the walk; `draws`: on the target's own draws instead of rows."""
@@ -63,7 +63,7 @@ class Epoch:
         return self._walk is not None
 
     @property
-    def step(self) -> Step:
+    def step(self) -> WalkStep:
         """What the walk waits for."""
         assert self._step is not None
         return self._step

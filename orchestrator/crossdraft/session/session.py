@@ -39,7 +39,7 @@ from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
-NO_DRAFTER = replace(PLAIN, reason="there is no drafter")
+NO_DRAFTER_LEFT = replace(PLAIN, reason="there is no drafter")
 NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
 MOST_DECISIONS = 10_000  # that are kept for an explanation
@@ -275,7 +275,7 @@ class Session:
         """How the next epoch is run, unless that has been decided already."""
         chosen, self._next = self._next, None
         if not self.drafter.ready:
-            return NOT_WANTED if self.drafter.unopened else NO_DRAFTER
+            return NOT_WANTED if self.drafter.unopened else NO_DRAFTER_LEFT
         if self.output.left <= 1:
             return LAST_TOKEN
         if chosen is None:

@@ -17,7 +17,7 @@ from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import NeedRow, NeedSample, Step
+from crossdraft.verification.walk import NeedRow, NeedSample, WalkStep
 
 LONGEST_BACKOFF = 1.0  # seconds
 NOTHING_GUESSED = Plan(TokenTree(), ())
@@ -554,7 +554,7 @@ class TargetSide:
         return max(ends)
 
 
-def path_of(step: Step) -> Path:
+def path_of(step: WalkStep) -> Path:
     """Where the walk needs a row, from the frontier on."""
     return step.path if isinstance(step, NeedRow) else ()
 

@@ -6,11 +6,13 @@ next one brings more than it costs target and drafter. An output whose draft tok
 more or fewer of them, down to the same chance.
 
 It begins by drafting. Forecasts are corrected by what each mode has really brought at that load, and such a correction
-fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain
-decoding is tried by one output at a time, once in EXPLORED tokens: that shows how its draft tokens fare. What they cost
-in rounds it does not show, where the target waits for the drafter and leaves it the processors: so all outputs together
-try rounds, ever more seldom, where these would pay at a part of their cost; and so plain decoding, while all draft. All
-depends on times and on revealed draft tokens.
+fades while its mode is not in use, so that every mode is tried again. Where no way of drafting is faster than plain
+decoding, one output at a time tries the drafter, once in EXPLORED tokens. This shows how its draft tokens fare, but not
+what they would cost in lock-step rounds, where the target waits for the drafter and leaves it the processors. So
+sometimes all outputs together try rounds, if rounds would pay at a part of the cost that is forecast; the slower they
+have turned out, the more seldom. In the same way, while all draft, all together try plain decoding.
+
+Everything depends on times and on revealed draft tokens only.
 """
 
 from collections import Counter, defaultdict, deque
@@ -46,7 +48,7 @@ from crossdraft.speculation.estimates import (
 )
 from crossdraft.speculation.forecast import MATCHES, Conditions, forecast
 from crossdraft.speculation.policy import (
-    PATIENCE,
+    MOST_EXPECTED_WAITS,
     REVIEWED,
     SIZES,
     Limits,
@@ -308,7 +310,7 @@ class TargetController:
         return self._overdue(next(iter(self._waiting.values()), now), now)
 
     def _overdue(self, since: float, now: float) -> bool:
-        longest = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
+        longest = FIRST * self.target.cost.seconds(self.outputs) + MOST_EXPECTED_WAITS * self.drafter_trip.value
         return self.target.known and now - since > longest
 
     def may_try(self) -> int:

@@ -11,7 +11,7 @@ from crossdraft.speculation.forecast import Conditions, Forecast, forecast
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
-PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
+MOST_EXPECTED_WAITS = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
 CHUNK = 4  # ... with so many draft tokens at most: a quarter of the messages, at 0.2 ms of the event loop each
@@ -116,7 +116,7 @@ def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
 
 def patience(given: Conditions, wait: int, chunk: int = 1) -> float:
     """Seconds that a pass waits at most for the reply with so many draft tokens."""
-    return PATIENCE * given.draft_arrives(wait + chunk)
+    return MOST_EXPECTED_WAITS * given.draft_arrives(wait + chunk)
 
 
 def overlapped(

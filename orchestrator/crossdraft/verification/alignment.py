@@ -38,8 +38,8 @@ from crossdraft.verification.walk import (
     Emit,
     Ground,
     Refused,
-    Step,
     Walk,
+    WalkStep,
     draft_token_letters,
     draw_residual,
     next_draft_token,
@@ -117,7 +117,7 @@ def walk(ground: Ground) -> Walk:
     yield from undrafted(ground)
 
 
-def _whole_draft() -> Generator[Step, Answer, list[DraftToken]]:
+def _whole_draft() -> Generator[WalkStep, Answer, list[DraftToken]]:
     draft_tokens: list[DraftToken] = []
     while (draft_token := (yield from next_draft_token())) is not None:
         draft_tokens.append(draft_token)

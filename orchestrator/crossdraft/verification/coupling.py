@@ -32,8 +32,8 @@ from crossdraft.verification.walk import (
     Emit,
     Ground,
     Refused,
-    Step,
     Walk,
+    WalkStep,
     draw_residual,
     draw_unlisted,
     next_draft_token,
@@ -141,7 +141,7 @@ class Revealed:
     ahead: tuple[int, ...] = ()  # codes of committed letters that the draft has not reached; else both above are None
 
 
-Move = Generator[Step, Answer, Revealed | None]  # None: the draft was refused
+Move = Generator[WalkStep, Answer, Revealed | None]  # None: the draft was refused
 
 
 def walk(ground: Ground) -> Walk:

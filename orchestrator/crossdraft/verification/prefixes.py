@@ -48,8 +48,8 @@ from crossdraft.verification.walk import (
     Emit,
     Ground,
     Refused,
-    Step,
     Walk,
+    WalkStep,
     draft_token_letters,
     next_draft_token,
     prefix_probabilities,
@@ -80,7 +80,7 @@ class PieceDistribution:
         """Whether no draft can be longer than the accepted pieces: ψ is zero."""
         return len(self._accepted) >= self._reach
 
-    def of(self, pieces: Sequence[Letters]) -> Generator[Step, Answer, Probabilities]:
+    def of(self, pieces: Sequence[Letters]) -> Generator[WalkStep, Answer, Probabilities]:
         """ψ of each piece, float64 (len(pieces),); requests the values of G that are not known."""
         terms = [self._terms(piece) for piece in pieces]
         yield from self._learn({string for string, without in terms for string in (string, *without)})
@@ -104,7 +104,7 @@ class PieceDistribution:
     def _sum(self, string: Letters, without: tuple[Letters, ...]) -> float:
         return max(0.0, self._known[string] - sum(self._known[excluded] for excluded in without))
 
-    def _learn(self, strings: set[Letters]) -> Generator[Step, Answer, None]:
+    def _learn(self, strings: set[Letters]) -> Generator[WalkStep, Answer, None]:
         missing = strings.difference(self._known)
         self._known.update(dict.fromkeys((string for string in missing if len(string) > self._reach), 0.0))
         asked = tuple(sorted(missing.difference(self._known)))
@@ -150,7 +150,7 @@ def walk(ground: Ground) -> Walk:
     yield from undrafted(ground)
 
 
-def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
+def _next_piece(pair: Pair, rest: Letters) -> Generator[WalkStep, Answer, Letters]:
     """Reveal draft tokens until the next piece can no longer change, or none is left."""
     while pair.target_trie.extends(rest):
         draft_token = yield from next_draft_token()
@@ -160,7 +160,9 @@ def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
     return rest
 
 
-def _accepted(ground: Ground, distribution: PieceDistribution, piece: Letters) -> Generator[Step, Answer, int | None]:
+def _accepted(
+    ground: Ground, distribution: PieceDistribution, piece: Letters
+) -> Generator[WalkStep, Answer, int | None]:
     """The piece as a target id, or None if it is refused."""
     ids = np.array(ground.pair.target.ids_of(piece), dtype=np.int64)
     row = yield from target_row(listed=ids, judging=True)
@@ -173,7 +175,7 @@ def _accepted(ground: Ground, distribution: PieceDistribution, piece: Letters) -
     return int(ids[ground.chooser.categorical(weights)])
 
 
-def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[Step, Answer, int]:
+def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[WalkStep, Answer, int]:
     """Draw from (p - ψ)+: candidates from p, each kept with probability (1 - ψ/p)+, until one is.
 
     A candidate is kept at least as probably as the residual is needed at all, so more than a few blocks are rare. Once
@@ -195,7 +197,7 @@ def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[Step
 
 def _whole_residual(
     chooser: Chooser, pair: Pair, distribution: PieceDistribution, row: Row
-) -> Generator[Step, Answer, int]:
+) -> Generator[WalkStep, Answer, int]:
     """Draw from (p - ψ)+ with ψ of every token."""
     keep = yield from _kept_shares(pair, distribution, row, range(len(row.ids)))
     weights = row.probabilities * keep
@@ -206,7 +208,7 @@ def _whole_residual(
 
 def _kept_shares(
     pair: Pair, distribution: PieceDistribution, row: Row, places: Sequence[int]
-) -> Generator[Step, Answer, Probabilities]:
+) -> Generator[WalkStep, Answer, Probabilities]:
     """(1 - ψ/p)+ of the tokens at these indices of a whole row, float64 (len(places),)."""
     letters = [pair.target.letters[token] for token in row.ids[list(places)].tolist()]
     pieces = sorted(set(letters))

@@ -48,9 +48,9 @@ from crossdraft.verification.walk import (
     Emit,
     Ground,
     Refused,
-    Step,
     Unreached,
     Walk,
+    WalkStep,
     draft_token_letters,
     draw_residual,
     next_draft_token,
@@ -105,7 +105,7 @@ class Block:
         self.weights.append(0.0 if token is None else min(1.0, weighed / q.probability(token)))
         self.path = self.path if token is None else (*self.path, token)
 
-    def accepted(self, chooser: Chooser) -> Generator[Step, Answer, int]:
+    def accepted(self, chooser: Chooser) -> Generator[WalkStep, Answer, int]:
         """How many draft tokens are accepted: the events h_n ... h_1, up to the first that happens.
 
         Only now are rows needed that list all that q does: an accepted block asks for no more of them.
@@ -124,7 +124,7 @@ class Block:
                 return place
 
 
-def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[Step, Answer, Block]:
+def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[WalkStep, Answer, Block]:
     """The block that begins with this draft token. It ends where rows or draft tokens do, and where w is 0."""
     block = Block()
     while draft_token is not None:

@@ -32,8 +32,9 @@ from crossdraft.verification.chooser import Chooser
 class NeedDraftToken:
     """Requests the next draft token of the epoch.
 
-    With a path, the draft tokens of a block that are not decided yet: the next one only if a pass has brought the row
-    to judge it with; else None, the block ends here.
+    A method that decides draft tokens in blocks gives a path: the block's draft tokens so far, which are revealed and
+    not decided yet. It is sent the next one if there is one and a pass has brought the target's row after the path, by
+    which it is judged; else None: the block ends here.
     """
 
     path: Path = ()  # target ids, from the frontier on
@@ -83,9 +84,9 @@ class Refused:
 
 
 NEXT, SAMPLE = NeedDraftToken(), NeedSample()
-Step = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
+WalkStep = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
 Answer = DraftToken | Row | int | Probabilities | None
-Walk = Generator[Step, Answer, None]
+Walk = Generator[WalkStep, Answer, None]
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
     return offset + common_length(left, right)
 
 
-def next_draft_token(path: Path = ()) -> Generator[Step, Answer, DraftToken | None]:
+def next_draft_token(path: Path = ()) -> Generator[WalkStep, Answer, DraftToken | None]:
     """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
     answer = yield NeedDraftToken(path) if path else NEXT
     if answer is not None and not isinstance(answer, DraftToken):
@@ -182,7 +183,7 @@ def next_draft_token(path: Path = ()) -> Generator[Step, Answer, DraftToken | No
 
 def target_row(
     listed: Ids = NO_IDS, whole: bool = False, judging: bool = False, path: Path = ()
-) -> Generator[Step, Answer, Row]:
+) -> Generator[WalkStep, Answer, Row]:
     """The target's row after `path`, which lists at least `listed`, or everything if `whole`."""
     row = yield NeedRow(whole, listed, judging, path)
     if not isinstance(row, Row) or (whole and not row.whole):
@@ -190,7 +191,7 @@ def target_row(
     return row
 
 
-def target_sample() -> Generator[Step, Answer, int]:
+def target_sample() -> Generator[WalkStep, Answer, int]:
     """The target's own draw at the frontier."""
     token = yield SAMPLE
     if not isinstance(token, int):
@@ -198,7 +199,7 @@ def target_sample() -> Generator[Step, Answer, int]:
     return token
 
 
-def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[Step, Answer, Probabilities]:
+def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[WalkStep, Answer, Probabilities]:
     """The probabilities that the text of the draft's first `tokens` tokens starts with each string."""
     answer = yield NeedPrefix(strings, tokens)
     if not isinstance(answer, np.ndarray) or answer.shape != (len(strings),):
@@ -244,7 +245,7 @@ def undrafted(ground: Ground) -> Walk:
         yield Emit(token, Kind.BONUS)
 
 
-def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
+def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[WalkStep, Answer, int]:
     """Draw from (p - q)+, or from p without q; their masses need not be one.
 
     If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
@@ -269,7 +270,7 @@ def residual(row: Row, drafted: Row | None) -> Probabilities:
     return np.append(weights, row.tail)
 
 
-def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
+def draw_unlisted(chooser: Chooser, row: Row) -> Generator[WalkStep, Answer, int]:
     """Fetch the whole row and draw among the ids that `row` does not list."""
     whole = yield from target_row(whole=True, judging=True)
     weights = np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0)

@@ -22,9 +22,9 @@ Send = Callable[[Drafted], None]  # called in the event loop; returns at once
 
 # Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
 # reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
-MOST_UNREAD = 2 * MOST_DRAFT_TOKENS
+MOST_UNREAD_TOKENS = 2 * MOST_DRAFT_TOKENS
 UNREAD_SCORES = 16  # scores that wait for the client to read them
-MOST_WAITING = 64  # requests behind a score
+MOST_BEHIND_SCORE = 64  # requests behind a score
 
 
 class DraftProgress:
@@ -36,7 +36,7 @@ class DraftProgress:
     def __init__(self, request: Draft) -> None:
         self.request = request
         self.count = request.count  # draft tokens wanted so far; written by the event loop
-        self.asked = request.count  # the same before MOST_UNREAD limits it; written by the event loop
+        self.asked = request.count  # the same before MOST_UNREAD_TOKENS limits it; written by the event loop
         self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
         self.sent = 0  # draft tokens that the client has, adopted ones included; written by the thread that drafts
         self.aside = False  # the drafter drafts no more of it; written by the thread that drafts
@@ -59,7 +59,7 @@ class DraftProgress:
     def allow(self, read: int) -> bool:
         """The client has read so many draft tokens; returns whether more are wanted now than before."""
         before = self.count
-        self.count = max(before, min(self.asked, read + MOST_UNREAD))
+        self.count = max(before, min(self.asked, read + MOST_UNREAD_TOKENS))
         return self.count > before
 
 
@@ -152,8 +152,11 @@ class ReplyBuffer:
         self._queued: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """A step waited so many seconds for the model. The next reply reports those of the first step apart; after it,
-        what passes between steps is what a step costs here."""
+        """A step has waited so many seconds for the model.
+
+        Only the first wait since `resume` counts: the next reply reports it apart from the time that drafting took. Any
+        later wait belongs to that time, as what a step costs here.
+        """
         if self._queued is None:
             self._queued = seconds
 
@@ -246,10 +249,10 @@ class Conversation:
         """Takes a request; raises ServiceError."""
         if self._scoring is None:
             self._take(request)
-        elif len(self._waiting) < MOST_WAITING:
+        elif len(self._waiting) < MOST_BEHIND_SCORE:
             self._waiting.append(request)
         else:
-            raise ProtocolBroken(f"{MOST_WAITING} requests of this session wait already")
+            raise ProtocolBroken(f"{MOST_BEHIND_SCORE} requests of this session wait already")
 
     def left(self, reply: Reply) -> None:
         if isinstance(reply, Drafted):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.distributions import joined
+from crossdraft.engine.model_thread import StepFunction
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
 from crossdraft.types.trees import ROOT
 
@@ -19,7 +20,6 @@ LATEST = 8  # tokens that the noise depends on, besides the number of tokens bef
 WINDOWS = 1 << 16
 SEED = 20251121
 MOST_KNOWN = 4096  # sessions whose texts are told from those that are new
-Step = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Noisy:
     (1.00) at sigma 0, 0.82 (0.86) at 0.5, 0.70 (0.73) at 1, 0.59 (0.61) at 1.5, 0.49 (0.51) at 2, 0.32 (0.33) at 3.
     """
 
-    def __init__(self, sigma: float, columns: int, step: Step, device: torch.device) -> None:
+    def __init__(self, sigma: float, columns: int, step: StepFunction, device: torch.device) -> None:
         drawn = np.random.default_rng(SEED).standard_normal(columns + WINDOWS - 1, dtype=np.float32)
         self._noise = torch.from_numpy(drawn).mul_(sigma).to(device)
         self._windows = self._noise.unfold(0, columns, 1)  # (WINDOWS, columns), a view
@@ -150,7 +150,7 @@ class Paced:
         self,
         pace: Pace,
         remaining: Callable[[ForwardRequest], int],  # as `Engine.remaining`
-        step: Step,
+        step: StepFunction,
         clock: Clock = Clock(),
     ) -> None:
         self._pace, self._remaining, self._step, self._clock = pace, remaining, step, clock

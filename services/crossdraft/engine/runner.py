@@ -37,10 +37,10 @@ MOST = 64  # graphs: each stalls some forwards while it is captured, and needs m
 EXPANDED = 4
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Call = Callable[..., Tensor]  # of the model, with the arguments of one forward; its logits, (1, tokens, V)
-Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-class CudaGraphRecorder:
+class CudaGraphCapture:
     """Captures what a function does on a CUDA device; the result replays it, on the same memory.
 
     The rules are those of `torch.cuda.graph`. The function is run before, on a stream other than the default one, so
@@ -72,9 +72,9 @@ class CudaGraphRecorder:
         return graph.replay
 
 
-def recorder_for(device: torch.device) -> Recorder:
+def capture_for(device: torch.device) -> GraphCapture:
     """How forwards are captured on a device; without CUDA a replay runs the function again."""
-    return CudaGraphRecorder(device) if device.type == "cuda" else lambda run: run
+    return CudaGraphCapture(device) if device.type == "cuda" else lambda run: run
 
 
 class GraphRunner:
@@ -96,8 +96,8 @@ class GraphRunner:
     ) -> None:
         self._call, self._cache, self._dtype = call, cache, dtype
         self._windows, self._gathers = windows, gathers
-        self._recorder: Recorder | None = recorder_for(device)
-        self._recorded: dict[Bucket, Callable[[], None]] = {}
+        self._capture: GraphCapture | None = capture_for(device)
+        self._replays: dict[Bucket, Callable[[], None]] = {}
         most = sum(replace(LARGEST, windows=windows).sizes)
         self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
         # A bucket's slots are a power of two, as are its lanes.
@@ -106,7 +106,7 @@ class GraphRunner:
 
     @property
     def captured(self) -> int:
-        return len(self._recorded)
+        return len(self._replays)
 
     def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:
         """A forward to be run once, before the next is prepared; None: these slices run as a flat batch.
@@ -114,13 +114,13 @@ class GraphRunner:
         It returns the logits asked for, float32 (rows, V), in order.
         """
         bucket = bucket_of(slices, self._windows)
-        if bucket is None or not (bucket in self._recorded or self._records):
+        if bucket is None or not (bucket in self._replays or self._may_capture):
             return None
         if self._gathers and bucket.lanes * bucket.used > EXPANDED * sum(max(SLOTS, one.used) for one in slices):
             return None
         numbers = torch.from_numpy(bucket.numbers(slices, self._cache.padding_slot))
         self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
-        replay = self._recorded.get(bucket) or self._record(bucket)
+        replay = self._replays.get(bucket) or self._captured(bucket)
         if replay is None:
             return None
         return lambda: self._replayed(replay, self._parts(bucket).kept[: sum(one.rows for one in slices)])
@@ -131,21 +131,21 @@ class GraphRunner:
         return self._logits.index_select(0, kept).float()  # a copy, as the next forward writes to the same memory
 
     @property
-    def _records(self) -> bool:
-        return self._recorder is not None and len(self._recorded) < MOST
+    def _may_capture(self) -> bool:
+        return self._capture is not None and len(self._replays) < MOST
 
-    def _record(self, bucket: Bucket) -> Callable[[], None] | None:
-        assert self._recorder is not None
+    def _captured(self, bucket: Bucket) -> Callable[[], None] | None:
+        assert self._capture is not None
         try:
-            replay = self._recorder(lambda: self._forward(bucket))
+            replay = self._capture(lambda: self._forward(bucket))
         except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
             why = str(error).partition("\n")[0]
             log.warning("no more forwards are captured as CUDA graphs, the others go on without: %s", why)
-            self._recorder = None
+            self._capture = None
             return None
         if self._logits is not None:
             self._logits.fill_(torch.nan)  # what a replay fails to compute must not look computed
-        self._recorded[bucket] = replay
+        self._replays[bucket] = replay
         return replay
 
     def _forward(self, bucket: Bucket) -> None:

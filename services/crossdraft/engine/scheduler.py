@@ -15,7 +15,7 @@ alone, the second would wait for all of that step, and so on for ever. Let r req
 seconds, and the k sessions that should be back soonest be there in w seconds. Starting at once, each of the k waits
 d - w for the step to end; waiting delays r requests by w, and spares the k that. Waiting wins
 k (d - w) - r w = k d - (k + r) w seconds in all, so the k with the largest gain is waited for, if there is a gain, and
-never longer than `PATIENCE` of a step in all. A session that is alone thus never waits.
+never longer than `MOST_PUT_OFF` of a step in all. A session that is alone thus never waits.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -28,7 +28,7 @@ SHORT = 16  # tokens of text that a short request may have
 STRETCH = 1.5  # times the step without prompts: 3 would be a delay of two steps, and steps vary
 WAITING = 2.0  # streams that a session with a prompt counts for
 LEAST = 4  # tokens of long requests that any step computes
-PATIENCE = 0.7  # of a step's time, in all
+MOST_PUT_OFF = 0.7  # of a step's time that it is put off at most, in all
 
 
 class ReadyRequest(NamedTuple):
@@ -89,7 +89,7 @@ class Scheduler:
         step = self._step(ready, expected)
         seconds = self.costs.seconds(sum(step.tokens.values()))
         began = now if self._paused is None else self._paused
-        latest = began + PATIENCE * seconds - now
+        latest = began + MOST_PUT_OFF * seconds - now
         wait = worth_waiting(len(step.tokens), seconds, [until for until in expected if until <= latest])
         self._paused = began if wait else None
         return Pause(wait) if wait else step

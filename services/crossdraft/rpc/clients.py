@@ -16,7 +16,7 @@ from crossdraft.rpc.transport import MessageLimit, ServiceChannel
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
 from crossdraft.v1 import common_pb2
 
-Open = TypeVar("Open", OpenTarget, OpenDrafter)
+OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Patience:
 
 
 @dataclass(eq=False)
-class _Client(Generic[Open]):
+class _Client(Generic[OpenRequest]):
     """One channel to one service. Must be made in a running event loop, and closed."""
 
     address: str  # host:port
@@ -93,7 +93,7 @@ class _Client(Generic[Open]):
         """The latest description; asks for it if there is none."""
         return self._description or await self.describe()
 
-    def begin(self, request: Open, listener: Listener) -> LinkSession:
+    def begin(self, request: OpenRequest, listener: Listener) -> LinkSession:
         """Begins a session whose listener is told what happens; the service must have been described."""
         channel, description = self.channel, self._description
         assert description is not None

@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, RoleCodec, Shares, check_frame
+from crossdraft.rpc.frames import BeginSession, EndSession, RoleCodec, SessionEnded, Shares, check_frame
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -25,8 +25,8 @@ from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
 
-Request = Begin[OpenDrafter] | Draft | Advance | Score | Close
-Reply = Opened | Drafted | Scored | Ended
+Request = BeginSession[OpenDrafter] | Draft | Advance | Score | EndSession
+Reply = Opened | Drafted | Scored | SessionEnded
 MAX_ROW_WIDTH = 1 << 16  # ids
 MAX_STRINGS = 4096  # of one request for scores
 MAX_STRING = 1 << 16  # letters of each of them
@@ -46,10 +46,10 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
             case Score():
                 strings = [letters.encode() for letters in request.strings]
                 frame.requests.add(session=session, score=pb.Score(**vars(request) | {"strings": strings}))
-            case Begin():
+            case BeginSession():
                 opening = _encode_open(request.opening)
                 frame.requests.add(session=session, open=opening, request_id=request.request_id)
-            case Close():
+            case EndSession():
                 frame.requests.add(session=session, close=common_pb2.CloseSession())
             case _:
                 assert_never(request)
@@ -77,9 +77,9 @@ def _decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Re
         case "score":
             return _decode_score(message.score)
         case "open":
-            return Begin(_decode_open(message.open, vocabulary_size), message.request_id)
+            return BeginSession(_decode_open(message.open, vocabulary_size), message.request_id)
         case "close":
-            return Close()
+            return EndSession()
         case _:
             raise BadMessage("a DraftRequest must be one of open, draft, advance, score and close")
 
@@ -104,7 +104,7 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
                 frame.replies.add(session=session, scored=scored)
             case Opened():
                 frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
-            case Ended():
+            case SessionEnded():
                 frame.replies.add(session=session, ended=common_pb2.SessionEnded(**vars(reply)))
             case _:
                 assert_never(reply)
@@ -144,7 +144,7 @@ def _decode_reply(message: pb.DraftReply, rows: Sequence[Row], vocabulary_size: 
         case "opened":
             return Opened(message.opened.fingerprint)
         case "ended":
-            return Ended(message.ended.code, message.ended.text)
+            return SessionEnded(message.ended.code, message.ended.text)
         case _:
             raise BadMessage("a DraftReply must be one of opened, drafted, scored and ended")
 

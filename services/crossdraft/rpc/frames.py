@@ -24,8 +24,7 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.rows import Row
 
-Opening = TypeVar("Opening")
-Open = TypeVar("Open")  # the message that begins a session
+Opening = TypeVar("Opening")  # the message that begins a session
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent")
@@ -35,7 +34,7 @@ MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
 
 
 @dataclass(frozen=True)
-class Begin(Generic[Opening]):
+class BeginSession(Generic[Opening]):
     """The client begins a session."""
 
     opening: Opening
@@ -43,12 +42,12 @@ class Begin(Generic[Opening]):
 
 
 @dataclass(frozen=True)
-class Close:
+class EndSession:
     """The client ends a session."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class SessionEnded:
     """The service ends a session."""
 
     code: int  # a status code of gRPC; 0: in order
@@ -68,7 +67,7 @@ class FrameCodec(Generic[Sent, Received]):
 
 
 @dataclass(frozen=True)
-class RoleCodec(Generic[Open, Ask, Answer]):
+class RoleCodec(Generic[Opening, Ask, Answer]):
     """One of the two services of the protos, and how its frames are written and read."""
 
     name: str
@@ -92,9 +91,9 @@ class RoleCodec(Generic[Open, Ask, Answer]):
 def weight_of(message: object) -> int:
     """About how many bytes a message will have, at least."""
     match message:
-        case Begin(OpenTarget() as opening):
+        case BeginSession(OpenTarget() as opening):
             return len(opening.prompt)
-        case Begin(OpenDrafter() as opening):
+        case BeginSession(OpenDrafter() as opening):
             return len(opening.prompt) + (0 if opening.allowed is None else len(opening.allowed))
         case Pass():
             return len(message.committed) + len(message.tree) + sum(map(len, message.listed))

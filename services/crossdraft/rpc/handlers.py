@@ -18,7 +18,7 @@ import grpc
 
 from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
 from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, Unreachable, name_of, to_status
-from crossdraft.rpc.frames import Answer, Ask, Begin, Close, Ended, Open, RoleCodec
+from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
 from crossdraft.rpc.links import Inbox, Join, Outbox
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
@@ -30,13 +30,13 @@ from crossdraft.types.messages import (
     Scored,
 )
 
-Open_contra = TypeVar("Open_contra", contravariant=True)
+Opening_contra = TypeVar("Opening_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
 Answer_contra = TypeVar("Answer_contra", contravariant=True)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
-MOST_UNREAD = 256  # replies of a session that wait for its client: one that has more does not read them
+MOST_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
 UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
 MOST_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
 MOST_EARLY = 16  # requests of a session that is still being opened
@@ -70,7 +70,7 @@ class SessionHandler(Protocol[Ask_contra, Answer_contra]):
         """Frees what the session holds; called once, when nothing more is wanted of it, for whatever reason."""
 
 
-class Service(Protocol[Open_contra, Ask_contra, Answer]):
+class Service(Protocol[Opening_contra, Ask_contra, Answer]):
     """A model that is served."""
 
     @property
@@ -78,7 +78,7 @@ class Service(Protocol[Open_contra, Ask_contra, Answer]):
         """What it says of its model."""
         ...
 
-    async def open(self, request: Open_contra, replies: Replies[Answer], /) -> SessionHandler[Ask_contra, Answer]:
+    async def open(self, request: Opening_contra, replies: Replies[Answer], /) -> SessionHandler[Ask_contra, Answer]:
         """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
         ...
 
@@ -240,13 +240,13 @@ class SessionLog:
         return log_context.about(request=self.request, session=self.name, peer=self.address)
 
 
-class Handlers(Generic[Open, Ask, Answer]):
+class Handlers(Generic[Opening, Ask, Answer]):
     """Answers a role's methods with a service. Messages come as bytes, so that malformed ones get the right status."""
 
     def __init__(
         self,
-        role: RoleCodec[Open, Ask, Answer],
-        service: Service[Open, Ask, Answer],
+        role: RoleCodec[Opening, Ask, Answer],
+        service: Service[Opening, Ask, Answer],
         limits: SessionLimits,
         limit: MessageLimit,
     ) -> None:
@@ -333,13 +333,13 @@ class ServerLink:
         if number not in self._sessions:
             return
         if error is None:
-            ended = Ended(OK)
+            ended = SessionEnded(OK)
         elif isinstance(error, ServiceError):
             code, text = to_status(error)
-            ended = Ended(code.value[0], text)
+            ended = SessionEnded(code.value[0], text)
         else:
             log.error("a session failed", exc_info=error)
-            ended = Ended(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")
+            ended = SessionEnded(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")
         self.outbox.put(number, ended)
         self._forget(number, CLOSED if error is None else name_of(error))
 
@@ -359,12 +359,12 @@ class ServerLink:
     def _received(self, number: int, message: Any, size: float) -> None:
         session = self._sessions.get(number)
         try:
-            if isinstance(message, Begin):
+            if isinstance(message, BeginSession):
                 self._begin(number, message, size)
             elif session is None:
                 if isinstance(message, BadMessage):  # perhaps it was to begin one
                     self._refuse(number, message)
-            elif isinstance(message, Close):
+            elif isinstance(message, EndSession):
                 self._forget(number, CLOSED)
                 self.outbox.drop(number)
             elif isinstance(message, BadMessage):
@@ -374,7 +374,7 @@ class ServerLink:
         except Exception as error:  # a fault in one session, of client or service, ends no other
             self.end(number, error)
 
-    def _begin(self, number: int, begin: Begin[Any], size: float) -> None:
+    def _begin(self, number: int, begin: BeginSession[Any], size: float) -> None:
         if number in self._sessions:
             raise ProtocolBroken(f"session {number} is open already; give another session another number")
         try:
@@ -394,7 +394,7 @@ class ServerLink:
 
     def _refuse(self, number: int, error: ServiceError) -> None:
         code, text = to_status(error)
-        self.outbox.put(number, Ended(code.value[0], text))
+        self.outbox.put(number, SessionEnded(code.value[0], text))
 
     def _forget(self, number: int, outcome: str) -> None:
         session = self._sessions.pop(number)
@@ -469,7 +469,7 @@ class ServerSession:
             return
         outbox = self._link.outbox
         unread = outbox.put(self._number, reply, within, join)
-        if unread > MOST_UNREAD or outbox.over(UNREAD_LIMITS):
+        if unread > MOST_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
             outbox.drop(self._number)
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 

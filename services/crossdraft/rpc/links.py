@@ -1,4 +1,4 @@
-"""The client's side of a link: one stream to a service, which carries all sessions of this process with it.
+"""The client's side of a link: one stream to a service, which carries all sessions of a pipeline with it.
 
 A session's listener is called in the event loop, in the order in which its messages came. What sessions send while the
 loop is busy leaves as one frame.
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
@@ -36,7 +36,7 @@ Message = TypeVar("Message")
 Join = Callable[[Message, Message], Message | None]
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
 # reads nothing must not fill the memory.
-MOST_WAITING = 4096
+MOST_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
@@ -152,11 +152,11 @@ class Outbox(Generic[Message]):
         return [message for message, _ in dropped]
 
     def over(self, limits: int) -> bool:
-        """Whether more bytes wait than that many message limits, or more than MOST_WAITING messages for each."""
-        return self._count > limits * MOST_WAITING or self._weight > limits * self._limit.bytes
+        """Whether more waits than this many message limits, each of its bytes or of MOST_WAITING_MESSAGES messages."""
+        return self._count > limits * MOST_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
 
     async def room(self) -> None:
-        """Returns when no more than a message limit waits, and no more than MOST_WAITING messages."""
+        """Returns when no more than a message limit waits, and no more than MOST_WAITING_MESSAGES messages."""
         while self.over(1):
             self._room.clear()
             await self._room.wait()
@@ -224,7 +224,7 @@ class Outbox(Generic[Message]):
         raw = self._codec.encode(messages)
         if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
             _, first = messages[0]
-            what = type(first.opening if isinstance(first, Begin) else first).__name__
+            what = type(first.opening if isinstance(first, BeginSession) else first).__name__
             raise too_large(what, raw, self._limit)
         return raw
 
@@ -389,7 +389,7 @@ class Link:
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
         self._latest += 1
         session = self._sessions[self._latest] = LinkSession(self, self._latest, listener)
-        self._outbox.put(self._latest, Begin(opening, current().request))
+        self._outbox.put(self._latest, BeginSession(opening, current().request))
         self._note_sent(session, opening)
         return session
 
@@ -401,7 +401,7 @@ class Link:
 
     def close_session(self, number: int) -> None:
         if self._forget(number) is not None:
-            self._outbox.put(number, Close())
+            self._outbox.put(number, EndSession())
 
     def retire(self) -> None:
         """No session begins any more; ends the stream once there is none."""
@@ -490,11 +490,11 @@ class Link:
                 turn = time.perf_counter()
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
-        if session.is_open and not isinstance(message, Opened | Ended | BadMessage):
+        if session.is_open and not isinstance(message, Opened | SessionEnded | BadMessage):
             session.owes.received(message)
             session.due_since = self._loop.time() if session.owes.due else None
             session.listener.received(message)
-        elif isinstance(message, Ended):
+        elif isinstance(message, SessionEnded):
             self._lose(number, self._meaning(message))
         elif isinstance(message, BadMessage):
             self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
@@ -511,7 +511,7 @@ class Link:
             session.is_open = True
             session.listener.opened()
 
-    def _meaning(self, ended: Ended) -> ServiceError:
+    def _meaning(self, ended: SessionEnded) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
         if code is grpc.StatusCode.OK:
             return Closed(f"the session with the {self._service} was ended")
@@ -528,7 +528,7 @@ class Link:
 
     def _fail(self, number: int, error: ServiceError) -> None:
         self._lose(number, error)
-        self._outbox.put(number, Close())
+        self._outbox.put(number, EndSession())
 
     def _lose(self, number: int, error: ServiceError) -> None:
         session = self._forget(number)

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.event_loop import LoopLag
-from crossdraft.rpc.frames import Answer, Ask, Open, RoleCodec
+from crossdraft.rpc.frames import Answer, Ask, Opening, RoleCodec
 from crossdraft.rpc.handlers import Activity, Handlers, Service, SessionLimits
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
@@ -145,13 +145,13 @@ class Endpoint:
         await self._server.stop(self._listening.grace_seconds)
 
 
-class Server(Generic[Open, Ask, Answer]):
+class Server(Generic[Opening, Ask, Answer]):
     """A gRPC server of one service. Must be made in a running event loop."""
 
     def __init__(
         self,
-        role: RoleCodec[Open, Ask, Answer],
-        service: Service[Open, Ask, Answer],
+        role: RoleCodec[Opening, Ask, Answer],
+        service: Service[Opening, Ask, Answer],
         listening: Listening,
         marks: Mapping[str, str | float] = MappingProxyType({}),  # further fields of the ready line
         statistics: Callable[[], ModelStatistics] | None = None,  # of its model, for metrics; None: it has none

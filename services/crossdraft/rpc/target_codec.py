@@ -6,7 +6,7 @@ from typing import assert_never
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, RoleCodec, Shares, check_frame
+from crossdraft.rpc.frames import BeginSession, EndSession, RoleCodec, SessionEnded, Shares, check_frame
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -27,8 +27,8 @@ from crossdraft.types.trees import ROOT, TokenTree
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import target_pb2 as pb
 
-Request = Begin[OpenTarget] | Pass | FetchRow | RunTo | ScorePrompt | Close
-Reply = Opened | PassDone | RowFetched | PromptScored | Ended
+Request = BeginSession[OpenTarget] | Pass | FetchRow | RunTo | ScorePrompt | EndSession
+Reply = Opened | PassDone | RowFetched | PromptScored | SessionEnded
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 MAX_HEAD = 4096
 MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
@@ -48,10 +48,10 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
                 frame.requests.add(session=session, fetch=fetch)
             case ScorePrompt():
                 frame.requests.add(session=session, score=pb.ScorePrompt(**vars(request)))
-            case Begin():
+            case BeginSession():
                 opening = _encode_open(request.opening)
                 frame.requests.add(session=session, open=opening, request_id=request.request_id)
-            case Close():
+            case EndSession():
                 frame.requests.add(session=session, close=common_pb2.CloseSession())
             case _:
                 assert_never(request)
@@ -86,9 +86,9 @@ def _decode_request(message: pb.VerifyRequest, listed: Sequence[Ids], vocabulary
             _check_likely(message.score.likely)
             return ScorePrompt(message.score.first, message.score.likely)
         case "open":
-            return Begin(_decode_open(message.open, vocabulary_size), message.request_id)
+            return BeginSession(_decode_open(message.open, vocabulary_size), message.request_id)
         case "close":
-            return Close()
+            return EndSession()
         case _:
             raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch, run_to, score and close")
 
@@ -107,7 +107,7 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
                 frame.replies.add(session=session, scored=_encode_scored(reply))
             case Opened():
                 frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
-            case Ended():
+            case SessionEnded():
                 frame.replies.add(session=session, ended=common_pb2.SessionEnded(**vars(reply)))
             case _:
                 assert_never(reply)
@@ -150,7 +150,7 @@ def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], voca
         case "opened":
             return Opened(message.opened.fingerprint)
         case "ended":
-            return Ended(message.ended.code, message.ended.text)
+            return SessionEnded(message.ended.code, message.ended.text)
         case _:
             raise BadMessage("a VerifyReply must be one of opened, done, fetched, scored and ended")
 

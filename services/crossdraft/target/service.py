@@ -39,7 +39,7 @@ Reply = PassDone | RowFetched | PromptScored
 TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
-MOST_WAITING = 64  # requests of a session
+MOST_WAITING_REQUESTS = 64  # requests of a session
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class TargetSession:
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
             self._change_run(request)
             return
-        if len(self._waiting) == MOST_WAITING:
-            raise ProtocolBroken(f"{MOST_WAITING} requests of this session wait already")
+        if len(self._waiting) == MOST_WAITING_REQUESTS:
+            raise ProtocolBroken(f"{MOST_WAITING_REQUESTS} requests of this session wait already")
         self._waiting.append(request)
         if self._run is not None:
             self._run.over = True

@@ -9,7 +9,7 @@ from playwright.async_api import Browser, Page
 
 from crossdraft.client import Kind, Token
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import Committed, Ended, OutputRequest, TraceSpans
+from crossdraft.serving.backend import Committed, OutputEnded, OutputRequest, TraceSpans
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
 from crossdraft.trace.live_spans import Span, What
@@ -43,7 +43,7 @@ def spans_before(place: int) -> tuple[Span, ...]:
 class TracedBackend(FakeBackend):
     """The same, and what a session would have done."""
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | TraceSpans | Ended, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | TraceSpans | OutputEnded, None]:
         place = 0
         async for item in super().stream(request):
             if request.trace and request.drafter != "":

@@ -32,7 +32,8 @@ from crossdraft.types.messages import Advance, Description, Draft, Drafted, Open
 
 log = logging.getLogger(__name__)
 
-PATIENCE = Patience(reply_seconds=3.0)  # then a drafter counts as lost; its requests are served without one meanwhile
+# Then a drafter counts as lost; its requests are served without one meanwhile.
+DRAFTER_PATIENCE = Patience(reply_seconds=3.0)
 FIRST_PAUSE = 0.25  # seconds before a request whose session was lost tries another one; it doubles
 LONGEST_PAUSE = 8.0
 STOP_SECONDS = 5.0  # for saying goodbye to services
@@ -244,7 +245,7 @@ class DrafterServices:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         for address in self._addresses:
-            self._members[address] = self._probed(DrafterClient(address, PATIENCE, tls=self._tls))
+            self._members[address] = self._probed(DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls))
         self._started.set_result(asyncio.get_running_loop())
         tidying = asyncio.create_task(self._tidy_up())
         try:
@@ -274,7 +275,7 @@ class DrafterServices:
     async def _renew(self, address: str) -> None:
         member = self._members[address]
         await member.probe.close()
-        self._members[address] = self._probed(DrafterClient(address, PATIENCE, tls=self._tls))
+        self._members[address] = self._probed(DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls))
         await member.client.close()
 
     async def _tried(self) -> None:

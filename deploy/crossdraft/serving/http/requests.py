@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
-from crossdraft.serving.backend import NO_DRAFTER, OutputRequest
+from crossdraft.serving.backend import UNNAMED_DRAFTER, OutputRequest
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY
 from crossdraft.types.request import Chat, Message, Prompt
 
@@ -36,7 +36,7 @@ MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
-PLAIN = "none"  # for `speculative.drafter`: decode without one
+PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
 
 
 def _unicode(text: str) -> str:
@@ -232,7 +232,7 @@ class GenerationBody(Body):
         each = [replace(first, prompt=prompt, choice=choice) for prompt in self.prompts for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
         chosen = self.speculative.drafter
-        drafter, trace = (NO_DRAFTER if chosen == PLAIN else chosen), self.speculative.trace
+        drafter, trace = (UNNAMED_DRAFTER if chosen == PLAIN_DECODING else chosen), self.speculative.trace
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:

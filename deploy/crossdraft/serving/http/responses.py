@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Committed, Ended, PromptTokens
+from crossdraft.serving.backend import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.live_spans import Span
 from crossdraft.types.output import PromptToken
@@ -281,7 +281,7 @@ class Ready(BaseModel):
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
-Shown = PromptTokens | Committed | Ended
+Shown = PromptTokens | Committed | OutputEnded
 FINISH: dict[Reason, Finish] = {Reason.STOP: "stop"}  # all others are "length"
 
 
@@ -293,7 +293,7 @@ class PartialOutput:
     tokens: list[Token] = field(default_factory=list)
     prompt: list[PromptToken] = field(default_factory=list)
     begun: bool = False  # a chunk of it was sent
-    ended: Ended | None = None
+    ended: OutputEnded | None = None
 
     def take(self, item: "Shown", echoed: bool) -> None:
         """What comes next; with the prompt's tokens the text begins if they are echoed."""
@@ -304,7 +304,7 @@ class PartialOutput:
             case Committed():
                 self.text += text_of(item.tokens)
                 self.tokens += item.tokens
-            case Ended():
+            case OutputEnded():
                 self.ended = item
 
 
@@ -381,7 +381,7 @@ class CompletionFormat(Format[CompletionBody]):
     def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one begins with the echo."""
         echo = "" if before.begun else self.body.echo_of(index)
-        tokens = () if isinstance(item, Ended) else item.tokens
+        tokens = () if isinstance(item, OutputEnded) else item.tokens
         committed = item.tokens if isinstance(item, Committed) else ()
         choice = CompletionChoice(
             index=index,
@@ -461,7 +461,7 @@ def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
 
 def _finish(item: Shown) -> Finish | None:
     """OpenAI's word for the end of an output; None for tokens."""
-    return FINISH.get(item.reason, "length") if isinstance(item, Ended) else None
+    return FINISH.get(item.reason, "length") if isinstance(item, OutputEnded) else None
 
 
 def _traced(trace: Trace | None) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.serving.backend import Backend, Committed, Ended, OutputItem, OutputRequest, PromptTokens, TraceSpans
+from crossdraft.serving.backend import (
+    Backend,
+    Committed,
+    OutputEnded,
+    OutputItem,
+    OutputRequest,
+    PromptTokens,
+    TraceSpans,
+)
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
@@ -86,7 +94,7 @@ class Chunks:
 
     def _shows(self, item: Shown) -> bool:
         """A token has no text while its characters are incomplete, or may be the beginning of a stop string."""
-        if isinstance(item, Ended) or any(token.text for token in item.tokens):
+        if isinstance(item, OutputEnded) or any(token.text for token in item.tokens):
             return True
         return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
 
