@@ -16,6 +16,7 @@ from crossdraft.engine.names import ModelLoadError
 WINDOW = 24  # tokens, of layers with a window
 ROOMY = ("sliding_window", "attention_chunk_size", "q_lora_rank")  # set only where they are not off
 LAYERS = 4
+LARGEST = 10_000_000  # parameters: some architectures have parts whose sizes are not among those that are set
 RANDOM_CONTEXT = 512
 SIZES: dict[str, int] = {  # what configurations call their sizes: those that one has are set
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
@@ -57,6 +58,10 @@ def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
     """
     try:
         config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary)
+        with torch.device("meta"):
+            size = AutoModelForCausalLM.from_config(config).num_parameters()
+        if size > LARGEST:
+            raise ValueError(f"with the sizes that are set it has {size:,} parameters")
         with torch.random.fork_rng(devices=()), torch.no_grad():
             torch.manual_seed(11)
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
