@@ -65,6 +65,16 @@ def test_acceptance_is_shown_by_position() -> None:
     assert positions(counted(never)) == "0%"
 
 
+def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
+    counts = Counts(draft_tokens=3, kinds=dict.fromkeys(Kind, 0) | {Kind.BONUS: 3})
+    counts.round(3, 1, True)
+    shown = table(counts, audit=False)
+    assert "none: no draft token came in time" in shown
+    assert "draft tokens that agree │ 1.00 per round, late ones included" in shown
+    counts.kinds |= {Kind.ACCEPTED: 3, Kind.CORRECTED: 1}
+    assert "75.0% of 4" in table(counts, audit=False)
+
+
 def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
     assert "0 draft tokens were drawn from their rows" in table(Counts(), audit=True)
     assert "drawn from" not in table(Counts(), audit=False)

@@ -43,7 +43,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
     shown = cli("generate", *pair, *options)
     assert shown.out == cli("generate", *pair, "--json", *options).records[-1]["text"] + "\n"
     assert shown.err.startswith("seeded, K = 5")
-    names = ("tokens per pass", "acceptance", "tokens/s", "in the drafter", "on the wire", "target idle", "bytes per")
+    names = ("tokens per pass", "from the draft", "tokens/s", "in the drafter", "on the wire", "idle", "bytes per")
     assert all(name in shown.err for name in names)
 
 

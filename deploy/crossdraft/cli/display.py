@@ -23,7 +23,11 @@ STYLES = {
     Kind.CORRECTED: Style(color="red"),
     Kind.BONUS: Style(color="cyan"),
 }
-LEGEND = "accepted (as drafted)  corrected (in place of a rejected draft token)  bonus (after the last draft token)"
+LEGEND = (
+    "accepted (agrees with the draft)  corrected (in place of a refused draft token)  "
+    "bonus (while there was no draft token to judge)"
+)
+TAKEN = "taken from the draft"  # a row of figures
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
@@ -120,9 +124,9 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("tokens", f"{statistics.tokens} ({kinds})"),
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
         ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
-        ("acceptance", f"{statistics.acceptance:.1%}" if statistics.draft_tokens else "no drafter"),
-        ("draft tokens accepted", f"{statistics.accepted_length:.2f} per round"),
-        ("acceptance by position", positions(statistics) or "nothing verified"),
+        (TAKEN, taken(statistics)),
+        ("draft tokens that agree", f"{statistics.accepted_length:.2f} per round, late ones included"),
+        ("... by position", positions(statistics) or "nothing verified"),
         ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
         ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
         ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
@@ -166,7 +170,15 @@ def explanation_of(generation: Generated) -> list[str]:
     return lines
 
 
+def taken(statistics: Statistics) -> str:
+    """The share of tokens that a draft token decided, of those for which there was one in time."""
+    if not statistics.draft_tokens:
+        return "no drafter"
+    judged = statistics.accepted + statistics.corrected
+    return f"{statistics.acceptance:.1%} of {judged}" if judged else "none: no draft token came in time"
+
+
 def positions(statistics: Statistics) -> str:
-    """Acceptance at each position of a round, of the draft tokens that were verified there."""
+    """The share of draft tokens that agreed at each position of a round, of those that were verified there."""
     shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
     return " ".join(f"{share:.0%}" for share, judged in shares if judged)
