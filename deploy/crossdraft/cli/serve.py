@@ -7,7 +7,7 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -61,16 +61,16 @@ MIB = 2**20
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    options = _model_options(model, service)
-    _run(_serve(target_server(ServeTarget(options, _listening(service)))), service.log, service.until_stdin_ends)
+    options = ServeTarget(_model_options(model, service), _listening(service))
+    _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
     options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
-    made = drafter_server(ServeDrafter(options, _listening(service), drafting.affinity))
-    _run(_serve(made), service.log, service.until_stdin_ends)
+    served = ServeDrafter(options, _listening(service), drafting.affinity)
+    _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
 
 
 def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None:
@@ -83,11 +83,13 @@ def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None
     async def made() -> Serving:
         return ngram_server(options)
 
-    _run(_serve(made()), service.log, service.until_stdin_ends)
+    _run(_serve(made, options.listening), service.log, service.until_stdin_ends)
 
 
-async def _serve(made: Awaitable[Serving]) -> None:
-    await serve_until_signalled(await made)
+async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -> None:
+    """A taken port is found before the model is loaded."""
+    listening.check_free()
+    await serve_until_signalled(await made())
 
 
 def serve_http(
@@ -123,7 +125,7 @@ def serve_http(
         others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
-    _serve_api(api, local, serve)
+    _serve_api(api, local, serve, [listening] if grpc is None else [listening, grpc])
 
 
 def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: int | None) -> None:
@@ -131,7 +133,9 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
     with checked_options():
         limited, local = _limits(api), _local_options(api)
         limit, shared = MessageLimit(max_message_mib), bool(api.worker_of)
-        listening = Listening(api.host, port, limit, api.grace_seconds, api.ssl.files(), shared=shared)
+        listening = Listening(
+            api.host, port, limit, api.grace_seconds, api.ssl.files(), metrics_port=metrics_port, shared=shared
+        )
     if api.workers != 1 and not api.worker_of:
         _serve_workers(api, {"--port": port}, metrics_port)
         return
@@ -145,15 +149,20 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         finally:
             await exporter.stop()
 
-    _serve_api(api, local, serve)
+    _serve_api(api, local, serve, [listening])
 
 
 def _serve_api(
-    api: ApiOptions, local: LocalOptions, serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]]
+    api: ApiOptions,
+    local: LocalOptions,
+    serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]],
+    listening: Sequence[Listening],
 ) -> None:
     model = _local_model(api)
 
     async def outputs() -> None:
+        for one in listening:
+            one.check_free()
         metrics = Metrics()
         metrics.lag.start()
         folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
