@@ -58,7 +58,7 @@ serve = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
 )
-Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")]
+Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input. By default some Python.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
 Corpus = Annotated[
@@ -139,7 +139,8 @@ def generate(
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import generate as module
 
-    module.generate(module.request_of(prompt, options), where, as_json)
+    rounds = options.num_speculative_tokens is not None
+    module.generate(module.request_of(prompt, options), where, as_json, rounds=rounds)
 
 
 @command(app, runs="crossdraft.cli.inspect:inspect")

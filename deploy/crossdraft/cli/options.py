@@ -281,8 +281,11 @@ class RequestOptions:
     """What is generated, and how; the fields are those of `types.request.GenerationRequest`."""
 
     method: str | None = option(None, f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
-    num_speculative_tokens: int = option(
-        5, "Draft tokens in a round, if the drafter works in lock-step.", "--num-speculative-tokens", "-k"
+    num_speculative_tokens: int | None = option(
+        None,
+        "Draft tokens in a lock-step round (--overlap off), or that a pass waits for (--overlap on); by default 5.",
+        "--num-speculative-tokens",
+        "-k",
     )
     max_tokens: MaxTokens = 128
     temperature: Temperature = 1.0
