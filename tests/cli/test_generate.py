@@ -84,6 +84,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
+        (("--target", "http://127.0.0.1:7301"), "--target must be HOST:PORT, without http://, got"),
         (("--target", "localhost:1,"), "--target has an empty address"),
         (("--record", "/nowhere/at/all"), "name a file that can be written (--record)"),
     ],

@@ -128,6 +128,7 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
         (["ngram", "--model", "x"], "No such option: --model"),
         (["target", "--model", "x", "--model", "y"], "--model was given 2 times (x, y), and a server has one model"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
+        (["target", "--model", "x", "--chat-template", "/no"], "cannot read --chat-template /no: No such file"),
         (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
         (["drafter", "--model", "x", "--logit-noise", "-1"], "a standard deviation of 0 or more, got -1"),
     ],

@@ -31,7 +31,7 @@ from crossdraft.cli.options import (
 from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, UsageError, checked_options, needs_extra
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
@@ -100,7 +100,7 @@ def serve_http(
         from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
     except ModuleNotFoundError as error:
-        raise CommandFailed(f"HTTP {EXTRA}") from error
+        raise CommandFailed(f"HTTP {needs_extra()}") from error
 
     with checked_options():
         limited, local = _limits(api), _local_options(api)
@@ -231,6 +231,7 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
     with checked_options():
         emulation = Emulation(_pace(service.pace), logit_noise)
         share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
+    _check_template(model.chat_template)
     engine = model.engine
     return ModelOptions(
         model.name,
@@ -245,6 +246,16 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
         eager=engine.enforce_eager,
         chat_template=model.chat_template,
     )
+
+
+def _check_template(path: Path | None) -> None:
+    """Before a model is loaded; raises UsageError if it cannot be read."""
+    try:
+        if path is not None:
+            path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read --chat-template {path}: {why}") from error
 
 
 def _pace(text: str | None) -> "Pace | None":
