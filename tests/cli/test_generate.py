@@ -45,6 +45,9 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
     assert shown.err.startswith("seeded, K = 5")
     names = ("tokens per pass", "from the draft", "tokens/s", "in the drafter", "on the wire", "idle", "bytes per")
     assert all(name in shown.err for name in names)
+    assert re.search(r"ended +│ max tokens", shown.err)
+    full = cli("generate", *pair, *ROUNDS, "--max-tokens", "2000", "--ignore-eos", PROMPT)
+    assert re.search(r"ended +│ context full", full.err)
 
 
 def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.client import Generation, Kind, Statistics, Token
+from crossdraft.client import Generation, Kind, Reason, Statistics, Token
 from crossdraft.console.running import PlainConsole
 from crossdraft.serving.client import RemoteGeneration
 
@@ -48,12 +48,14 @@ class TextScreen:
     def token(self, token: Token) -> None:
         self._write(token.text, STYLES[token.kind])
 
-    def end(self, generation: Generated) -> None:
+    def end(self, generation: Generated, max_tokens: int) -> None:
+        """The figures, with why the output ended."""
         self._out.print()
         if self._out.color_system is not None:
             self._notes.print(legend())
         if generation.statistics is not None:
-            self._notes.print(figures(generation.statistics, self._audit))
+            ended = ending(generation.reason, generation.statistics.tokens, max_tokens)
+            self._notes.print(figures(generation.statistics, self._audit, ended))
         for line in explanation_of(generation) if generation.decisions else ():
             self._notes.print(Text(line), soft_wrap=True)
 
@@ -74,7 +76,8 @@ class JsonScreen:
         shown = {"id": token.id, "text": token.text, "kind": token.kind.value}
         self._write(shown | {"log_probability": token.log_probability})
 
-    def end(self, generation: Generated) -> None:
+    def end(self, generation: Generated, max_tokens: int) -> None:
+        """The last object."""
         statistics, reason = generation.statistics, generation.reason
         ratios = {name: getattr(statistics, name, None) for name in RATIOS}
         record: dict[str, object] = {
@@ -103,13 +106,22 @@ def legend() -> Text:
     return line
 
 
-def figures(statistics: Statistics, audit: bool = False) -> Table:
-    """The table of one generation; `audit`: with the audit, also if it checked nothing."""
+def ending(reason: Reason | None, tokens: int, max_tokens: int) -> str:
+    """Why an output ended, in words."""
+    if reason is Reason.LENGTH:
+        return "context full" if tokens < max_tokens else "max tokens"
+    return "end of sequence, or what was to stop it" if reason is Reason.STOP else ""
+
+
+def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Table:
+    """The table of one generation; `audit`: with the audit, also if it checked nothing; `ended`: why, if known."""
     k = statistics.num_speculative_tokens
     title = statistics.method + (f", K = {k}" if k else "")
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
+    if ended:
+        table.add_row("ended", ended)
     if audit:
         table.add_row("audited", f"{statistics.audited} draft tokens were drawn from their rows")
     if statistics.drafter_lost:

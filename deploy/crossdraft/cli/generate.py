@@ -160,7 +160,7 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
     screen.begin(str(request.prompt))
     async for token in generation:
         screen.token(token)
-    screen.end(generation)
+    screen.end(generation, request.max_tokens)
 
 
 @asynccontextmanager
