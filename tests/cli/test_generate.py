@@ -182,7 +182,7 @@ def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> 
     assert any("round trip" in line for line in whole["estimates"])
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
     assert "what the controller decided from last" in shown
-    assert re.search(r"^  after \d\S* s, \d+ epochs?: .+ \(\S.*\)$", shown, re.MULTILINE)  # decisions depend on time
+    assert re.search(r"^  after \d\S* s, \d+ epochs?: .+; \S.*$", shown, re.MULTILINE)  # decisions depend on time
 
 
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.full)])

@@ -173,7 +173,7 @@ def explanation_of(generation: Generated) -> list[str]:
     for decision in generation.decisions:
         choice = decision.choice
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
-        lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings} ({choice.reason})")
+        lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings}; {choice.reason}")
     if generation.estimates:
         lines += [
             "what the controller decided from last, for all outputs on this target:",

@@ -70,7 +70,7 @@ class Choice:
         branches = f", {self.branch_width} x {self.branch_depth} prepared" if self.branch_depth else ""
         if not self.overlap:
             return f"lock-step (rounds of {self.max_draft_tokens}{branches})"
-        waits = f"waits for {self.min_draft_tokens}" if self.patience and self.min_draft_tokens else "never waits"
+        waits = f"waits for {self.min_draft_tokens}" if self.patience else "never waits"
         return f"overlapped (at most {self.max_draft_tokens} ahead, {waits}{branches})"
 
 
