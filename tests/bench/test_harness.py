@@ -74,7 +74,7 @@ def test_files_are_checked_and_a_missing_scipy_is_said_before_anything_runs(
     with pytest.raises(UsageError, match="no such folder"):
         Squares(SquaresPlan(5)).run(tmp_path / "none" / "out.json")
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
-    with pytest.raises(CommandFailed, match=r"pip install 'crossdraft\[bench\]'"):
+    with pytest.raises(CommandFailed, match=r"pip install -c constraints.txt -e '\.\[bench\]'"):
         Squares(SquaresPlan(5)).run()
 
 

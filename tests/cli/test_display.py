@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from crossdraft.cli.display import TextScreen, figures, positions
-from crossdraft.client import Kind, Token
+from crossdraft.cli.display import TextScreen, ending, figures, positions
+from crossdraft.client import Kind, Reason, Token
 from crossdraft.types.statistics import Counts, Statistics, Times, statistics_of
 
 
@@ -63,6 +63,29 @@ def test_acceptance_is_shown_by_position() -> None:
     assert positions(counted(never)) == ""
     never.round(3, 0, True)
     assert positions(counted(never)) == "0%"
+
+
+def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
+    counts = Counts(draft_tokens=3, kinds=dict.fromkeys(Kind, 0) | {Kind.BONUS: 3})
+    counts.round(3, 1, True)
+    shown = table(counts, audit=False)
+    assert "none: no draft token came in time" in shown
+    assert "draft tokens that agree │ 1.00 per round, late ones included" in shown
+    counts.kinds |= {Kind.ACCEPTED: 3, Kind.CORRECTED: 1}
+    assert "75.0% of 4" in table(counts, audit=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "words"),
+    [
+        (Reason.LENGTH, 12, "max tokens"),
+        (Reason.LENGTH, 11, "context full"),
+        (Reason.STOP, 12, "end of sequence, or what was to stop it"),
+        (None, 3, ""),
+    ],
+)
+def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> None:
+    assert ending(reason, tokens, 12) == words
 
 
 def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:

@@ -11,8 +11,8 @@ import pytest
 from crossdraft.cli.display import RATIOS
 from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
 from crossdraft.cli.options import WhereToGenerate
-from crossdraft.client import GenerationRequest
-from crossdraft.console.processes import ModelNames
+from crossdraft.client import GenerationRequest, Overlap
+from crossdraft.console.processes import EngineOptions, ModelNames
 from crossdraft.console.running import CommandFailed
 from crossdraft.types.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
@@ -43,8 +43,11 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
     shown = cli("generate", *pair, *options)
     assert shown.out == cli("generate", *pair, "--json", *options).records[-1]["text"] + "\n"
     assert shown.err.startswith("seeded, K = 5")
-    names = ("tokens per pass", "acceptance", "tokens/s", "in the drafter", "on the wire", "target idle", "bytes per")
+    names = ("tokens per pass", "from the draft", "tokens/s", "in the drafter", "on the wire", "idle", "bytes per")
     assert all(name in shown.err for name in names)
+    assert re.search(r"ended +│ max tokens", shown.err)
+    full = cli("generate", *pair, *ROUNDS, "--max-tokens", "2000", "--ignore-eos", PROMPT)
+    assert re.search(r"ended +│ context full", full.err)
 
 
 def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
@@ -52,7 +55,9 @@ def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
     typed, piped = cli(*options, PROMPT), cli(*options, "-", stdin=PROMPT.encode())
     assert typed.records[-1]["ids"] == piped.records[-1]["ids"]
     assert {token["kind"] for token in typed.records[:-1]} == {"bonus"}
-    assert cli(*options).records[-1]["ids"] == cli(*options, DEFAULT_PROMPT).records[-1]["ids"]
+    unnamed = cli(*options)
+    assert unnamed.records[-1]["ids"] == cli(*options, DEFAULT_PROMPT).records[-1]["ids"]
+    assert 'the prompt is the default one, "def read_lines(' in unnamed.err
 
 
 def test_a_target_alone_decodes_alone_and_says_so(cli: Cli, target: str) -> None:
@@ -82,6 +87,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
+        (("--target", "http://127.0.0.1:7301"), "--target must be HOST:PORT, without http://, got"),
         (("--target", "localhost:1,"), "--target has an empty address"),
         (("--record", "/nowhere/at/all"), "name a file that can be written (--record)"),
     ],
@@ -115,6 +121,27 @@ def test_options_that_change_nothing_are_noted() -> None:
         "--explain",
         "--untrusted-drafter",
     ]
+    assert without_effect(GenerationRequest("x"), WhereToGenerate(drafter="none"), alone=True, rounds=True) == [
+        "-k has no effect without a drafter"
+    ]
+
+
+@pytest.mark.parametrize(("overlap", "noted"), [("auto", 1), ("on", 0), ("off", 0)])
+def test_draft_tokens_of_a_round_are_noted_where_a_controller_decides(overlap: str, noted: int) -> None:
+    request = GenerationRequest("x", overlap=Overlap(overlap))
+    notes = without_effect(request, WhereToGenerate(server="a:1"), alone=False, rounds=True)
+    assert [line[:29] for line in notes] == ["-k has no effect with --overl"] * noted
+
+
+def test_options_of_services_that_run_already_are_noted() -> None:
+    engine = EngineOptions(
+        cache_mib=9, device="cpu", threads=1, enable_prefix_caching=False
+    )  # cache_mib is in the environment
+    notes = without_effect(GenerationRequest("x"), WhereToGenerate(target="a:1", engine=engine), alone=False)
+    assert notes == [
+        "no effect with --target, as the services run already: --device, --enable-prefix-caching, --threads"
+    ]
+    assert without_effect(GenerationRequest("x"), WhereToGenerate(engine=engine), alone=False) == []
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
@@ -155,7 +182,7 @@ def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> 
     assert any("round trip" in line for line in whole["estimates"])
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
     assert "what the controller decided from last" in shown
-    assert re.search(r"^  after \d\S* s, \d+ epochs?: .+ \(\S.*\)$", shown, re.MULTILINE)  # decisions depend on time
+    assert re.search(r"^  after \d\S* s, \d+ epochs?: .+; \S.*$", shown, re.MULTILINE)  # decisions depend on time
 
 
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.full)])

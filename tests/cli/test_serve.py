@@ -71,10 +71,27 @@ def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, d
     assert f"target at {target}: it does not speak TLS" in mistaken.err
 
 
-def test_a_port_that_is_taken(cli: Cli, target: str) -> None:
-    ended = cli("serve", "ngram", "--port", target.rpartition(":")[2])
-    ended.failed(f"crossdraft: cannot listen on {target}: the port is taken", 1)
-    assert ended.err.count("\n") == 1
+@pytest.mark.parametrize("option", ["--port", "--metrics-port"])
+def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(cli: Cli, target: str, option: str) -> None:
+    port = target.rpartition(":")[2]
+    for server in (["ngram"], ["target", "--model", "no-model"], ["drafter", "--model", "no-model"]):
+        ended = cli("serve", *server, option, port)
+        ended.failed(f"crossdraft: cannot listen on {target}: Address already in use; choose another port", 1)
+        assert ended.err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli, target: str) -> None:
+    port, needed = target.rpartition(":")[2], ("--model", "toy", "--target", "127.0.0.1:9")
+    for server in (
+        ["http"],
+        ["http", "--port", "0", "--grpc-port"],
+        ["grpc"],
+        ["grpc", "--port", "0", "--metrics-port"],
+    ):
+        given = [*server, port] if len(server) > 1 else [*server, "--port", port]
+        ended = cli("serve", *given, *needed)
+        ended.failed(f"crossdraft: cannot listen on {target}: Address already in use", 1)
+        assert ended.err.count("\n") == 1
 
 
 def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> None:
@@ -111,6 +128,7 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
         (["ngram", "--model", "x"], "No such option: --model"),
         (["target", "--model", "x", "--model", "y"], "--model was given 2 times (x, y), and a server has one model"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
+        (["target", "--model", "x", "--chat-template", "/no"], "cannot read --chat-template /no: No such file"),
         (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
         (["drafter", "--model", "x", "--logit-noise", "-1"], "a standard deviation of 0 or more, got -1"),
     ],

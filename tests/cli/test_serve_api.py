@@ -207,7 +207,7 @@ def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> N
 @pytest.mark.parametrize("front", ["http", "grpc"])
 def test_how_long_outputs_wait_for_a_target(cli: Cli, monkeypatch: pytest.MonkeyPatch, front: str) -> None:
     found: list[LocalOptions] = []
-    monkeypatch.setattr(serve, "_serve_api", lambda _, local, __: found.append(local))
+    monkeypatch.setattr(serve, "_serve_api", lambda _, local, *__: found.append(local))
     assert cli("serve", front, "--target", "127.0.0.1:9", "--model", "tiny", "--target-wait-seconds", "0.5").code == 0
     assert [local.patience.target_seconds for local in found] == [0.5]
 

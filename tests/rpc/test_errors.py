@@ -74,4 +74,4 @@ def test_a_pushback_that_is_no_time_is_none(pushback):
 def test_a_service_that_speaks_http_1() -> None:
     text = "Failed parsing HTTP/2 (...) (Trying to connect an http1.x server (HTTP status 400))"
     error = errors.from_status(StatusCode.UNAVAILABLE, text, "target at host:1")
-    assert str(error).startswith("target at host:1: it speaks HTTP/1, not gRPC: give the port of a service")
+    assert str(error).startswith("target at host:1: it speaks HTTP/1, not gRPC: with --target and --drafter give")

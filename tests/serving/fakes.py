@@ -1,7 +1,7 @@
 """A backend without any model, and a gRPC server of it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -42,8 +42,8 @@ class FakeBackend:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
-    def names(self) -> Sequence[str]:
-        return [model.name for model in (*self.served, *self.unreached)]
+    def names(self) -> Mapping[str, str]:
+        return {model.name: model.root or model.name for model in (*self.served, *self.unreached)}
 
     async def models(self) -> tuple[ServedModel, ...]:
         return self.served

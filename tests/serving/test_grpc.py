@@ -146,7 +146,7 @@ async def test_what_goes_wrong_is_said(made: list[Token], fault: Exception, erro
         assert raised.value.after == fault.after
 
 
-async def test_a_model_must_be_named_where_there_are_several_or_none() -> None:
+async def test_a_model_must_be_named_where_there_are_several() -> None:
     outputs = FakeBackend(served=(TOY, replace(TOY, name="second")))
     async with serving(outputs) as server, GenerationClient(server.address) as client:
         with pytest.raises(errors.BadRequest, match="name the model; there are toy, second"):
@@ -154,9 +154,10 @@ async def test_a_model_must_be_named_where_there_are_several_or_none() -> None:
         with pytest.raises(errors.NameUnknown, match="there is no model 'other'; there is toy"):
             await anext(client.generate(replace(ASKED, model="other")))
         assert isinstance(await anext(client.generate(Generate(GenerationRequest("Hello"), model="second"))), Generated)
-        outputs.served = ()
-        with pytest.raises(errors.Unreachable, match="no model can be served now"):
+        outputs.served, outputs.fault = (TOY, replace(TOY, name="other", root="toy")), errors.Unreachable("10.0.0.1")
+        with pytest.raises(errors.Unreachable, match="no target can make this output now"):
             await anext(client.generate(Generate(GenerationRequest("Hello"))))
+        assert outputs.requests[-1].model == "toy"
 
 
 @pytest.mark.parametrize("setting", ["explain", "record"])

@@ -20,6 +20,19 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+def test_a_line_of_the_hub_is_written_once() -> None:
+    stream, theirs = io.StringIO(), io.StringIO()
+    hub, own = logging.getLogger("huggingface_hub"), logging.StreamHandler(theirs)
+    hub.addHandler(own)
+    try:
+        with logged(stream=stream):
+            hub.warning("retrying")
+        hub.warning("afterwards")
+    finally:
+        hub.removeHandler(own)
+    assert (stream.getvalue(), theirs.getvalue()) == ("crossdraft: retrying\n", "afterwards\n")
+
+
 def test_a_json_line_says_what_it_is_about() -> None:
     stream = io.StringIO()
     with logged(LogFormat.JSON, stream=stream), about(request="req-1", session="target-4", peer="ipv4:1.2.3.4:5"):

@@ -82,6 +82,18 @@ async def test_targets_that_go_and_come_back() -> None:
         watch.cancel()
 
 
+async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:
+    port = free_port()
+    async with (
+        LocalBackend((LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",)),)) as outputs,
+        front(outputs) as served,
+        asyncio.timeout(60),
+    ):
+        assert (await served.post("/tokenize", prompt="x")).status_code == 503
+        async with target(port):
+            assert (await served.post("/tokenize", prompt="x")).json()["count"] == 1
+
+
 async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
     outputs = FakeBackend(served=())
     async with (

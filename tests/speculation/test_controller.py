@@ -1,6 +1,7 @@
 """The controller of a target among simulated outputs, beside fixed choices and plain decoding."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -273,6 +274,23 @@ def test_an_explanation_has_the_marginal_table() -> None:
     assert any(line.startswith(Mode.PLAIN.value) for line in lines)
     assert lines[-1].startswith("decided: ")
     assert "too little" in TargetController().output(KIND, Limits()).explain()[-1]
+    assert any(re.match(r"lock-step \(rounds of \d+\): \d\S* tokens/s forecast, \S+ corrected", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (Choice(0), "no drafter"),
+        (Choice(4, 4, overlap=False), "lock-step (rounds of 4)"),
+        (Choice(16, 4), "overlapped (at most 16 ahead, waits for 4)"),
+        (
+            Choice(8, patience=0.0, branch_depth=3, branch_width=2),
+            "overlapped (at most 8 ahead, never waits, 2 x 3 prepared)",
+        ),
+    ],
+)
+def test_settings_in_words(choice: Choice, words: str) -> None:
+    assert choice.settings == words
 
 
 @pytest.mark.parametrize(("least", "most"), [(7, 7), (40, 40), (33, 47), (0, 8), (4, 16)])

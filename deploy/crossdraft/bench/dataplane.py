@@ -36,7 +36,7 @@ from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
 from crossdraft.console.processes import HttpServer, Running, running
-from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -269,7 +269,7 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
         try:
             import aiohttp
         except ModuleNotFoundError as error:
-            raise CommandFailed(f"--over {self.plan.over} {EXTRA}") from error
+            raise CommandFailed(f"--over {self.plan.over} {needs_extra()}") from error
         (server,) = await stack.enter_async_context(running([HttpServer(target, drafter, max_outputs=1024)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))

@@ -6,7 +6,7 @@ on stderr, writes the results whenever there is one more (an interrupted run kee
 
 Configurations that are compared take turns (`in_turns`), so that a machine that gets slower or faster meanwhile does
 so for all of them alike. Ratios of their speeds have bootstrap intervals (`speed_ratio`), and counts are compared
-with a distribution by Pearson's test (`fit_of`); both are scipy's, which the extra `crossdraft[bench]` installs.
+with a distribution by Pearson's test (`fit_of`); both are scipy's, which the extra `bench` installs.
 """
 
 import json
@@ -31,7 +31,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from crossdraft.client import Generation, Statistics
-from crossdraft.console.running import CommandFailed, Run, UsageError, check_output, print_whole, run_to_end, write_text
+from crossdraft.console.running import (
+    CommandFailed,
+    Run,
+    UsageError,
+    check_output,
+    needs_extra,
+    print_whole,
+    run_to_end,
+    write_text,
+)
 from crossdraft.types.rows import Probabilities
 
 SEED = 0
@@ -151,7 +160,7 @@ class Benchmark(ABC, Generic[Planned, Result]):
                 check_output(path)
         # It takes a moment to import, and so only what needs it does.
         if self.needs_statistics and find_spec("scipy") is None:
-            raise CommandFailed("this benchmark needs scipy, which is not installed: pip install 'crossdraft[bench]'")
+            raise CommandFailed(f"this benchmark {needs_extra('bench')}")
         self.check()
         results: list[Result] = []
 

@@ -28,6 +28,7 @@ from crossdraft.console.running import (
     check_output,
     checked_options,
     counted,
+    needs_extra,
     print_whole,
     run_to_end,
     save_picture,
@@ -41,7 +42,7 @@ try:
     from crossdraft.audit.endpoint import Endpoint, Pace
     from crossdraft.audit.report import Report, figure_of, plain, reach_of, tables_of
 except ImportError as absent:
-    raise UsageError(f"an audit needs what `pip install 'crossdraft[audit]'` installs: {absent}") from absent
+    raise UsageError(f"an audit {needs_extra('audit')} ({absent})") from absent
 
 
 def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, files: LoadFiles) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from crossdraft.cli.options import check_address
 from crossdraft.cluster.config import Configuration, ConfigurationError, check_security, load
-from crossdraft.console.running import EXTRA, CommandFailed, UsageError, print_whole
+from crossdraft.console.running import CommandFailed, UsageError, needs_extra, print_whole
 
 if TYPE_CHECKING:
     from crossdraft.cluster.deploy import Deployed
@@ -124,7 +124,7 @@ def _cluster(address: str) -> Iterator[None]:
         from ray._private.services import canonicalize_bootstrap_address
         from ray.exceptions import AuthenticationError
     except ImportError as error:
-        raise CommandFailed(f"a cluster {EXTRA}") from error
+        raise CommandFailed(f"a cluster {needs_extra()}") from error
     try:
         _check_answers(canonicalize_bootstrap_address(address))
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)

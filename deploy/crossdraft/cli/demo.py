@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.cli.display import STYLES, VISIBLE, legend, rows_of
+from crossdraft.cli.display import STYLES, TAKEN, VISIBLE, legend, rows_of
 from crossdraft.cli.generate import addresses, read_prompt
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
 from crossdraft.console.processes import DEMO, EngineOptions, ModelNames
@@ -21,7 +21,7 @@ PROMPT = (
 WARM_UP_TOKENS = 16  # with each: the first passes of a process, and of each size, are slow
 TURNS = 3  # with the drafter and without; the median counts, as a machine may be busy with something else
 DEFAULTS = "The default prompt, seed, draft tokens and target suit this drafter: `crossdraft select` measures yours."
-SHOWN = ("tokens/s", "passes of the target", "tokens per pass", "acceptance")
+SHOWN = ("tokens/s", "passes of the target", "tokens per pass", TAKEN)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.client import Generation, Kind, Statistics, Token
+from crossdraft.client import Generation, Kind, Reason, Statistics, Token
 from crossdraft.console.running import PlainConsole
 from crossdraft.serving.grpc_client import RemoteGeneration
 
@@ -23,7 +23,11 @@ STYLES = {
     Kind.CORRECTED: Style(color="red"),
     Kind.BONUS: Style(color="cyan"),
 }
-LEGEND = "accepted (as drafted)  corrected (in place of a rejected draft token)  bonus (after the last draft token)"
+LEGEND = (
+    "accepted (agrees with the draft)  corrected (in place of a refused draft token)  "
+    "bonus (while there was no draft token to judge)"
+)
+TAKEN = "taken from the draft"  # a row of figures
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
@@ -44,12 +48,14 @@ class TextScreen:
     def token(self, token: Token) -> None:
         self._write(token.text, STYLES[token.kind])
 
-    def end(self, generation: Generated) -> None:
+    def end(self, generation: Generated, max_tokens: int) -> None:
+        """The figures, with why the output ended."""
         self._out.print()
         if self._out.color_system is not None:
             self._notes.print(legend())
         if generation.statistics is not None:
-            self._notes.print(figures(generation.statistics, self._audit))
+            ended = ending(generation.reason, generation.statistics.tokens, max_tokens)
+            self._notes.print(figures(generation.statistics, self._audit, ended))
         for line in explanation_of(generation) if generation.decisions else ():
             self._notes.print(Text(line), soft_wrap=True)
 
@@ -70,7 +76,8 @@ class JsonScreen:
         shown = {"id": token.id, "text": token.text, "kind": token.kind.value}
         self._write(shown | {"log_probability": token.log_probability})
 
-    def end(self, generation: Generated) -> None:
+    def end(self, generation: Generated, max_tokens: int) -> None:
+        """The last object."""
         statistics, reason = generation.statistics, generation.reason
         ratios = {name: getattr(statistics, name, None) for name in RATIOS}
         record: dict[str, object] = {
@@ -99,13 +106,22 @@ def legend() -> Text:
     return line
 
 
-def figures(statistics: Statistics, audit: bool = False) -> Table:
-    """The table of one generation; `audit`: with the audit, also if it checked nothing."""
+def ending(reason: Reason | None, tokens: int, max_tokens: int) -> str:
+    """Why an output ended, in words."""
+    if reason is Reason.LENGTH:
+        return "context full" if tokens < max_tokens else "max tokens"
+    return "end of sequence, or what was to stop it" if reason is Reason.STOP else ""
+
+
+def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Table:
+    """The table of one generation; `audit`: with the audit, also if it checked nothing; `ended`: why, if known."""
     k = statistics.num_speculative_tokens
     title = statistics.method + (f", K = {k}" if k else "")
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
+    if ended:
+        table.add_row("ended", ended)
     if audit:
         table.add_row("audited", f"{statistics.audited} draft tokens were drawn from their rows")
     if statistics.drafter_lost:
@@ -120,9 +136,9 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("tokens", f"{statistics.tokens} ({kinds})"),
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
         ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
-        ("acceptance", f"{statistics.acceptance:.1%}" if statistics.draft_tokens else "no drafter"),
-        ("draft tokens accepted", f"{statistics.accepted_length:.2f} per round"),
-        ("acceptance by position", positions(statistics) or "nothing verified"),
+        (TAKEN, taken(statistics)),
+        ("draft tokens that agree", f"{statistics.accepted_length:.2f} per round, late ones included"),
+        ("... by position", positions(statistics) or "nothing verified"),
         ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
         ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
         ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
@@ -157,7 +173,7 @@ def explanation_of(generation: Generated) -> list[str]:
     for decision in generation.decisions:
         choice = decision.choice
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
-        lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings} ({choice.reason})")
+        lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings}; {choice.reason}")
     if generation.estimates:
         lines += [
             "what the controller decided from last, for all outputs on this target:",
@@ -166,7 +182,15 @@ def explanation_of(generation: Generated) -> list[str]:
     return lines
 
 
+def taken(statistics: Statistics) -> str:
+    """The share of tokens that a draft token decided, of those for which there was one in time."""
+    if not statistics.draft_tokens:
+        return "no drafter"
+    judged = statistics.accepted + statistics.corrected
+    return f"{statistics.acceptance:.1%} of {judged}" if judged else "none: no draft token came in time"
+
+
 def positions(statistics: Statistics) -> str:
-    """Acceptance at each position of a round, of the draft tokens that were verified there."""
+    """The share of draft tokens that agreed at each position of a round, of those that were verified there."""
     shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
     return " ".join(f"{share:.0%}" for share, judged in shares if judged)

@@ -1,8 +1,10 @@
 """`crossdraft generate`: one continuation, shown as it comes; made by services, by a server, or by bundled models."""
 
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
@@ -17,11 +19,12 @@ from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
+ROUND = "num_speculative_tokens"  # an option whose default is that of requests
 
 
 def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest:
     """What the options ask for; raises UsageError."""
-    given = vars(options)
+    given = {name: value for name, value in vars(options).items() if (name, value) != (ROUND, None)}
     with checked_options():
         changed = {
             "overlap": Overlap(options.overlap),
@@ -38,9 +41,20 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
 
 
 def generate(
-    request: GenerationRequest, where: WhereToGenerate, as_json: bool, models: ModelNames | None = None
+    request: GenerationRequest,
+    where: WhereToGenerate,
+    as_json: bool,
+    models: ModelNames | None = None,
+    rounds: bool = False,
 ) -> None:
     """Generates and shows it.
+
+    Args:
+        request: what.
+        where: by which services or server.
+        as_json: print JSON.
+        models: that are started if no address is given.
+        rounds: -k was given.
 
     Raises:
         UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
@@ -48,15 +62,17 @@ def generate(
         CommandFailed: a service or server cannot be reached or started, or fails.
     """
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
-    if where.server is not None:
+    if where.server is None:
+        _check_for_services(where)
+        work = _with_services(request, where, screen, models or ModelNames())
+    else:
         _check_for_server(where, where.server)
-        run_to_end(_on_server(request, where, where.server, screen))
-        return
+        work = _on_server(request, where, where.server, screen)
     alone = where.drafter == NO_DRAFTER or (where.target is not None and where.drafter is None)
-    _check_for_services(where)
-    for note in without_effect(request, where, alone):
+    notes = [f"the prompt is the default one, {DEFAULT_PROMPT!r}"] * (request.prompt == DEFAULT_PROMPT)
+    for note in [*notes, *without_effect(request, where, alone, rounds)]:
         print(f"crossdraft: {note}", file=sys.stderr)
-    run_to_end(_with_services(request, where, screen, models or ModelNames()))
+    run_to_end(work)
 
 
 def _check_for_server(where: WhereToGenerate, server: str) -> None:
@@ -84,20 +100,33 @@ def _check_for_services(where: WhereToGenerate) -> None:
         raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
 
-def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool) -> list[str]:
-    """What was asked for and changes nothing, in lines for people; `alone`: without a drafter."""
-    few_targets = request.speculation and (where.target is None or "," not in where.target)
+def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool, rounds: bool = False) -> list[str]:
+    """What was asked for and changes nothing, in lines for people; `alone`: without a drafter, `rounds`: with -k."""
+    few_targets = request.speculation and where.server is None and "," not in (where.target or "")
     notes = ["--speculation has no effect with fewer than two targets"] * few_targets
+    if rounds and request.overlap is Overlap.AUTO and not alone:
+        notes.append("-k has no effect with --overlap auto, where a controller decides: see --max-draft-tokens")
+    if engine := _engine_options(where):
+        there = "--server" if where.target is None else "--target"
+        notes.append(f"no effect with {there}, as the services run already: {', '.join(engine)}")
     if alone:
         given = (
             ("max-draft-tokens", request.max_draft_tokens),
             ("min-draft-tokens", request.min_draft_tokens),
             ("branches", request.branches),
         )
-        names = [f"--{name}" for name, value in given if value is not None]
+        names = ["-k"] * rounds + [f"--{name}" for name, value in given if value is not None]
         names += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter
         notes += [f"{name} has no effect without a drafter" for name in names]
     return notes
+
+
+def _engine_options(where: WhereToGenerate) -> list[str]:
+    """Options for services that are started, where none is; what comes from the environment is left out."""
+    if where.target is None and where.server is None:
+        return []
+    names = [one.name for one in fields(EngineOptions) if getattr(where.engine, one.name) != getattr(STARTED, one.name)]
+    return [f"--{name.replace('_', '-')}" for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
 
 
 async def _with_services(
@@ -131,7 +160,7 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
     screen.begin(str(request.prompt))
     async for token in generation:
         screen.token(token)
-    screen.end(generation)
+    screen.end(generation, request.max_tokens)
 
 
 @asynccontextmanager

@@ -31,7 +31,6 @@ from crossdraft.client import connect
 from crossdraft.client.api import software
 from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Running, base_url, running
 from crossdraft.console.running import (
-    EXTRA,
     PICTURES,
     STARTS_PROCESSES,
     CommandFailed,
@@ -39,6 +38,7 @@ from crossdraft.console.running import (
     check_output,
     checked_options,
     counted,
+    needs_extra,
     print_whole,
     run_to_end,
     save_picture,
@@ -166,7 +166,7 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
     try:
         from crossdraft.loadtest.http_client import HttpClient
     except ImportError as error:
-        raise CommandFailed(f"HTTP {EXTRA}; or use gRPC (--over grpc, --server)") from error
+        raise CommandFailed(f"HTTP {needs_extra()}; or use gRPC (--over grpc, --server)") from error
     client = await stack.enter_async_context(HttpClient(base_url(url), key))
     await client.learn()
     return client

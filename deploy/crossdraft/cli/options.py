@@ -54,6 +54,9 @@ def check_address(option: str, address: str) -> None:
     """Raises UsageError unless it is host:port."""
     if not address:
         raise UsageError(f"{option} has an empty address: remove the extra comma")
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        raise UsageError(f"{option} must be HOST:PORT, without {scheme}://, got {address!r}")
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise UsageError(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
@@ -281,8 +284,11 @@ class RequestOptions:
     """What is generated, and how; the fields are those of `types.request.GenerationRequest`."""
 
     method: str | None = option(None, f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
-    num_speculative_tokens: int = option(
-        5, "Draft tokens in a round, if the drafter works in lock-step.", "--num-speculative-tokens", "-k"
+    num_speculative_tokens: int | None = option(
+        None,
+        "Draft tokens in a lock-step round (--overlap off), or that a pass waits for (--overlap on); by default 5.",
+        "--num-speculative-tokens",
+        "-k",
     )
     max_tokens: MaxTokens = 128
     temperature: Temperature = 1.0

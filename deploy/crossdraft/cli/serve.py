@@ -7,7 +7,7 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from crossdraft.cli.options import (
 from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import EXTRA, STARTS_PROCESSES, CommandFailed, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, UsageError, checked_options, needs_extra
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
@@ -61,16 +61,16 @@ MIB = 2**20
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    options = _model_options(model, service)
-    _run(_serve(target_server(ServeTarget(options, _listening(service)))), service.log, service.until_stdin_ends)
+    options = ServeTarget(_model_options(model, service), _listening(service))
+    _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
     options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
-    made = drafter_server(ServeDrafter(options, _listening(service), drafting.affinity))
-    _run(_serve(made), service.log, service.until_stdin_ends)
+    served = ServeDrafter(options, _listening(service), drafting.affinity)
+    _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
 
 
 def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None:
@@ -83,11 +83,13 @@ def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None
     async def made() -> Serving:
         return ngram_server(options)
 
-    _run(_serve(made()), service.log, service.until_stdin_ends)
+    _run(_serve(made, options.listening), service.log, service.until_stdin_ends)
 
 
-async def _serve(made: Awaitable[Serving]) -> None:
-    await serve_until_signalled(await made)
+async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -> None:
+    """A taken port is found before the model is loaded."""
+    listening.check_free()
+    await serve_until_signalled(await made())
 
 
 def serve_http(
@@ -98,7 +100,7 @@ def serve_http(
         from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
     except ModuleNotFoundError as error:
-        raise CommandFailed(f"HTTP {EXTRA}") from error
+        raise CommandFailed(f"HTTP {needs_extra()}") from error
 
     with checked_options():
         limited, local = _limits(api), _local_options(api)
@@ -123,7 +125,7 @@ def serve_http(
         others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
-    _serve_api(api, local, serve)
+    _serve_api(api, local, serve, [listening] if grpc is None else [listening, grpc])
 
 
 def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: int | None) -> None:
@@ -131,7 +133,9 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
     with checked_options():
         limited, local = _limits(api), _local_options(api)
         limit, shared = MessageLimit(max_message_mib), bool(api.worker_of)
-        listening = Listening(api.host, port, limit, api.grace_seconds, api.ssl.files(), shared=shared)
+        listening = Listening(
+            api.host, port, limit, api.grace_seconds, api.ssl.files(), metrics_port=metrics_port, shared=shared
+        )
     if api.workers != 1 and not api.worker_of:
         _serve_workers(api, {"--port": port}, metrics_port)
         return
@@ -145,15 +149,20 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         finally:
             await exporter.stop()
 
-    _serve_api(api, local, serve)
+    _serve_api(api, local, serve, [listening])
 
 
 def _serve_api(
-    api: ApiOptions, local: LocalOptions, serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]]
+    api: ApiOptions,
+    local: LocalOptions,
+    serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]],
+    listening: Sequence[Listening],
 ) -> None:
     model = _local_model(api)
 
     async def outputs() -> None:
+        for one in listening:
+            one.check_free()
         metrics = Metrics()
         metrics.lag.start()
         folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
@@ -222,6 +231,7 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
     with checked_options():
         emulation = Emulation(_pace(service.pace), logit_noise)
         share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
+    _check_template(model.chat_template)
     engine = model.engine
     return ModelOptions(
         model.name,
@@ -237,6 +247,16 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
         chat_template=model.chat_template,
         quantization=engine.quantization,
     )
+
+
+def _check_template(path: Path | None) -> None:
+    """Before a model is loaded; raises UsageError if it cannot be read."""
+    try:
+        if path is not None:
+            path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read --chat-template {path}: {why}") from error
 
 
 def _pace(text: str | None) -> "Pace | None":

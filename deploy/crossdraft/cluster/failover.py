@@ -185,9 +185,9 @@ class ClusterBackend:
         self._clock = clock
 
     @property
-    def names(self) -> Sequence[str]:
+    def names(self) -> Mapping[str, str]:
         """As `Backend.names`."""
-        return tuple(self._models)
+        return {name: name for name in self._models}
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose orchestrators answer and have a target; of orchestrators too busy to answer, the last answer."""

@@ -25,7 +25,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Names only, for help texts and defaults: `verification.methods` imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
-EXTRA = "needs the extra `serve`: in the checkout, run pip install -c constraints.txt -e '.[serve]'"
 PICTURES = (".png", ".svg", ".pdf")  # endings of the files that matplotlib is asked for
 COLUMNS = 120  # min width of tables in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
@@ -61,6 +60,11 @@ class Interrupted(CommandFailed):
     def __init__(self, number: int) -> None:
         super().__init__("")
         self.number = number
+
+
+def needs_extra(name: str = "serve") -> str:
+    """The end of an error: what is to be installed."""
+    return f"needs the extra `{name}`: in the checkout, run pip install -c constraints.txt -e '.[{name}]'"
 
 
 def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:

@@ -95,8 +95,8 @@ class Backend(Protocol):
     """Makes outputs for fronts."""
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of its models, also of those that cannot be served now."""
+    def names(self) -> Mapping[str, str]:
+        """Of its models, also of those that cannot be served now; to each name, further ones too, the model's own."""
         ...
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -118,6 +118,11 @@ class Backend(Protocol):
             ServiceError: no target is left.
         """
         ...
+
+
+def own_names(backend: Backend) -> Sequence[str]:
+    """Of all models that are configured, without further names of them."""
+    return tuple(dict.fromkeys(backend.names.values()))
 
 
 class UnknownModelError(LookupError):
@@ -306,8 +311,8 @@ class LocalBackend:
             await connection.close()
 
     @property
-    def names(self) -> Sequence[str]:
-        return tuple(self._models)
+    def names(self) -> Mapping[str, str]:
+        return {name: model.name for name, model in self._models.items()}
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose pipeline is open; begins, without waiting, to open the others."""

@@ -31,6 +31,7 @@ from crossdraft.serving.backend import (
     OverloadedError,
     PromptTokens,
     UnknownModelError,
+    own_names,
 )
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 from crossdraft.session.resolution import requested_method
@@ -88,7 +89,7 @@ class GenerationService:
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
-        model = await self._model(request)
+        model = self._model(request)
         with self._counted(), _errors_of_clients():
             output = OutputRequest(request.id, model, request.request, request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
@@ -111,13 +112,11 @@ class GenerationService:
         finally:
             self.running -= 1
 
-    async def _model(self, request: Generate) -> str:
+    def _model(self, request: Generate) -> str:
         if request.model:
             return request.model
-        names = [model.name for model in await self._backend.models() if not model.root]
-        if not names:
-            raise errors.Unreachable("no model can be served now; ask again later")
-        if len(names) > 1:
+        names = own_names(self._backend)
+        if len(names) != 1:
             raise errors.BadRequest(f"name the model; there are {', '.join(names)}")
         return names[0]
 

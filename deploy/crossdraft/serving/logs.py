@@ -11,6 +11,7 @@ from typing import TextIO
 from crossdraft.rpc.log_context import current
 
 ROOT = "crossdraft"  # the logger of all packages
+HUB = "huggingface_hub"  # a logger with a handler of its own, which would write each line a second time
 
 
 class LogFormat(StrEnum):
@@ -75,11 +76,13 @@ def logged(
     """Within the block, logs to a stream, by default standard error: crossdraft from `level` on, others' warnings."""
     root, logger, handler = logging.getLogger(), logging.getLogger(ROOT), logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[form]())
-    before = logger.level
+    before, hub = logger.level, logging.getLogger(HUB)
     root.addHandler(handler)
+    theirs, hub.handlers = hub.handlers, []
     logger.setLevel(level.value.upper())
     try:
         yield
     finally:
+        hub.handlers = theirs
         logger.setLevel(before)
         root.removeHandler(handler)

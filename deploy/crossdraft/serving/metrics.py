@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
@@ -262,7 +262,7 @@ class MeasuredBackend:
         self._known: dict[str, ServedModel] = {}
 
     @property
-    def names(self) -> Sequence[str]:
+    def names(self) -> Mapping[str, str]:
         return self._backend.names
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -279,7 +279,7 @@ class MeasuredBackend:
             await self.models()
         model = self._known.get(request.model)
         # One that is configured, but cannot be reached yet, is known by its name alone.
-        name = request.model if request.model in self._backend.names else UNKNOWN
+        name = self._backend.names.get(request.model, UNKNOWN)
         labels = name if model is None else model.root or model.name, drafter_of(request, model)
         with _Measurement(self._metrics, request, labels, self._clock, began) as measurement:
             async with aclosing(self._backend.stream(request)) as items:

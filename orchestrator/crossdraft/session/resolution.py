@@ -247,7 +247,7 @@ def requested_method(request: GenerationRequest) -> Method | None:
         (
             method.whole_draft and request.overlap is Overlap.ON,
             f"{name} judges a whole draft at once, so nothing can be drafted meanwhile; "
-            "use --overlap auto or off, or another method",
+            "use overlap auto or off, or another method",
         ),
         (
             not (method.exact or request.allow_inexact),

@@ -68,8 +68,10 @@ class Choice:
         if not self.drafts:
             return "no drafter"
         branches = f", {self.branch_width} x {self.branch_depth} prepared" if self.branch_depth else ""
-        mode = "overlap" if self.overlap else "lock-step"
-        return f"{mode}, max_draft_tokens {self.max_draft_tokens}, min_draft_tokens {self.min_draft_tokens}{branches}"
+        if not self.overlap:
+            return f"lock-step (rounds of {self.max_draft_tokens}{branches})"
+        waits = f"waits for {self.min_draft_tokens}" if self.patience else "never waits"
+        return f"overlapped (at most {self.max_draft_tokens} ahead, {waits}{branches})"
 
 
 LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half

@@ -168,10 +168,10 @@ def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
                 f"{total:23.1f}"
             )
     for mode, rated in policy.rated.items():
-        settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""
+        settings = rated.choice.settings if rated.choice.drafts else mode.value
         lines.append(
-            f"{mode.value}{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
-            f"{rated.speed * given.outputs:.1f} after correction by what it has brought"
+            f"{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
+            f"{rated.speed * given.outputs:.1f} corrected by measured speed"
         )
     if policy.trial is not None:
         return [*lines, f"decided: {policy.reason}"]

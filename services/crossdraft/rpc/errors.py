@@ -28,7 +28,11 @@ HANDSHAKES: tuple[tuple[str, str], ...] = (
         "Tls handshake failed",
         "its certificate is damaged, or not of the CA trusted here (--tls-ca): give both sides certificates of one CA",
     ),
-    ("http1.x server", "it speaks HTTP/1, not gRPC: give the port of a service, not of a server for clients"),
+    (
+        "http1.x server",
+        "it speaks HTTP/1, not gRPC: with --target and --drafter give the port of `serve target` or `serve drafter`, "
+        "with --server that of `serve grpc` (or `serve http --grpc-port`)",
+    ),
 )
 # With TLS 1.3 a server that refuses a client's certificate, or a client without TLS, only closes the connection.
 CLOSED_AT_ONCE = ("failed to connect to all addresses", "Socket closed")

@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,25 @@ class Listening:
             raise ValueError(f"metrics_port must be between 0 (any that is free) and 65535, got {self.metrics_port}")
         if not 0 <= self.grace_seconds < float("inf"):
             raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
+
+    def check_free(self) -> None:
+        """Before a model is loaded for it: whether its ports can be had now. Names of hosts are left to the server.
+
+        Raises:
+            CannotListen: a port is taken, or not for this user, or the host is not of this machine.
+        """
+        if self.shared:
+            return
+        host = self.host.strip("[]")
+        for port, option in ((self.port, ""), (self.metrics_port or 0, "--metrics-port")):
+            try:
+                with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+                    tried.bind((host, port))
+            except socket.gaierror:
+                pass
+            except OSError as error:
+                raise CannotListen.at(f"{self.host}:{port}", error, option) from error
 
     @property
     def local(self) -> bool:

@@ -21,6 +21,19 @@ HOW = "speculative"
         (COMPLETIONS, {}, "prompt", "prompt: it is required"),
         (COMPLETIONS, {"prompt": ""}, "prompt", "it must have at least 1 character"),
         (COMPLETIONS, {"prompt": [True]}, "prompt.0", "valid"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: it must be a text, a list of token ids, or a list of either"),
+        (
+            COMPLETIONS,
+            SAY | {HOW: {"overlap": "off", "max_draft_tokens": 4}},
+            f"{HOW}.max_draft_tokens",
+            f"{HOW}.max_draft_tokens has no effect with overlap off: leave it out, or turn overlap on",
+        ),
+        (
+            COMPLETIONS,
+            SAY | {"temperature": 1, HOW: {"method": "tokentiming"}},
+            f"{HOW}.method",
+            f"or allow it with {HOW}.allow_inexact",
+        ),
         (COMPLETIONS, SAY | {"temperature": -1}, "temperature", "greater than or equal to 0"),
         (CHAT, CHATTING | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         (COMPLETIONS, SAY | {"max_tokens": True}, "max_tokens", "must be a number, not true or false"),
@@ -49,7 +62,7 @@ HOW = "speculative"
             COMPLETIONS,
             SAY | {HOW: {"max_draft_tokens": 2, "min_draft_tokens": 3}},
             f"{HOW}.min_draft_tokens",
-            "at most max_draft_tokens",
+            f"at most {HOW}.max_draft_tokens",
         ),
         (COMPLETIONS, SAY | {"seed": 1, HOW: {"method": "coupled"}}, f"{HOW}.method", "use the method 'seeded'"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
@@ -97,7 +110,7 @@ OBJECT = "it must be a JSON object"
         (b"\xff", JSON, "not UTF-8"),
         (b"[" * 100_000, JSON, "nested too deeply"),
         (b'{"prompt": "\\ud800"}', JSON, "unicode string"),
-        (b'{"prompt": NaN}', JSON, "valid string"),
+        (b'{"prompt": NaN}', JSON, "it must be a text, a list"),
     ],
 )
 async def test_what_is_no_request_at_all(

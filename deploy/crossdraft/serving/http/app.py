@@ -15,7 +15,7 @@ from starlette.responses import Response
 from crossdraft.client.api import software
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.serving.backend import Backend, UnknownModelError
+from crossdraft.serving.backend import Backend, UnknownModelError, own_names
 from crossdraft.serving.http.bodies import refusal_of_faults, route_class
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -162,9 +162,9 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         """Outputs that go on with a chat."""
         return await reply(request, body, ChatFormat)
 
-    async def _checked(body: GenerationBody) -> str:
+    def _checked(body: GenerationBody) -> str:
         """The model that a body names, or the only one."""
-        model = await _named(backend, body.model)
+        model = _named(backend, body.model)
         if body.num_outputs > options.max_choices:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
             text = f"{outputs}; at most {options.max_choices} in one request"
@@ -172,7 +172,7 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         return model
 
     async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
-        model, request_id = await _checked(body), request.scope[ID_KEY]
+        model, request_id = _checked(body), request.scope[ID_KEY]
         requests = await beside.run(len(await request.body()), body.output_requests, model, request_id)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         format = kind(body, model, request_id, [(await backend.written(model, one)).ids for one in asked])
@@ -203,7 +203,8 @@ def models_router(backend: Backend) -> APIRouter:
         for one in found:
             if one.name == model:
                 return _card(one)
-        raise UnknownModelError(f"there is no model {model!r}; there is {_names(found)}")
+        names = ", ".join(one.name for one in found) or "none"
+        raise UnknownModelError(f"there is no model {model!r}; there is {names}")
 
     return router
 
@@ -215,7 +216,7 @@ def tokenizer_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/tokenize", responses={200: {"model": Tokenized}})
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a text or a chat."""
-        model = await _named(backend, body.model)
+        model = _named(backend, body.model)
         written = await backend.written(model, body.asked, body.add_special_tokens)
         context = next((one.context for one in await backend.models() if one.name == model), 0)
         ids, pieces = list(written.ids), list(written.pieces) if body.return_token_strs else None
@@ -225,7 +226,7 @@ def tokenizer_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/detokenize", responses={200: {"model": Detokenized}})
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of tokens."""
-        written = await backend.written(await _named(backend, body.model), tuple(body.tokens))
+        written = await backend.written(_named(backend, body.model), tuple(body.tokens))
         return await reply(Detokenized(prompt=written.text), len(written.text))
 
     async def reply(answer: BaseModel, size: int) -> Response:
@@ -234,20 +235,14 @@ def tokenizer_router(backend: Backend, beside: Beside) -> APIRouter:
     return router
 
 
-async def _named(backend: Backend, name: str | None) -> str:
-    """The model that a body names, or the only one."""
+def _named(backend: Backend, name: str | None) -> str:
+    """The model that a body names, or the only one, which may not be there yet."""
     if name is not None:
         return name
-    found = tuple(model for model in await backend.models() if not model.root)
-    if not found:
-        raise ABSENT.refusal()
-    if len(found) > 1:
-        raise RefusedError(400, f"set model to one of: {_names(found)}", INVALID, "missing_model", "model")
-    return found[0].name
-
-
-def _names(models: tuple[ServedModel, ...]) -> str:
-    return ", ".join(model.name for model in models) or "none"
+    names = own_names(backend)
+    if len(names) != 1:
+        raise RefusedError(400, f"set model to one of: {', '.join(names)}", INVALID, "missing_model", "model")
+    return names[0]
 
 
 def _card(model: ServedModel) -> ModelCard:

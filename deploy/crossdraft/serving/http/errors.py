@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape, and the one map from all other errors to them."""
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -106,6 +107,8 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.CannotListen: BUG,
 }
 FOREIGN = tuple(MEANINGS)
+OPTION = re.compile(r" \(--[a-z-]+( [a-z]+)?\)")
+SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(name for name in Speculative.model_fields if '_' in name)})\b")
 # OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
@@ -118,7 +121,12 @@ def refusal_of(error: Exception, request_id: str) -> RefusedError:
     if meaning.text:
         log.warning("%s: %s: %s", request_id, type(error).__name__, error)
     after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
-    return meaning.refusal(str(error), param_of(error), after if meaning.status == 429 else None)
+    return meaning.refusal(in_body(str(error)), param_of(error), after if meaning.status == 429 else None)
+
+
+def in_body(text: str) -> str:
+    """An error's text with the fields of a body as they are named there, and without options of the command line."""
+    return SPECULATIVE.sub(r"speculative.\g<0>", OPTION.sub("", text))
 
 
 def param_of(error: Exception) -> str | None:

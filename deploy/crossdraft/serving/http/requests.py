@@ -275,6 +275,13 @@ class CompletionBody(GenerationBody):
     best_of: Whole | None = Field(None, description="Not served: must be n, or be left out.")
     suffix: Literal[""] | None = Field(None, description="Not served.")
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _of_any_kind(cls, prompt: object) -> object:
+        if not isinstance(prompt, str | list):
+            raise ValueError("it must be a text, a list of token ids, or a list of either")
+        return prompt
+
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of not in (None, self.n):
