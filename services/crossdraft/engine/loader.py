@@ -168,7 +168,7 @@ def quantize(model: PreTrainedModel) -> None:
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ModuleNotFoundError as error:
-        raise ModelLoadError("quantization needs torchao: pip install -c constraints.txt -e '.[quantization]'") from error
+        raise ModelLoadError("quantization needs torchao: pip install -c constraints.txt -e .[quantization]") from error
     head = model.get_output_embeddings()
     quantize_(model, Int8WeightOnlyConfig(), lambda module, _: type(module) is nn.Linear and module is not head)
 
