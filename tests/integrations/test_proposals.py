@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -190,6 +191,32 @@ def test_a_service_may_go_in_mid_stream(target: Tokenization) -> None:
                 engine.step([0])
             assert engine.accepted[0] == before
             assert state.failures >= 1  # more, if the machine is so slow that it has tried again
+    finally:
+        service.stop()
+
+
+def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    """How many lines have this text, after one of them has come, or time is over."""
+    over = time.monotonic() + SECONDS
+    while not any(text in line for line in list(caplog.messages)) and time.monotonic() < over:
+        time.sleep(0.05)
+    return sum(text in line for line in caplog.messages)
+
+
+def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(
+    target: Tokenization, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service()
+    address = service.address
+    try:
+        with proposals(target, address):
+            assert logged(caplog, f"drafts come from 'ngram' at {address}") == 1
+            service.stop()
+            assert logged(caplog, f"drafter at {address} is lost; requests go on without it") == 1
+            service = Service(int(address.rpartition(":")[2]))
+            assert logged(caplog, f"drafter at {address} is there again") == 1
+            time.sleep(1.0)
+            assert logged(caplog, "is lost") == logged(caplog, "there again") == logged(caplog, "drafts come from") == 1
     finally:
         service.stop()
 
