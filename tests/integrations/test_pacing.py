@@ -270,6 +270,6 @@ def test_a_pause_of_drafting_is_logged(always: bool, caplog: pytest.LogCaptureFi
     for _ in range(2000):
         drafts = pacing.drafts(3)
         pacing.stepped(STEP * (1.5 if drafts else 1.0), 3, 3)
-    lines = [one for one in caplog.messages if "up to 4 requests at once: paused" in one]
+    lines = [one for one in caplog.messages if "with up to 4 requests at once: paused" in one]
     assert len(lines) == (0 if always else 1)
     assert always or "drafting loses 50 % of a step here" in lines[0]

@@ -276,10 +276,10 @@ class Pacing:
     def _paused(self, size: int, loss: float) -> None:
         if not self._always:
             self._pauses.warning(
-                "drafting loses %.0f %% of a step here, with up to %d requests at once: paused, and tried again later "
-                "(a gain below %.0f %% is taken for none; CROSSDRAFT_ALWAYS_DRAFT=1 drafts all the same)",
+                "drafting loses %.0f %% of a step here with %s at once: paused, and tried again later (a gain below "
+                "%.0f %% is taken for none; CROSSDRAFT_ALWAYS_DRAFT=1 drafts all the same)",
                 max(0.0, 100 * loss),
-                1 << size,
+                f"up to {1 << size} requests" if size else "one request",
                 100 * LEAST_GAIN,
             )
 

@@ -130,10 +130,10 @@ class DrafterSession:
         with self._services.lock:
             if self.live:
                 self._over()
-        if not isinstance(error, (Unreachable, Cancelled, Closed)):  # then the service is there
-            self._services.losses.warning("a request goes on without drafts for a while: %s", error)
         if isinstance(error, NotServed):
             self._services.describe_again(self.address)
+        elif not isinstance(error, (Unreachable, Cancelled, Closed)):  # of those it is told that the service is lost
+            self._services.losses.warning("a request goes on without drafts for a while: %s", error)
 
     def _over(self, blamed: bool = True) -> None:
         """The request goes on without it, and tries another one after a while; never if no drafter is to blame."""
