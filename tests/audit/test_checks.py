@@ -109,7 +109,7 @@ async def test_texts_of_one_seed_may_part_where_two_tokens_are_nearly_as_probabl
     result = await audited(replace(BRIEF, greedy_tokens=60), Toy(noise=0.01), Toy())
     (check,) = [check for check in result.checks if check.name == "seeds repeated"]
     assert check.verdict == OK
-    assert "0 of 2 texts are equal, the others as long as no draw was close" in check.finding
+    assert check.finding.startswith("kept: 0 of 2 texts are equal throughout; the others agree for longer than if")
     silent = await audited(replace(BRIEF, greedy_tokens=60), Toy(noise=0.01, logprobs=False), Toy())
     assert verdicts(silent)["seeds repeated"] == NOT_CHECKED
 
@@ -291,3 +291,38 @@ def test_a_plan_that_cannot_be_is_refused() -> None:
         replace(PLAN, greedy=4)
     with pytest.raises(ValueError, match=r"--temperature must be above 0"):
         replace(PLAN, temperature=0.0)
+    with pytest.raises(ValueError, match=r"nothing is checked"):
+        replace(BRIEF, greedy=0, seeds=0)
+
+
+@pytest.mark.parametrize("prefix", ["vllm:", "crossdraft_"])
+async def test_draft_tokens_are_read_from_metrics(prefix: str) -> None:
+    name = f"{prefix}spec_decode_num_"
+    text = (
+        f"# TYPE {name}draft_tokens_total counter\n"
+        f'{name}draft_tokens_total{{engine="0",model_name="a b}} c"}} 2345.0\n'
+        f'{name}draft_tokens_total{{engine="1"}} 1e+06\n'
+        f'{name}draft_tokens_created{{engine="1"}} 1.7e+09\n'
+        f"{name}accepted_tokens_total 7.0\n"
+        f'{name}accepted_tokens_per_pos_total{{position="0"}} 5.0\n'
+    )
+    http = httpx.MockTransport(
+        lambda request: httpx.Response(200 if request.url.path == "/metrics" else 404, text=text)
+    )
+    assert await Endpoint("http://a", prompt=PROMPT, transport=http).drafted() == (1_002_345, 7)
+
+
+async def test_draft_tokens_are_not_known_where_metrics_do_not_say() -> None:
+    def broken(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("reset")
+
+    def others(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text="vllm:spec_decode_num_draft_tokens_created 1.0\n")
+
+    for answer in (broken, others, lambda _: httpx.Response(404, text="vllm:spec_decode_num_draft_tokens_total 1.0")):
+        assert await Endpoint("http://a", prompt=PROMPT, transport=httpx.MockTransport(answer)).drafted() is None
+
+
+async def test_a_refusal_by_every_api_is_told_as_it_is() -> None:
+    with pytest.raises(RequestRefused, match=r"^http://toy refused a request: HTTP 404 refused$"):
+        await audited(PLAN, Toy(apis=()))

@@ -1,6 +1,7 @@
 """`crossdraft audit` before a real server with the bundled models, and what it refuses."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -17,6 +18,8 @@ from crossdraft.cli.options import LoadFiles
 from crossdraft.console.processes import STARTED
 from crossdraft.console.running import PROMPTS, CommandFailed
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
+from crossdraft.serving.http.middleware import HttpOptions
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from tests.cli.conftest import Cli
 from tests.endtoend.stack import serving
 from tests.serving.http.conftest import front
@@ -40,7 +43,10 @@ async def url() -> AsyncIterator[str]:
         stack = await exits.enter_async_context(serving(("drafter-b",), ()))
         model = LocalModel("demo", (stack.target,), (NamedDrafter("b", (stack.drafters["drafter-b"],)),), ())
         backend = await exits.enter_async_context(LocalBackend((model,), LocalOptions(64)))
-        served = await exits.enter_async_context(front(backend))
+        metrics = Metrics()
+        served = await exits.enter_async_context(
+            front(MeasuredBackend(backend, metrics), HttpOptions(metrics=metrics.text))
+        )
         yield f"http://{served.server.address}"
 
 
@@ -67,12 +73,14 @@ async def test_nothing_is_wrong_with_exact_methods(
     shown = capsys.readouterr().out
     assert "demo at http://127.0.0.1" in shown
     assert "FAULT" not in shown
+    assert re.search(r"Draft tokens meanwhile: [1-9][0-9,]*, accepted [1-9]", shown)
     # `coupled` refuses seeds, as its output depends on timing.
     assert ("a request with a seed is refused" in shown) == (method == "coupled")
     assert files.json_file is not None
     assert files.picture is not None
     found = json.loads(files.json_file.read_text())
     assert found["faults"] == []
+    assert found["draft_tokens"][0] > found["draft_tokens"][1] > 0
     assert found["plan"]["samples"] == 32
     assert found["requests"] >= found["planned"] - (method == "coupled")
     assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
@@ -122,6 +130,14 @@ async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Pa
     assert raised.value.exit_code == 2
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_audit_in_which_nothing_can_be_checked_ends_with_2(url: str, tmp_path: Path) -> None:
+    """`coupled` refuses seeds."""
+    audit = audit_of(url, files_in(tmp_path), {"speculative": {"method": "coupled"}}, greedy=0, sampled=0)
+    with pytest.raises(CannotBeAudited, match="nothing is checked"):
+        await audit.run()
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -130,6 +146,8 @@ async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Pa
         (("--reference-url", "http://a", "--model", "bundled:target"), "are two references: give one of them"),
         (("--extra-body", "{"), "--extra-body must be a JSON object"),
         (("--reference-body", "[1]"), "--reference-body must be a JSON object"),
+        (("--reference-body", '{"user": "me"}'), "--reference-body needs a reference: give --reference-url or --model"),
+        (("--greedy", 0, "--seeds", 0, "--samples", 0), "nothing is checked"),
         (("--temperature", 0), "--temperature must be above 0"),
         (("--greedy", 100), "100 prompts are to be used and there are 42: give --prompts FILE"),
         (("--plot", "picture.txt"), "its name must end with .png"),

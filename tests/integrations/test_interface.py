@@ -13,7 +13,15 @@ import pytest
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import RemoteDrafter, interface
 from crossdraft.integrations.vllm.exactness import NAME, Sampling, expand
-from crossdraft.integrations.vllm.interface import NotSupportedError, Options, check_version, may_draft, propose, share
+from crossdraft.integrations.vllm.interface import (
+    NotSupportedError,
+    Options,
+    check_version,
+    may_draft,
+    misspelt,
+    propose,
+    share,
+)
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.rpc.security import TlsFiles
 
@@ -88,6 +96,28 @@ def test_options_come_from_the_environment() -> None:
 def test_what_cannot_be_used_is_named(environment: Mapping[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Options.read(environment)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1:7462", "qwen=127.0.0.1:7462", "a b:7462", "::1:7462", "[]:1", "host:", "host:0", ":7", "a:b:1"],
+)
+def test_an_address_has_a_host_and_a_port_only(address: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT, .* without http:// and without a name"):
+        Options.read({"CROSSDRAFT_DRAFTER": f"one:1,{address}"})
+
+
+def test_ipv6_addresses_stand_in_brackets() -> None:
+    assert Options.read({"CROSSDRAFT_DRAFTER": "[::1]:7462,a-b.c_d:1"}).drafters == ("[::1]:7462", "a-b.c_d:1")
+
+
+def test_misspelt_variables_are_noticed_and_those_of_others_are_not() -> None:
+    others = {"CROSSDRAFT_API_KEY": "k", "CROSSDRAFT_VLLM_ENV": "v", "CROSSDRAFT_CACHE_MIB": "1", "VLLM_DRAFTER": ""}
+    assert misspelt(OWN | FILES | others) == []
+    assert misspelt({"CROSSDRAFT_ALLWAYS_DRAFT": "1", "CROSSDRAFT_MAX_WAIT": "0"}) == [
+        "CROSSDRAFT_ALLWAYS_DRAFT (is CROSSDRAFT_ALWAYS_DRAFT meant?)",
+        "CROSSDRAFT_MAX_WAIT (is CROSSDRAFT_MAX_WAIT_MS meant?)",
+    ]
 
 
 def test_other_versions_are_refused_unless_they_are_allowed() -> None:

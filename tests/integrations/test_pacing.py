@@ -261,3 +261,15 @@ def test_batches_of_different_sizes_have_accounts_of_their_own() -> None:
 def test_requests_may_be_told_to_draft_always() -> None:
     assert not Pacing(MOST, WAIT).drafts(1)
     assert Pacing(MOST, WAIT, always=True).drafts(1)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_pause_of_drafting_is_logged(always: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, though it is tried again and again; not where requests draft all the same."""
+    pacing = Pacing(MOST, WAIT, always)
+    for _ in range(2000):
+        drafts = pacing.drafts(3)
+        pacing.stepped(STEP * (1.5 if drafts else 1.0), 3, 3)
+    lines = [one for one in caplog.messages if "with up to 4 requests at once: paused" in one]
+    assert len(lines) == (0 if always else 1)
+    assert always or "drafting loses 50 % of a step here" in lines[0]

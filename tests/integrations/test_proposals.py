@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,7 +15,9 @@ from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import services
 from crossdraft.integrations.vllm.interface import target_tokenization
 from crossdraft.integrations.vllm.proposals import Proposals
+from crossdraft.integrations.vllm.services import DrafterSession, RequestState
 from crossdraft.integrations.vllm.streams import DraftStream
+from crossdraft.rpc.errors import Full, Unreachable
 from crossdraft.rpc.server import Listening
 from crossdraft.text.letters import from_bytes
 from crossdraft.text.tokenization import Tokenization
@@ -190,6 +193,51 @@ def test_a_service_may_go_in_mid_stream(target: Tokenization) -> None:
                 engine.step([0])
             assert engine.accepted[0] == before
             assert state.failures >= 1  # more, if the machine is so slow that it has tried again
+    finally:
+        service.stop()
+
+
+def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    """How many lines have this text, after one of them has come, or time is over."""
+    over = time.monotonic() + SECONDS
+    while not any(text in line for line in list(caplog.messages)) and time.monotonic() < over:
+        time.sleep(0.05)
+    return sum(text in line for line in caplog.messages)
+
+
+def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(
+    target: Tokenization, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service()
+    address = service.address
+    try:
+        with proposals(target, address):
+            assert logged(caplog, f"drafts come from 'ngram' at {address}") == 1
+            service.stop()
+            assert logged(caplog, f"drafter at {address} is lost; requests go on without it") == 1
+            service = Service(int(address.rpartition(":")[2]))
+            assert logged(caplog, f"drafter at {address} is there again") == 1
+            time.sleep(1.0)
+            assert logged(caplog, "is lost") == logged(caplog, "there again") == logged(caplog, "drafts come from") == 1
+    finally:
+        service.stop()
+
+
+def test_why_requests_have_no_session_is_logged_once_and_not_where_the_service_is_gone(
+    target: Tokenization, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service()
+    try:
+        with proposals(target, service.address) as made:
+            shared = made._services
+            for error in (Unreachable("gone"), Full("no room"), Full("no room")):
+                with shared.lock:
+                    address = shared.roster.take((), set(), 0.0)
+                    assert address is not None
+                    session = DrafterSession(shared, RequestState(), address, shared.roster[address])
+                session.lost(error)
+            assert caplog.text.count("a request goes on without drafts for a while: no room") == 1
+            assert "gone" not in caplog.text
     finally:
         service.stop()
 

@@ -50,6 +50,8 @@ class AuditPlan:
             raise ValueError(f"{largest} prompts are to be used and there are {len(self.prompts)}: give --prompts FILE")
         if not self.temperature > 0 or not 0 < self.level < 1 or not self.tolerance >= 0:
             raise ValueError("--temperature must be above 0, --level between 0 and 1, and --tolerance at least 0")
+        if not self.greedy and not self.seeds and not (self.sampled and self.samples):
+            raise ValueError("nothing is checked: --greedy, --seeds, and --sampled or --samples are 0")
 
     def requests(self, endpoint: Endpoint, reference: Endpoint | None) -> int:
         """How many will be sent to both together, without those that are sent again."""
@@ -236,15 +238,16 @@ async def seeds(plan: AuditPlan, endpoint: Endpoint) -> Check:
     except RequestRefused as error:
         return Check(name, NOT_CHECKED, f"a request with a seed is refused: {error}")
     equal = sum(one.text == other.text for one, other in pairs)
-    finding = f"{equal} of {len(prompts)} texts are equal"
     if equal == len(prompts):
-        return Check(name, OK, finding)
+        return Check(name, OK, f"{equal} of {equal} texts are equal")
+    finding = f"{equal} of {len(prompts)} texts are equal throughout"
     if not endpoint.abilities.top:
         return Check(name, NOT_CHECKED, f"{finding}; the others may differ by numerical ties")
     p = chance_of_prefixes([_agreed(one, other) for one, other in pairs])
     if p < plan.level:
-        return Check(name, OK, f"{finding}, the others as long as no draw was close to another one (p {p:.1g})")
-    return Check(name, NOT_KEPT, f"{finding}, and agree no longer than by chance (p {p:.2g})")
+        others = "the other agrees" if len(prompts) - equal == 1 else "the others agree"
+        return Check(name, OK, f"kept: {finding}; {others} for longer than if the server ignored seeds (p {p:.1g})")
+    return Check(name, NOT_KEPT, f"{finding}, and they agree no longer than by chance (p {p:.2g})")
 
 
 def _agreed(one: Reply, other: Reply) -> float:

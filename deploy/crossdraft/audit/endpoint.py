@@ -6,6 +6,7 @@ again later where the endpoint says that it is busy.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,10 @@ BUSY = frozenset({429, 502, 503, 504})
 NO_API = frozenset({404, 405, 501})
 ATTEMPTS = 6
 LONGEST_WAIT = 120.0  # seconds; an endpoint that wants a longer pause is given up
+DRAFTED = re.compile(  # in /metrics of vLLM and of crossdraft
+    r"^(?:vllm:|crossdraft_)spec_decode_num_(draft|accepted)_tokens_total(?:\{.*\})? (\d[\d.]*(?:e\+?\d+)?)",
+    re.MULTILINE,
+)
 SAME = 1e-3  # nats: two numbers for one log-probability in one reply
 
 
@@ -162,6 +167,18 @@ class Endpoint:
         self.advance()
         return replies
 
+    async def drafted(self) -> tuple[int, int] | None:
+        """Draft tokens of the server so far, and how many of them were accepted; None if its metrics do not say."""
+        try:
+            response = await self._http.get(self.url + "/metrics")
+        except httpx.HTTPError:
+            return None
+        found = DRAFTED.findall(response.text) if response.status_code == 200 else []
+        if not found:
+            return None
+        drafted, accepted = (sum(float(n) for name, n in found if name == kind) for kind in ("draft", "accepted"))
+        return int(drafted), int(accepted)
+
     async def _first_model(self) -> str:
         found: Any = None
         for attempt in range(ATTEMPTS):  # a server that is starting lists none yet
@@ -197,6 +214,8 @@ class Endpoint:
                     shown = top if listed == top - 1 else listed  # chats are judged by one token less than they list
                     return Abilities(api, top and shown, await self._several(tried), neutral)
                 break  # it takes the field and gives no log-probabilities
+        if refusal is not None and self._api == "auto":
+            raise refusal
         raise CannotBeAudited(f"{self.url} completes no prompt by --api {self._api}: {refusal}")
 
     async def _several(self, tried: Abilities) -> int:

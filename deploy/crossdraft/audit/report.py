@@ -39,6 +39,7 @@ class Report:
     planned: int  # requests
     requests: int  # that were sent: also those that learnt what the endpoint lets one ask for, and retries
     retries: int
+    draft_tokens: tuple[int, int] | None  # of the server meanwhile, and accepted ones; None: it does not say
     result: Result
 
 
@@ -83,6 +84,8 @@ def reach_of(report: Report) -> Iterator[str]:
     """What the sample can show, and what it cost, a sentence each."""
     plan, power = report.plan, report.result.power
     yield f"{report.requests} requests ({report.planned} planned, {report.retries} sent again)."
+    drafted = report.draft_tokens
+    yield f"Draft tokens meanwhile: {'not known' if drafted is None else '{:,}, accepted {:,}'.format(*drafted)}."
     if power is None:
         return
     yield (

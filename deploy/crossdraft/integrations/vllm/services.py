@@ -15,13 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from crossdraft.client.discovery import Probe, ProbedClient
+from crossdraft.client.discovery import WATCHED_EVERY, Probe, ProbedClient
 from crossdraft.client.roster import Roster
+from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
 from crossdraft.rpc.clients import DrafterClient, Patience
-from crossdraft.rpc.errors import BadMessage, NotServed, ServiceError
+from crossdraft.rpc.errors import BadMessage, Cancelled, Closed, NotServed, ServiceError, Unreachable
 from crossdraft.rpc.links import LinkSession
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.resolution import tokenization_of
@@ -132,6 +133,8 @@ class DrafterSession:
                 self._over()
         if isinstance(error, NotServed):
             self._services.describe_again(self.address)
+        elif not isinstance(error, (Unreachable, Cancelled, Closed)):  # of those it is told that the service is lost
+            self._services.losses.warning("a request goes on without drafts for a while: %s", error)
 
     def _over(self, blamed: bool = True) -> None:
         """The request goes on without it, and tries another one after a while; never if no drafter is to blame."""
@@ -175,11 +178,13 @@ class DrafterServices:
         self.roster: Roster[KnownDrafter] = Roster("drafter")
         self.target = target
         self.pacing = pacing
+        self.losses = Seldom(log, clock)  # of sessions
         self._addresses = tuple(addresses)
         self._tidy = tidy
         self._tls = tls
         self._members: dict[str, ProbedClient] = {}
         self._renewing: dict[str, asyncio.Task[None]] = {}
+        self._there: dict[str, bool] = {}  # of the drafters that could be reached once: whether they can
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="crossdraft-drafters", daemon=True)
@@ -247,11 +252,12 @@ class DrafterServices:
         for address in self._addresses:
             self._members[address] = self._probed(DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls))
         self._started.set_result(asyncio.get_running_loop())
-        tidying = asyncio.create_task(self._tidy_up())
+        tasks = [asyncio.create_task(one) for one in (self._tidy_up(), self._watch())]
         try:
             await self._stopping.wait()
         finally:
-            tidying.cancel()
+            for task in tasks:
+                task.cancel()
             for member in self._members.values():
                 await member.close()
 
@@ -263,6 +269,7 @@ class DrafterServices:
         with self.lock:
             self.roster.remove(client.address)
             self.roster.add(client.address, known)
+        log.warning("drafts come from %r at %s", about.model, client.address)
 
     def _learned(self, client: DrafterClient, about: Description) -> KnownDrafter:
         about = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
@@ -282,6 +289,22 @@ class DrafterServices:
         for member in list(self._members.values()):
             await member.probe.tried
             member.probe.warn()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCHED_EVERY)
+            for address, member in self._members.items():
+                self._note(address, member)
+
+    def _note(self, address: str, member: ProbedClient) -> None:
+        """Says once that a drafter is lost, or there again."""
+        before, now = self._there.get(address, False), member.probe.reachable
+        if before and not now:
+            log.warning("%s is lost; requests go on without it", member.client.service)
+        elif now and address in self._there and not before:
+            log.warning("%s is there again", member.client.service)
+        if now or before:
+            self._there[address] = now
 
     async def _tidy_up(self) -> None:
         while True:
