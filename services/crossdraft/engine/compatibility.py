@@ -157,7 +157,7 @@ def layers_of(model: PreTrainedModel) -> ModelLayers:
     model.set_attn_implementation(NOTING)
     try:
         cache = getattr(model(ids, use_cache=True), "past_key_values", None)
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(f"this model takes no plain call with a cache: {error!r}") from error
     finally:
         model.set_attn_implementation(usual)

@@ -54,9 +54,10 @@ class Watched(nn.Linear):
 
     def forward(self, rows: Tensor) -> Tensor:
         vars(self)["computing"] = True
-        found = super().forward(rows)
-        vars(self)["computing"] = False
-        return found
+        try:
+            return super().forward(rows)
+        finally:
+            vars(self)["computing"] = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and not vars(self).get("computing"):
@@ -66,15 +67,18 @@ class Watched(nn.Linear):
 
 @torch.inference_mode()
 def read_by_others(model: PreTrainedModel, linears: list[nn.Linear]) -> set[nn.Linear]:
-    """Those whose weights the model reads by itself in a forward: routers and latent attention do."""
+    """Those of some linear layers whose weights the model reads by itself in a forward, as routers do."""
+    if not linears:
+        return set()
     for linear in linears:
         linear.__class__ = Watched
     try:
-        with suppress(AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # the engine will refuse it
+        with suppress(AttributeError, LookupError, RuntimeError, TypeError, ValueError):  # the engine will refuse it
             model(torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
     finally:
         for linear in linears:
             linear.__class__ = nn.Linear
+            vars(linear).pop("computing", None)
     return {linear for linear in linears if vars(linear).pop("read", False)}
 
 
