@@ -67,7 +67,8 @@ def load_model(
     """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
 
     Raises:
-        ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit, or the head cannot be cut.
+        ModelLoadError: folder, weights, tokenizer, dtype, device, max_length or quantization do not fit, or the head
+            cannot be cut.
         FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
     if dtype != "auto" and dtype not in DTYPES:
@@ -134,7 +135,7 @@ def _model(name: str, source: str, dtype: str, device: torch.device, trust_remot
     leave_out_cudnn(device)
     if name.startswith(RANDOM_PREFIX):
         made = random_model(name.removeprefix(RANDOM_PREFIX), load_tokenizer_json(source).vocabulary_size)
-        made.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
+        made.to(device, DTYPES.get(dtype, made.dtype))  # type: ignore[arg-type]  # transformers wraps torch's signature
         return made
     size = size_of(name)
     if size is None:
@@ -168,7 +169,9 @@ def quantize(model: PreTrainedModel) -> None:
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ModuleNotFoundError as error:
-        raise ModelLoadError("quantization needs torchao: pip install -c constraints.txt -e .[quantization]") from error
+        raise ModelLoadError(
+            "quantization needs torchao: in the checkout, run pip install -c constraints.txt -e '.[quantization]'"
+        ) from error
     head = model.get_output_embeddings()
     quantize_(model, Int8WeightOnlyConfig(), lambda module, _: type(module) is nn.Linear and module is not head)
 

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from crossdraft.engine.names import ModelLoadError
 
 WINDOW = 24  # tokens, of layers with a window
-ROOMY = ("sliding_window", "attention_chunk_size", "q_lora_rank")  # set only where they are not off
+SWITCHES = ("sliding_window", "attention_chunk_size", "q_lora_rank")  # 0 or None: off, and then they stay so
 LAYERS = 4
 LARGEST = 10_000_000  # parameters: some architectures have parts whose sizes are not among those that are set
 RANDOM_CONTEXT = 512
@@ -29,20 +29,12 @@ SIZES: dict[str, int] = {  # what configurations call their sizes: those that on
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_lora_rank"), 32),
     **dict.fromkeys(("head_dim", "query_pre_attn_scalar", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16),
     **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), 1),
-    **dict.fromkeys(ROOMY, WINDOW),
+    **dict.fromkeys(SWITCHES, WINDOW),
     **{"num_key_value_heads": 2, "rotary_dim": 8, "hidden_size_per_layer_input": 16},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
-UNFIT = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+# What a configuration or a model raises for sizes that it cannot have.
+UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def architectures() -> list[str]:
@@ -51,14 +43,14 @@ def architectures() -> list[str]:
 
 
 def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
-    """A small model of an architecture with random weights, always the same; float32, on a CPU.
+    """A small model of an architecture with so many ids and random weights, always the same; float32, on a CPU.
 
     Raises:
         ModelLoadError: transformers has no such causal language model, or none of these sizes.
     """
     try:
         config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary)
-        with torch.device("meta"):
+        with torch.device("meta"):  # takes no memory
             size = AutoModelForCausalLM.from_config(config).num_parameters()
         if size > LARGEST:
             raise ValueError(f"with the sizes that are set it has {size:,} parameters")
@@ -76,7 +68,7 @@ def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
 
 def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
     """The configuration with small sizes, and with as many kinds of layers as it has."""
-    off = {name for name in ROOMY if not getattr(usual, name, None)}
+    off = {name for name in SWITCHES if not getattr(usual, name, None)}
     derived = {name for name in SIZES if isinstance(getattr(type(usual), name, None), property)}
     sizes = {name: size for name, size in SIZES.items() if hasattr(usual, name) and name not in off | derived}
     changes: dict[str, Any] = {**sizes, "vocab_size": vocabulary}
