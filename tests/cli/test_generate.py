@@ -89,7 +89,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
         (("--target", "http://127.0.0.1:7301"), "--target must be HOST:PORT, without http://, got"),
         (("--target", "localhost:1,"), "--target has an empty address"),
-        (("--record", "/nowhere/at/all"), "name a file that can be written (--record)"),
+        (("--record", "/nowhere/at/all"), "name a file that can be written"),
     ],
 )
 def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...], complaint: str) -> None:

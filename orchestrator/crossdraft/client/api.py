@@ -433,4 +433,4 @@ def _recorder(header: Header, path: Path) -> FileRecorder:
     try:
         return FileRecorder(path, header)
     except OSError as error:
-        raise RequestError(f"cannot record: {error}; name a file that can be written (--record)") from error
+        raise RequestError(f"cannot record: {error}; name a file that can be written") from error

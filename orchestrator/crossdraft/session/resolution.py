@@ -252,7 +252,7 @@ def requested_method(request: GenerationRequest) -> Method | None:
         (
             not (method.exact or request.allow_inexact),
             f"the output of {name} does not have the target's distribution; choose an exact method, "
-            "or allow it with allow_inexact (--allow-inexact)",
+            "or allow it with allow_inexact",
         ),
         (
             seeded and not method.seedable,
@@ -363,7 +363,7 @@ def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> A
     """Audits use the key of the drafter's draws if the method has one, else one of their own, so that drafts stay
     independent of the target's noise."""
     if models.pair is None:
-        raise RequestError("audit needs a drafter: give one, or leave out audit (--audit)")
+        raise RequestError("audit needs a drafter: give one, or leave out audit")
     if method.keyed:
         return Audit(noise, False, *models.noises)
     return Audit(NoiseKey(drawn.audit), True, *models.noises)

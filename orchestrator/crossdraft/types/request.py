@@ -238,7 +238,7 @@ class GenerationRequest:
             if not least <= value <= MOST_DRAFT_TOKENS:
                 raise RequestError(f"{name} must be between {least} and {MOST_DRAFT_TOKENS}, got {value}", name)
             if self.overlap is Overlap.OFF:
-                complaint = f"{name} has no effect with overlap off: leave it out, or turn overlap on (--overlap on)"
+                complaint = f"{name} has no effect with overlap off: leave it out, or turn overlap on"
                 raise RequestError(complaint, name)
         if self.min_draft_tokens is not None and self.min_draft_tokens > (self.max_draft_tokens or MOST_DRAFT_TOKENS):
             most, got = self.max_draft_tokens, self.min_draft_tokens

@@ -107,7 +107,6 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.CannotListen: BUG,
 }
 FOREIGN = tuple(MEANINGS)
-OPTION = re.compile(r" \(--[a-z-]+( [a-z]+)?\)")
 SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(name for name in Speculative.model_fields if '_' in name)})\b")
 # OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -125,8 +124,8 @@ def refusal_of(error: Exception, request_id: str) -> RefusedError:
 
 
 def in_body(text: str) -> str:
-    """An error's text with the fields of a body as they are named there, and without options of the command line."""
-    return SPECULATIVE.sub(r"speculative.\g<0>", OPTION.sub("", text))
+    """An error's text with the fields of a body as they are named there."""
+    return SPECULATIVE.sub(r"speculative.\g<0>", text)
 
 
 def param_of(error: Exception) -> str | None:
