@@ -31,7 +31,7 @@ from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
-UNNAMED_DRAFTER = ""  # as the name of a drafter: decode without one
+DECODE_PLAINLY = ""  # in place of the name of a drafter
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
@@ -51,7 +51,7 @@ class OutputRequest:
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
-    drafter: str | None = None  # name of one of the model's drafters; None: its default one; UNNAMED_DRAFTER: none
+    drafter: str | None = None  # name of one of the model's drafters; None: its default one; DECODE_PLAINLY: none
     trace: bool = False  # stream TraceSpans, too, and each token by itself
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class LocalModel:
 
     @property
     def default_drafter(self) -> str:
-        return self.drafters[0].name if self.drafters else UNNAMED_DRAFTER
+        return self.drafters[0].name if self.drafters else DECODE_PLAINLY
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class LocalBackend:
             raise ValueError("give at least one model, and each a name of its own")
         self._created = int(time.time())
         self._connections = {
-            (model.name, UNNAMED_DRAFTER if drafter is None else drafter.name): self._connection_to(model, drafter)
+            (model.name, DECODE_PLAINLY if drafter is None else drafter.name): self._connection_to(model, drafter)
             for model in models
             for drafter in model.drafters or (None,)
         }
@@ -331,7 +331,7 @@ class LocalBackend:
             watch = Watch() if request.trace else None
             prompts = await pipeline.prompts(request.generation)
             with about(request=request.id):
-                running = pipeline.run(request.generation, watch, prompts, request.drafter != UNNAMED_DRAFTER)
+                running = pipeline.run(request.generation, watch, prompts, request.drafter != DECODE_PLAINLY)
             async with running as generation:
                 await generation.read()
                 for first in range(0, len(generation.prompt_tokens), PIECE):
@@ -360,7 +360,7 @@ class LocalBackend:
         Raises:
             ValueError: the model or one of its drafters has a name that was not served before.
         """
-        drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {UNNAMED_DRAFTER: ()}
+        drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {DECODE_PLAINLY: ()}
         known = {name for served, name in self._connections if served == model.name}
         if known != set(drafters):
             raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
-from crossdraft.serving.backend import UNNAMED_DRAFTER, OutputRequest
+from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY
 from crossdraft.types.request import Chat, Message, Prompt
 
@@ -232,7 +232,7 @@ class GenerationBody(Body):
         each = [replace(first, prompt=prompt, choice=choice) for prompt in self.prompts for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
         chosen = self.speculative.drafter
-        drafter, trace = (UNNAMED_DRAFTER if chosen == PLAIN_DECODING else chosen), self.speculative.trace
+        drafter, trace = (DECODE_PLAINLY if chosen == PLAIN_DECODING else chosen), self.speculative.trace
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
