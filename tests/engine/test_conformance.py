@@ -12,8 +12,10 @@ from crossdraft.engine import batch, compatibility, kv_cache_manager
 from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import conformance, greedy
+from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model, quantize
 from crossdraft.engine.names import ModelLoadError
+from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.random_models import RANDOM_CONTEXT, WINDOW, architectures, random_model
 from tests.engine.architectures import ARCHITECTURES
 from tests.engine.tiny import VOCABULARY
@@ -59,6 +61,18 @@ def test_a_refusal_has_the_true_reason(name: str) -> None:
         conformance(random_model(name, VOCABULARY))
 
 
+def test_a_random_model_has_the_data_type_that_is_asked_for() -> None:
+    assert load_model("random:llama", dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_what_fails_while_weights_are_watched_is_refused_by_the_engine() -> None:
+    model = random_model("zamba2", VOCABULARY)
+    pack(model)
+    assert not any("Watched" in type(module).__name__ for module in model.modules())
+    with pytest.raises(UnsupportedModelError, match="no plain call"):
+        Engine(model)
+
+
 def test_there_is_no_random_model_of_what_transformers_does_not_know() -> None:
     with pytest.raises(ModelLoadError, match="no small random model of llama9"):
         random_model("llama9", VOCABULARY)
@@ -92,7 +106,7 @@ def never_moved(plan: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("place", "name", "wrong", "cases"),
     [
-        (compatibility, "window_of", off_by_one, {"a prompt", "a long text"}),
+        (compatibility, "window_of", off_by_one, {"a prompt", "a text of 109 tokens"}),
         (batch, "visible", deep_nodes_see_all, {"a draft tree"}),
         (kv_cache_manager, "plan_inputs", never_moved, {"a committed branch"}),
         (
@@ -153,5 +167,5 @@ def test_quantization_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ModelLoadError, match="quantization 'fp4' is unknown: use int8"):
         load_model("bundled:drafter-c", quantization="fp4")
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ModelLoadError, match="needs torchao: pip install"):
+    with pytest.raises(ModelLoadError, match="needs torchao: .* pip install"):
         load_model("random:llama", quantization="int8")

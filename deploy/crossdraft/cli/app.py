@@ -175,8 +175,8 @@ def check(
 ) -> None:
     """Check whether a model is served exactly, and what it needs of memory.
 
-    Logits are compared with the model's own: for drafts, trees, rollback, shared prefixes, and a text longer than
-    three windows.
+    Logits are compared with the model's own: for drafts, trees, rollback, shared prefixes, and a text of up to 1,024
+    tokens, which is longer than three windows where these are short.
     """
 
 

@@ -1,8 +1,8 @@
 """Whether the engine computes what a model computes by itself, and what a served model needs of memory.
 
 The cases are those in which a served model could go wrong: drafts, trees, committed branches, rolling back, sessions
-that share a step or a prefix, and a text that is longer than three windows. Each row of logits is compared with the
-model's own forward, with eager attention and without a cache.
+that share a step or a prefix, and a text that is longer than three windows, where these are so short that the model's
+own forward can have it. Each row of logits is compared with that forward, with eager attention and without a cache.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,8 +23,8 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import TokenTree, tree_of
 
 SHORT = BLOCK + 8  # tokens of a text of which a prefix can be reused
-LONGEST = 1024  # tokens of the long text, at most: the model's own forward needs memory for the square of it
-WINDOWS = 3  # that the long text is longer than
+LONGEST = 1024  # tokens of the last text, at most: the model's own forward needs memory for the square of it
+WINDOWS = 3  # that the last text is longer than, if LONGEST allows
 Ids = tuple[int, ...]
 
 
@@ -99,7 +99,9 @@ def cases_of(vocabulary: int, context: int, longest_window: int) -> list[Case]:
         Case(
             "a reused prefix", ((ask("d", (*short, *text[9:13])),), (ask("e", (*short, *text[20:25]), tree),)), ("d",)
         ),
-        Case("a long text", ((ask("l", long),), (ask("l", long, tree),), (ask("l", long[:-9], chain),))),
+        Case(
+            f"a text of {len(long)} tokens", ((ask("l", long),), (ask("l", long, tree),), (ask("l", long[:-9], chain),))
+        ),
     ]
 
 
