@@ -167,5 +167,5 @@ def test_quantization_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ModelLoadError, match="quantization 'fp4' is unknown: use int8"):
         load_model("bundled:drafter-c", quantization="fp4")
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(ModelLoadError, match="needs torchao: .* pip install"):
+    with pytest.raises(ModelLoadError, match=r"needs torchao: .* pip install"):
         load_model("random:llama", quantization="int8")
