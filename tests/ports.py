@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from crossdraft.client.roster import DrafterPort, Roster, Services, TargetPort
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.session.assignment import Assignment
@@ -186,3 +187,12 @@ class MemoryDrafter(Service):
             draft_tokens = tuple(self.toy.propose() for _ in range(size))
             yield replace(self._drafted, draft_tokens=draft_tokens, first=self._sent)
             self._sent += size
+
+
+def services_of(target: TargetPort, drafter: DrafterPort | None = None) -> Services:
+    """One of each role, or no drafter."""
+    services = Services(Roster("target"), Roster("drafter"))
+    services.targets.add("target", target)
+    if drafter is not None:
+        services.drafters.add("drafter", drafter)
+    return services

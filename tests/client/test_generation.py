@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation
-from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, ServiceError, Unreachable
 from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
 from crossdraft.types.messages import Drafted, Scored
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import SLEM, TLI, Method
-from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
 
 OVERLAPPED = Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2))
 CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
@@ -22,7 +21,7 @@ CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], 
 def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
     target, drafter = toys(method)
     services = MemoryTarget(toy=target), MemoryDrafter(toy=drafter)
-    return Generation(assignment(method, **changes), Services.of(*services), num_speculative_tokens=3), *services
+    return Generation(assignment(method, **changes), services_of(*services), num_speculative_tokens=3), *services
 
 
 async def texts(running: Generation) -> list[str]:

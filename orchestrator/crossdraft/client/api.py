@@ -38,7 +38,7 @@ from crossdraft.speculation.controller import OutputController, PlainController,
 from crossdraft.speculation.estimates import Estimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
-from crossdraft.trace.recording import FileRecorder, Header, Recorder, Recorders
+from crossdraft.trace.recording import FileRecorder, Header, Recorder
 from crossdraft.types.messages import PromptScored, Sample
 from crossdraft.types.output import PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, size_of
@@ -137,6 +137,11 @@ class Generation(TokenStream):
             await self._written()
 
     @property
+    def addresses(self) -> frozenset[str]:
+        """Of the services that it has open sessions with now."""
+        return frozenset() if self._driver is None else self._driver.addresses
+
+    @property
     def decisions(self) -> list[Decision]:
         return self._session.decisions
 
@@ -184,8 +189,8 @@ class Generation(TokenStream):
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
-        told = Recorders(self._recorder, self._watch) if self._recorder or self._watch else None
-        self._driver = Driver(self._session, self._services, told)
+        recorders = [one for one in (self._recorder, self._watch) if one is not None]
+        self._driver = Driver(self._session, self._services, recorders)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.prompt_logprobs is not None:

@@ -141,12 +141,3 @@ class Services:
 
     targets: Roster[TargetPort]
     drafters: Roster[DrafterPort]
-
-    @staticmethod
-    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
-        """One of each role, or no drafter."""
-        services = Services(Roster("target"), Roster("drafter"))
-        services.targets.add("target", target)
-        if drafter is not None:
-            services.drafters.add("drafter", drafter)
-        return services
