@@ -238,8 +238,20 @@ class Generation(TokenStream):
 class Pipeline:
     """Connections to the targets of one model and, unless decoding is plain, to drafters of one vocabulary.
 
+    Use it with `async with`.
+
+    Args:
+        target: one address or several, all of the same model; one must be there, others may come later.
+        drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
+        patience: how long services may take to answer.
+        needs_drafter: fail to connect, as for a target, if no drafter answers.
+        tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
+        trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
+            distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
+        estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
+
     Raises:
-        ValueError: there is no address of a target, or TLS files cannot be used.
+        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
     """
 
     def __init__(
@@ -247,6 +259,7 @@ class Pipeline:
         target: Addresses,
         drafter: Addresses | None = None,
         patience: Patience | None = None,
+        *,
         needs_drafter: bool = False,
         tls: TlsFiles | None = None,
         trusted: bool = True,
@@ -392,32 +405,8 @@ class Pipeline:
         return self._discovery
 
 
-def connect(
-    target: Addresses,
-    drafter: Addresses | None = None,
-    patience: Patience | None = None,
-    *,
-    needs_drafter: bool = False,
-    tls: TlsFiles | None = None,
-    trusted: bool = True,
-    estimates: Estimates | None = None,
-) -> Pipeline:
-    """A pipeline to use with `async with`.
-
-    Args:
-        target: one address or several, all of the same model; one must be there, others may come later.
-        drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
-        patience: how long services may take to answer.
-        needs_drafter: fail to connect, as for a target, if no drafter answers.
-        tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
-        trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
-            distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
-        estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
-
-    Raises:
-        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
-    """
-    return Pipeline(target, drafter, patience, needs_drafter, tls, trusted, estimates)
+connect = Pipeline
+"""`Pipeline`, as in `async with connect(target, drafter) as pipeline`."""
 
 
 def addresses_of(given: Addresses) -> tuple[str, ...]:
