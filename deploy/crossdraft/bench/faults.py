@@ -17,11 +17,11 @@ from typing import ClassVar, TypeVar
 
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
-from crossdraft.bench.harness import SEED, Columns, ProgressCounter, Table
+from crossdraft.bench.harness import SEED, Columns, Table
 from crossdraft.bench.services import Killable, OfPair, delays_of
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
 
 FaultsPlanned = TypeVar("FaultsPlanned", bound=FaultsPlan)

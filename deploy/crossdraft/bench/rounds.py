@@ -8,9 +8,10 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from crossdraft.bench.commands import RoundPlan
-from crossdraft.bench.harness import MILLISECONDS, Columns, ProgressCounter, finished, total_of
+from crossdraft.bench.harness import MILLISECONDS, Columns, finished, total_of
 from crossdraft.bench.workload import SETTING, OfSettings, Setting, pairs_of
 from crossdraft.client import GenerationRequest, Pipeline, Statistics, connect
+from crossdraft.console.running import ProgressCounter
 from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.session.events import Lane, Open, Replied, Send
 from crossdraft.trace.recording import Step

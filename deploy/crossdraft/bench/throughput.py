@@ -22,7 +22,6 @@ from crossdraft.bench.commands import ThroughputPlan
 from crossdraft.bench.harness import (
     MILLISECONDS,
     Columns,
-    ProgressCounter,
     Table,
     in_turns,
     numbers_of,
@@ -35,7 +34,14 @@ from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
+from crossdraft.console.running import (
+    STARTS_PROCESSES,
+    CommandFailed,
+    ProgressCounter,
+    Run,
+    UsageError,
+    checked_options,
+)
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
