@@ -42,7 +42,7 @@ from crossdraft.rpc.server import Listening, Serving, run
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer, serve_generation
+from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer
 from crossdraft.serving.limits import Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
@@ -122,7 +122,7 @@ def serve_http(
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
         server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.name})
-        others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
+        others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
     _serve_api(api, local, serve, [listening] if grpc is None else [listening, grpc])
@@ -141,7 +141,7 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
-        server, exporter = serve_generation(outputs, listening, limited), Exporter(metrics.registry)
+        server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
         if metrics_port is not None and not shared:
             server.metrics = exporter.start(listening.host, metrics_port)
         try:
