@@ -48,13 +48,6 @@ class Matrix:
     weights: Weights  # shape (n,), above 0; each row's sum to one
 
     @staticmethod
-    def identity(pair: Pair) -> "Matrix":
-        """The matrix with which `rdk` is `tli`."""
-        shared = pair.shared_drafter_ids
-        targets = pair.to_target_ids(shared).astype(np.int32)
-        return Matrix(shared, np.arange(len(shared) + 1, dtype=np.int64), targets, np.ones(len(shared), np.float32))
-
-    @staticmethod
     def strongest(pair: Pair, drafted: Ids, targets: Ids, weights: Probabilities, neighbours: int) -> "Matrix":
         """The matrix with the heaviest entries of each row, of equal ones the lowest ids, normalized.
 
