@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
-from crossdraft.client.measurements import TrafficCount
-from crossdraft.rpc.links import Listener
+from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.types.messages import (
     Advance,
     Draft,
@@ -29,7 +28,7 @@ class SessionPort(Protocol[Request]):
     """A session with a service that has begun."""
 
     @property
-    def traffic(self) -> TrafficCount:
+    def traffic(self) -> Traffic:
         """Bytes sent and received so far."""
         ...
 
