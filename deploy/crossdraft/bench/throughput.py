@@ -31,7 +31,7 @@ from crossdraft.bench.harness import (
     total_of,
 )
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
-from crossdraft.bench.workload import Prompted
+from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
 from crossdraft.console.running import (
@@ -403,24 +403,16 @@ class Ours:
             await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
-        found: dict[int, tuple[Made, Statistics]] = {}
-        waiting = iter(range(len(prompts)))
         forwards, spent = await forward_counts(self.target.ready["metrics"]), self._spent()
         began = time.monotonic()
 
-        async def place() -> None:
-            for number in waiting:  # all places share it
-                found[number] = await self._output(prompts[number], number, tokens, began)
+        async def made(number: int) -> tuple[Made, Statistics]:
+            return await self._output(prompts[number], number, tokens, began)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
-                    group.create_task(place())
-        except ExceptionGroup as error:
-            raise error.exceptions[0] from error
+        found = await gathered(made, range(len(prompts)), at_once)
         seconds, after = time.monotonic() - began, self._spent()
         forwards = difference(await forward_counts(self.target.ready["metrics"]), forwards)
-        outputs, statistics = zip(*(found[number] for number in range(len(prompts))), strict=True)
+        outputs, statistics = zip(*found, strict=True)
         return RunResult(outputs, seconds, difference(after, spent), forwards, statistics)
 
     async def _output(self, prompt: Ids, number: int, tokens: int, began: float) -> tuple[Made, Statistics]:
