@@ -23,6 +23,7 @@ from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
+from crossdraft.text.letters import common_length
 
 FaultsPlanned = TypeVar("FaultsPlanned", bound=FaultsPlan)
 
@@ -159,8 +160,7 @@ def verdict_of(ended: Sequence[OutputStream], undisturbed: Sequence[OutputStream
 
 
 def _difference(text: str, wanted: str) -> str:
-    same = next((place for place, (one, other) in enumerate(zip(text, wanted, strict=False)) if one != other), None)
-    place = min(len(text), len(wanted)) if same is None else same
+    place = common_length(text, wanted)
     return f"at character {place} {text[place : place + 20]!r} instead of {wanted[place : place + 20]!r}"
 
 
