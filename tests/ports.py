@@ -4,10 +4,11 @@ import asyncio
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from crossdraft.client.roster import DrafterPort, Roster, Services, TargetPort
+from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.session.assignment import Assignment
@@ -189,7 +190,7 @@ class MemoryDrafter(Service):
             self._sent += size
 
 
-def services_of(target: TargetPort, drafter: DrafterPort | None = None) -> Services:
+def services_of(target: Any, drafter: Any = None) -> Services:
     """One of each role, or no drafter."""
     services = Services(Roster("target"), Roster("drafter"))
     services.targets.add("target", target)

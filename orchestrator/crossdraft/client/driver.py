@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
-from crossdraft.client.roster import Roster, Services, SessionPort
+from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
+from crossdraft.rpc.links import LinkSession
 from crossdraft.session.events import (
     Cancelled,
     Close,
@@ -44,7 +45,7 @@ class ServiceLane:
 
     Args:
         number: of the lane.
-        roster: of its role, a Roster[TargetPort] or Roster[DrafterPort].
+        roster: of its role, of TargetClients or of DrafterClients.
         opening: the first message.
         report: is told what happens there.
     """
@@ -60,7 +61,7 @@ class ServiceLane:
         self._number = number
         self._opening = opening
         self._report = report
-        self._session: SessionPort[Any] | None = None
+        self._session: LinkSession | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
