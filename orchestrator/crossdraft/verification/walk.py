@@ -115,7 +115,6 @@ class Method:
 
     name: str
     walk: Callable[[Ground], Walk]
-    source: str
     guesses: tuple[Guess, ...]  # paths of a pass, the likeliest first
     exact: bool = True  # the output has the target's distribution
     samples: bool = False  # the target replies with its own draws, not with rows
