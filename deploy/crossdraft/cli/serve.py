@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
+import uvloop
 from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.options import (
@@ -31,14 +32,14 @@ from crossdraft.cli.options import (
 from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, UsageError, checked_options, needs_extra
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import TlsError
-from crossdraft.rpc.server import Listening, Serving, run
+from crossdraft.rpc.server import Listening, Serving
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
@@ -196,7 +197,7 @@ def _run(
     server: Coroutine[Any, Any, None],
     log: LogOptions,
     until_stdin_ends: bool,
-    run: Callable[[Coroutine[Any, Any, None]], None] = run,
+    run: Run = uvloop.run,  # its streams cost a third less than asyncio's
 ) -> None:
     if until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
