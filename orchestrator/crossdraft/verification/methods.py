@@ -22,7 +22,7 @@ SLEM = Method(
     seedable=True,
 )
 SEEDED = replace(SLEM, name="seeded", keyed=True)
-SLRS = Method("slrs", prefixes.walk, (Guess.LONGEST,), scores=True, whole_draft=True)
+SLRS = Method("slrs", prefixes.walk, (Guess.LONGEST,), whole_draft=True)
 TOKENTIMING = Method("tokentiming", alignment.walk, (Guess.CANONICAL,), exact=False, whole_draft=True)
 METHODS = {
     method.name: method
