@@ -13,6 +13,7 @@ from crossdraft.types.messages import Drafted, Scored
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
+from tests.verification.toys import row_of
 
 OVERLAPPED = Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2))
 CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
@@ -109,7 +110,7 @@ async def test_leaving_early_closes_both_sessions() -> None:
 BAD_DRAFT_TOKENS = [
     ((DraftToken(0),), "without the whole row"),
     ((DraftToken(2, Row.certain(2)),), "outside the shared tokens"),
-    ((DraftToken(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
+    ((DraftToken(0, row_of([0, 99], [0.5, 0.5])),), "has ids beyond"),
     ((DraftToken(7, Row.certain(7)),), "its ids are 0 to 2"),
     ((DraftToken(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
     ((DraftToken(0, Row.certain(1)),), "cannot give it"),

@@ -27,7 +27,7 @@ from crossdraft.text.affinity import (
 from crossdraft.text.letters import Letters, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from tests.text.kinds import identity, kind
+from tests.text.kinds import affinity_row, identity, kind
 
 # Draft tokens 0, 2 and 3 are shared; 2 and 3 are the same target token.
 TOYS = Pair(
@@ -52,7 +52,7 @@ def dense(found: Matrix) -> NDArray[np.float64]:
     """Shape (drafter.size, |T|); rows of tokens that are not shared are zero."""
     whole = np.zeros((TOYS.drafter.size, TOYS.target.size))
     for drafted in found.drafter_ids:
-        targets, row = found.row(int(drafted))
+        targets, row = affinity_row(found, int(drafted))
         assert len(set(targets.tolist())) == len(targets)
         whole[drafted, targets] = row
     return whole
@@ -73,7 +73,7 @@ def test_rows_are_the_heaviest_entries_normalized(entries: dict[tuple[int, int],
     assert found.drafter_ids.tolist() == SHARED
     for drafted in SHARED:
         assert dense(found)[drafted] == pytest.approx(expected_row(entries, drafted, neighbours), abs=1e-6)
-        assert found.row(drafted)[1].sum() == pytest.approx(1.0, abs=1e-5)
+        assert affinity_row(found, drafted)[1].sum() == pytest.approx(1.0, abs=1e-5)
 
 
 @given(weights, distributions)

@@ -73,12 +73,6 @@ class Matrix:
         starts = np.searchsorted(places[order][kept], np.arange(len(shared) + 1)).astype(np.int64)
         return Matrix(shared, starts, targets[order][kept].astype(np.int32), shares[kept])
 
-    def row(self, drafter_id: int) -> tuple[Columns, Weights]:
-        """Target ids and weights of one draft token's row; ValueError if it is not shared."""
-        place = int(_places(self.drafter_ids, np.array([drafter_id], dtype=np.int64))[0])
-        part = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        return self.target_ids[part], self.weights[part]
-
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
         """Mᵀq′, the distribution over the target's tokens that `rdk` draws draft tokens from.
 
