@@ -4,9 +4,11 @@ import asyncio
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.session.assignment import Assignment
@@ -186,3 +188,12 @@ class MemoryDrafter(Service):
             draft_tokens = tuple(self.toy.propose() for _ in range(size))
             yield replace(self._drafted, draft_tokens=draft_tokens, first=self._sent)
             self._sent += size
+
+
+def services_of(target: Any, drafter: Any = None) -> Services:
+    """One of each role, or no drafter."""
+    services = Services(Roster("target"), Roster("drafter"))
+    services.targets.add("target", target)
+    if drafter is not None:
+        services.drafters.add("drafter", drafter)
+    return services

@@ -14,7 +14,6 @@ from crossdraft.bench import harness
 from crossdraft.bench.harness import (
     LEAST,
     Benchmark,
-    ProgressCounter,
     Ratio,
     Timed,
     fit_of,
@@ -22,7 +21,7 @@ from crossdraft.bench.harness import (
     speed_of,
     speed_ratio,
 )
-from crossdraft.console.running import CommandFailed, UsageError
+from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from crossdraft.cli.trace import title_of, window_of
 from crossdraft.speculation.choice import Choice, Fixed
 from crossdraft.trace.page import svg
-from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, Box, Stamp, scene_of
+from crossdraft.trace.page.scene import LEGEND, Box, Stamp, scene_of
 from crossdraft.trace.page.svg import ticks_of
 from crossdraft.trace.recording import Recording
 from crossdraft.trace.timeline import Timeline, spans_of
@@ -121,7 +121,8 @@ def test_what_is_seen_first_is_so_many_rounds(timeline: Timeline) -> None:
 
 def test_shapes_have_a_colour_and_a_place_and_tokens_their_lane(timeline: Timeline, recording: Recording) -> None:
     scene = scene_of(timeline)
-    known = {*FILLS, *MARK_COLOURS, "message", "small", "miss"}
+    css = Path(svg.__file__).with_name("page.css").read_text(encoding="utf-8")
+    known = {*re.findall(r"^(?:\.|line\.)([a-z]+\d?) {", css, re.MULTILINE), "message", "miss"}
     for shape in scene.shapes:
         assert set(shape.style.split()) <= known
         if isinstance(shape, Box):

@@ -5,12 +5,11 @@ import time
 
 import pytest
 
-from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
 from crossdraft.types.messages import PassDone
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
-from tests.ports import MemoryDrafter, MemoryTarget
+from tests.ports import MemoryDrafter, MemoryTarget, services_of
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])  # whose timers differ
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])  # whose 
 async def test_events_carry_the_time_of_their_arrival() -> None:
     session = Scripted([target_open()], (Ready(1), [Send(1, PASS)]), (Replied, [DONE]))
     before = time.monotonic()
-    assert await run(session, Services.of(MemoryTarget())) is DONE
+    assert await run(session, services_of(MemoryTarget())) is DONE
     times = [now for _, now in session.seen]
     assert [type(event) for event in session.events] == [Ready, Replied]
     assert before <= times[0] <= times[1] <= time.monotonic()
@@ -37,7 +36,7 @@ async def test_a_lane_that_is_not_read_does_not_delay_another() -> None:
 @pytest.mark.parametrize(("error", "elsewhere"), [(Unreachable("gone"), True), (BadRequest("no"), False)])
 async def test_a_failure_says_whether_another_service_may_do_it(error: ServiceError, elsewhere: bool) -> None:
     session = Scripted([target_open()], (Lost, [DONE]))
-    await run(session, Services.of(MemoryTarget(refuses=error)))
+    await run(session, services_of(MemoryTarget(refuses=error)))
     assert session.events == [Lost(1, error, elsewhere)]
 
 
@@ -45,7 +44,7 @@ async def test_a_session_that_ends_is_lost() -> None:
     ended = Closed("the target ended the session")
     target = MemoryTarget(error=ended, fails_at=1)
     session = Scripted([target_open()], (Ready, [Send(1, PASS)]), (Lost, [DONE]))
-    await run(session, Services.of(target))
+    await run(session, services_of(target))
     assert session.events[-1] == Lost(1, ended, True)
     assert target.closed == 1
 
@@ -68,7 +67,7 @@ async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() 
     """There is one drafter: after it was blamed none is left, and what it did last is why."""
     drafter = MemoryDrafter()
     session = Scripted([drafter_open(1)], (Ready(1), [Close(1, "it lies"), drafter_open(2)]), (Lost, [DONE]))
-    services = Services.of(MemoryTarget(), drafter)
+    services = services_of(MemoryTarget(), drafter)
     await run(session, services)
     (lost,) = [event for event in session.events if isinstance(event, Lost)]
     assert (lost.lane, lost.elsewhere) == (2, False)
@@ -79,7 +78,7 @@ async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() 
 
 async def test_without_any_address_a_lane_is_lost_but_one_may_come() -> None:
     session = Scripted([drafter_open(1)], (Lost, [DONE]))
-    await run(session, Services.of(MemoryTarget()))
+    await run(session, services_of(MemoryTarget()))
     (lost,) = session.events
     assert isinstance(lost, Lost)
     assert lost.elsewhere
@@ -89,7 +88,7 @@ async def test_without_any_address_a_lane_is_lost_but_one_may_come() -> None:
 async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_its_place() -> None:
     target = MemoryTarget(first=(PassDone(77, (), 0.0),))
     session = Scripted([target_open(1)], ((Lost, 1), [target_open(2)]), ((Lost, 2), [DONE]), illegal=PassDone)
-    await run(session, Services.of(target))
+    await run(session, services_of(target))
     losses = [event for event in session.events if isinstance(event, Lost)]
     assert [lost.elsewhere for lost in losses] == [True, False]
     assert all(isinstance(lost.error, Internal) for lost in losses)
@@ -105,7 +104,7 @@ async def test_a_newer_timer_of_a_kind_replaces_the_older_one() -> None:
         SetTimer(Timer.TARGET, 1, 0.001),
     ]
     session = Scripted(begin, (Expired(Timer.TARGET, 1), [DONE]))
-    await run(session, Services.of(MemoryTarget()))
+    await run(session, services_of(MemoryTarget()))
     assert session.events == [Expired(Timer.STALL, 2), Expired(Timer.TARGET, 1)]
 
 
@@ -118,7 +117,7 @@ async def test_a_timer_that_was_put_off_expires(seconds: float) -> None:
         SetTimer(Timer.TARGET, 2, seconds),
     ]
     session = Scripted(begin, (Expired(Timer.TARGET, 2), [DONE]))
-    await run(session, Services.of(MemoryTarget()))
+    await run(session, services_of(MemoryTarget()))
     assert session.events == [Expired(Timer.STALL, 1), Expired(Timer.TARGET, 2)]
 
 
@@ -126,7 +125,7 @@ async def test_a_closed_lane_says_nothing_more() -> None:
     drafter = MemoryDrafter()
     begin: list[Command] = [drafter_open(1), drafter_open(2)]
     session = Scripted(begin, (Ready(1), [Close(1), Send(1, DRAFT)]), (Ready(2), [Send(2, DRAFT)]), (Replied, [DONE]))
-    await run(session, Services.of(MemoryTarget(), drafter))
+    await run(session, services_of(MemoryTarget(), drafter))
     assert [event.lane for event in session.events] == [1, 2, 2]  # type: ignore[union-attr]
     assert drafter.closed == 2
 
@@ -135,7 +134,7 @@ async def test_a_closed_lane_says_nothing_more() -> None:
 async def test_cancelling_closes_everything_at_once(state: str) -> None:
     target = MemoryTarget(opens=state != "opening", silent=True)
     session = Scripted([target_open(1, 3600.0 if state == "waiting to open" else 0.0)], (Ready, [Send(1, PASS)]))
-    task = asyncio.create_task(run(session, Services.of(target)))
+    task = asyncio.create_task(run(session, services_of(target)))
     if state == "waiting to open":
         await asyncio.sleep(0)
     else:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation
-from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, ServiceError, Unreachable
 from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
 from crossdraft.types.messages import Drafted, Scored
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import SLEM, TLI, Method
-from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
+from tests.verification.toys import row_of
 
 OVERLAPPED = Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2))
 CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
@@ -22,7 +22,7 @@ CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], 
 def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
     target, drafter = toys(method)
     services = MemoryTarget(toy=target), MemoryDrafter(toy=drafter)
-    return Generation(assignment(method, **changes), Services.of(*services), num_speculative_tokens=3), *services
+    return Generation(assignment(method, **changes), services_of(*services), num_speculative_tokens=3), *services
 
 
 async def texts(running: Generation) -> list[str]:
@@ -110,7 +110,7 @@ async def test_leaving_early_closes_both_sessions() -> None:
 BAD_DRAFT_TOKENS = [
     ((DraftToken(0),), "without the whole row"),
     ((DraftToken(2, Row.certain(2)),), "outside the shared tokens"),
-    ((DraftToken(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
+    ((DraftToken(0, row_of([0, 99], [0.5, 0.5])),), "has ids beyond"),
     ((DraftToken(7, Row.certain(7)),), "its ids are 0 to 2"),
     ((DraftToken(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
     ((DraftToken(0, Row.certain(1)),), "cannot give it"),

@@ -6,7 +6,6 @@ import numpy as np
 
 from crossdraft.client.driver import Driver
 from crossdraft.client.measurements import LaneWatch, TripWatch
-from crossdraft.client.roster import Services
 from crossdraft.rpc.links import Owes, Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.text.letters import Letters
@@ -15,7 +14,7 @@ from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowF
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import BOUNDS
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
-from tests.ports import MemoryDrafter, MemoryTarget
+from tests.ports import MemoryDrafter, MemoryTarget, services_of
 
 
 async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
@@ -33,7 +32,7 @@ async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
 
     kept, begin = Kept(), [target_open()]
     session = Scripted([*begin], (Ready, [Send(1, PASS)]), (Replied, [DONE]))
-    await Driver(session, Services.of(MemoryTarget()), kept).run(lambda _: None)
+    await Driver(session, services_of(MemoryTarget()), [kept]).run(lambda _: None)
     assert [commands for _, commands in kept.steps] == [begin, [Send(1, PASS)], [DONE]]
     assert [event for event, _ in kept.steps] == [None, *session.events]
     assert kept.closed == 1
@@ -49,7 +48,7 @@ async def test_what_was_measured() -> None:
         ((Replied, 1), []),
         ((Replied, 1), [DONE]),
     )
-    driver = Driver(session, Services.of(target, drafter))
+    driver = Driver(session, services_of(target, drafter))
     await driver.run(lambda _: None)
     times = driver.times()
     assert times.events == 1 + len(session.seen) == 6
@@ -178,7 +177,7 @@ async def test_lanes_say_where_they_were_and_how_they_were_lost() -> None:
     target, drafter = MemoryTarget(), MemoryDrafter()
     begin: list[Command] = [target_open(1), drafter_open(2)]
     session = Scripted(begin, ((Ready, 2), [Close(2, "it lied"), Send(1, PASS)]), ((Replied, 1), [DONE]))
-    driver = Driver(session, Services.of(target, drafter))
+    driver = Driver(session, services_of(target, drafter))
     await driver.run(lambda _: None)
     lanes = {lane.role: lane for lane in driver.times().lanes}
     assert (lanes["target"].address, lanes["target"].lost) == ("target", "")

@@ -4,6 +4,7 @@ import copy
 from contextlib import aclosing
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingOptions
 from crossdraft.cluster.failover import (
@@ -12,6 +13,7 @@ from crossdraft.cluster.failover import (
     Began,
     ClusterBackend,
     DetectionLimits,
+    LossMetrics,
     Lost,
     Refusal,
     seed_of,
@@ -36,7 +38,7 @@ ENDED = OutputEnded(Reason.LENGTH, figures(3))
 DIED = Lost("it died")
 
 
-def backend(orchestrators: Scripted, metrics: object = None, **limits: float) -> ClusterBackend:
+def backend(orchestrators: Scripted, metrics: LossMetrics | None = None, **limits: float) -> ClusterBackend:
     return ClusterBackend({"small": orchestrators}, metrics, now, DetectionLimits(**limits))
 
 
@@ -122,19 +124,13 @@ async def test_with_another_model_behind_the_name_an_output_does_not_go_on() -> 
 
 
 @simulated
-async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_waited() -> None:
-    told: list[object] = []
-
-    class Told:
-        def lost(self, model: str) -> None:
-            told.append(model)
-
-        def resumed(self, model: str, seconds: float) -> None:
-            told.append((model, seconds))
-
+async def test_losses_are_counted_and_how_long_the_client_waited() -> None:
+    registry = CollectorRegistry()
     one = Scripted([BEGAN, tokens(1), DIED], [DIED], [BEGAN, tokens(2), tokens(3), ENDED])
-    assert len([item async for item in backend(one, Told()).stream(REQUEST)]) == 4
-    assert told == ["small", ("small", 0.5)]  # two pauses
+    assert len([item async for item in backend(one, LossMetrics(registry)).stream(REQUEST)]) == 4
+    names = ("orchestrators_lost_total", "output_resume_seconds_count", "output_resume_seconds_sum")
+    found = [registry.get_sample_value(f"crossdraft_{name}", {"model_name": "small"}) for name in names]
+    assert found == [1, 1, 0.5]  # two pauses
 
 
 @simulated

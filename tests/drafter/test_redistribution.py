@@ -21,7 +21,7 @@ from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE
-from tests.text.kinds import kind
+from tests.text.kinds import identity, kind
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
@@ -42,7 +42,7 @@ def spread_out() -> Matrix:
 
 
 IDENTITY, SPREADING = (
-    Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json) for kernel in (Matrix.identity(PAIR), spread_out())
+    Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json) for kernel in (identity(PAIR), spread_out())
 )
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), KEY, 16, PAIR.shared_drafter_ids, redistribute=SPREADING.target)
 TARGET_NOISE = KeyedNoise.of(PAIR.target)

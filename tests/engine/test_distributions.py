@@ -21,7 +21,7 @@ from transformers import (
 
 from crossdraft.engine.distributions import Columns, History, Nodes, distributions, drafting_distributions, row_table
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.rows import Row
+from tests.verification.toys import row_of
 
 SIZE = 50
 LOGITS = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)) * 3
@@ -190,7 +190,7 @@ def test_a_drafting_distribution_survives_the_wire_bit_by_bit() -> None:
     for ids, weights in drafting_distributions(LOGITS, SamplingOptions(temperature=0.8), 12):
         assert len(ids) == 12
         assert weights.sum() == 1.0
-        received = Row.of(ids, weights.astype(np.float32).astype(np.float64))
+        received = row_of(ids, weights.astype(np.float32).astype(np.float64))
         np.testing.assert_array_equal(received.probabilities, weights)
         assert received.whole
 

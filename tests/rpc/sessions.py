@@ -144,7 +144,8 @@ class Opening(Generic[Session]):
 
     async def open(self: Any, request: OpenTarget | OpenDrafter) -> Session:
         """An open session, to be used by one task; raises ServiceError. Close it, or use `session`."""
-        await self.described()
+        if self._description is None:
+            await self.describe()
         session = self.kind(self.service)
         session.begin(self.begin(request, session))
         try:

@@ -9,7 +9,7 @@ from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
 from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import Committed, OutputEnded, OutputRequest, UnknownModelError
-from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
+from crossdraft.serving.grpc import GenerationOptions, GenerationServer
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
@@ -132,5 +132,5 @@ async def serving(
     outputs: FakeBackend, options: GenerationOptions | None = None, grace_seconds: float = 0
 ) -> AsyncIterator[GenerationServer]:
     """A gRPC server of these outputs on loopback."""
-    async with serve_generation(outputs, Listening(grace_seconds=grace_seconds), options) as server:
+    async with GenerationServer(outputs, Listening(grace_seconds=grace_seconds), options) as server:
         yield server

@@ -10,7 +10,7 @@ import pytest
 from crossdraft.client import SamplingOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import OverloadedError
-from crossdraft.serving.grpc import GenerationOptions, serve_generation
+from crossdraft.serving.grpc import GenerationOptions, GenerationServer
 from crossdraft.serving.limits import Keys
 from tests.serving.fakes import FakeBackend
 
@@ -35,7 +35,7 @@ LANGUAGES = [
 async def run(command: tuple[str, ...], outputs: FakeBackend, *arguments: str) -> tuple[int | None, str, str]:
     """The example's exit code, output and errors, against a server of these outputs."""
     options = GenerationOptions(Keys.of({"alice": KEY}))
-    async with serve_generation(outputs, Listening(grace_seconds=0), options) as server:
+    async with GenerationServer(outputs, Listening(grace_seconds=0), options) as server:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, server.address, *arguments, stdout=pipe, stderr=pipe)
         async with asyncio.timeout(300):

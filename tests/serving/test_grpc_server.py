@@ -21,7 +21,7 @@ from crossdraft.rpc.errors import CannotListen, TooLarge
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, encode_request
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.grpc import GenerationServer
 from crossdraft.types.messages import SamplingOptions
 from tests.serving.fakes import ASKED, TOKENS, FakeBackend
 from tests.serving.ports import free_port
@@ -38,13 +38,13 @@ MALFORMED = 1000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 100
 async def served() -> AsyncGenerator[Served, None]:
     outputs = FakeBackend()
     listening = Listening(limit=MessageLimit(1), grace_seconds=0)
-    async with serve_generation(outputs, listening) as server:
+    async with GenerationServer(outputs, listening) as server:
         yield outputs, server.address
 
 
 async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
     outputs = FakeBackend(waits_after=1)
-    server = serve_generation(outputs, Listening(grace_seconds=60))
+    server = GenerationServer(outputs, Listening(grace_seconds=60))
     await server.start()
     async with GenerationClient(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -61,7 +61,7 @@ async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
 
 async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
     outputs = FakeBackend(waits_after=1)
-    server = serve_generation(outputs, Listening(grace_seconds=0))
+    server = GenerationServer(outputs, Listening(grace_seconds=0))
     await server.start()
     async with GenerationClient(server.address) as client:
         generation = client.generate(ASKED)
@@ -151,16 +151,16 @@ async def test_malformed_requests_leave_nothing_behind(served: Served) -> None:
 
 
 async def test_servers_begin_and_end_together() -> None:
-    first, second = (serve_generation(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
+    first, second = (GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
     async with ServerGroup(first, {"other": second}) as both:
         line = json.loads(both.ready_line())
         assert (line["address"], line["other"]) == (first.address, second.address)
         taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
-        third = serve_generation(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
+        third = GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
         with pytest.raises(CannotListen):
-            await ServerGroup(serve_generation(FakeBackend(), taken), {"third": third}).__aenter__()
+            await ServerGroup(GenerationServer(FakeBackend(), taken), {"third": third}).__aenter__()
         free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
-        async with serve_generation(FakeBackend(), free):  # the third one has ended again
+        async with GenerationServer(FakeBackend(), free):  # the third one has ended again
             pass
-    async with serve_generation(FakeBackend(), taken):
+    async with GenerationServer(FakeBackend(), taken):
         pass

@@ -16,7 +16,6 @@ def keys() -> Keys:
 
 @pytest.mark.parametrize("shown", [f"Bearer {ALICE}", f"bearer {ALICE}", f"BEARER  {ALICE} "])
 def test_a_known_key_has_a_holder(keys: Keys, shown: str) -> None:
-    assert keys.needed
     assert keys.holder(shown) == "alice"
 
 
@@ -34,7 +33,6 @@ def test_an_unknown_key_is_refused_and_not_repeated(keys: Keys, key: str) -> Non
 
 
 def test_without_keys_everybody_may_and_no_key_is_kept(keys: Keys) -> None:
-    assert not Keys().needed
     assert Keys().holder(None) == Keys().holder("Bearer whatever") == ""
     assert ALICE not in repr(keys)
     assert ALICE.encode() not in keys.holders

@@ -13,7 +13,7 @@ from crossdraft.rpc.generation import SERVICE
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel
-from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.grpc import GenerationServer
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.serving.fakes import TOY, FakeBackend
 from tests.serving.http.conftest import Front, front
@@ -61,7 +61,7 @@ async def test_targets_that_go_and_come_back() -> None:
     async with (
         LocalBackend((LocalModel("demo", addresses),)) as outputs,
         front(outputs) as served,
-        serve_generation(outputs, Listening(grace_seconds=0)) as server,
+        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
         asyncio.timeout(60),
     ):
@@ -98,7 +98,7 @@ async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
     outputs = FakeBackend(served=())
     async with (
         front(outputs) as served,
-        serve_generation(outputs, Listening(grace_seconds=0)) as server,
+        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
         asyncio.timeout(60),
     ):

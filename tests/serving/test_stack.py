@@ -16,7 +16,7 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
@@ -81,7 +81,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         model = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),), ("other",))
         backend = await exits.enter_async_context(LocalBackend((model,), LocalOptions(MAX)))
         http = await exits.enter_async_context(front(backend))
-        grpc = await exits.enter_async_context(serve_generation(backend, AT_ONCE))
+        grpc = await exits.enter_async_context(GenerationServer(backend, AT_ONCE))
         client = await exits.enter_async_context(Client(grpc.address))
         direct = await exits.enter_async_context(connect(target.address))
         yield Stack(http, client, direct, backend, (target, drafter))

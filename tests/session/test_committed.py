@@ -19,7 +19,7 @@ from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
 from tests.clock import Stage
-from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
 from tests.session.test_resolution import models
 from tests.tables import ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, full
@@ -46,7 +46,7 @@ async def generate(given: Assignment, services: Services) -> tuple[Generation, l
 @pytest.mark.parametrize("stop", [(), ("aab", "ba")])
 async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop: tuple[str, ...]) -> None:
     target, drafter = toys(SLEM)  # the target draws the same whenever it is asked the same
-    services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
+    services = services_of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
     given = assignment(max_tokens=25, controller=controller, stop=tuple(map(Letters, stop)))
     whole, tokens = await generate(given, services)
     for cut in range(len(tokens) + 1):
@@ -62,7 +62,7 @@ async def test_what_follows_an_unfinished_character_is_shown_whole() -> None:
     """The tokens are the bytes of a character, and of another one that a stop string may begin with."""
     pair = pair_of(tuple(map(chr, "🦄é".encode())), ("a",))
     given = assignment(pair=pair, max_tokens=40, stop=(Letters("\xc3\xa9\xc3\xa9"),), drafts=False)
-    services = Services.of(MemoryTarget(toy=ToyTarget(6, 99, RandomChooser(np.random.default_rng(5)))))
+    services = services_of(MemoryTarget(toy=ToyTarget(6, 99, RandomChooser(np.random.default_rng(5)))))
     whole, tokens = await generate(given, services)
     for cut in range(len(tokens) + 1):
         rest, _ = await generate(replace(given, committed=tuple(whole.ids[:cut])), services)

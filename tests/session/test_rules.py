@@ -32,6 +32,7 @@ from tests.session.sessions import (
     started,
     toys,
 )
+from tests.verification.toys import row_of
 
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
@@ -112,7 +113,7 @@ def test_a_row_that_is_not_that_of_its_head_is_illegal_and_changes_nothing() -> 
     session = fetching()
     before = snapshot(session)
     with pytest.raises(IllegalEventError, match="not that of the head"):
-        session.handle(Replied(TARGET, RowFetched(1, 0, WHOLE.of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
+        session.handle(Replied(TARGET, RowFetched(1, 0, row_of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
     assert snapshot(session) == before
 
 

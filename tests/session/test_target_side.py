@@ -39,6 +39,7 @@ from crossdraft.verification.walk import NeedRow
 from tests.clock import GONE
 from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, requests
 from tests.verification.scheduling import InTurn, Turns
+from tests.verification.toys import row_of
 
 ONES = Row.certain(1)
 
@@ -133,12 +134,12 @@ def test_a_lane_that_owes_a_row_begins_no_pass_early() -> None:
     """It would answer the pass's rows only, and the walk would have to ask for its row by another pass."""
     session, _, _ = passing(Choice(6, 1, speculate=True), targets=2)
     session.handle(Replied(3, drafted(1)), 3.0)  # the other lane begins early
-    out = session.handle(Replied(TARGET, PassDone(1, (Row.of([0], [0.5], 1.0), ONES), 0.5)), 4.0)
+    out = session.handle(Replied(TARGET, PassDone(1, (row_of([0], [0.5], 1.0), ONES), 0.5)), 4.0)
     (fetch,) = requests(out)[:1]
     assert isinstance(fetch, FetchRow)
     more = [*out, *session.handle(Replied(3, drafted(2)), 5.0)]
     assert not any(isinstance(one, Pass) for one in requests(more))
-    last = session.handle(Replied(TARGET, RowFetched(1, 0, Row.of([0, 1], [0.5, 0.5]))), 6.0)
+    last = session.handle(Replied(TARGET, RowFetched(1, 0, row_of([0, 1], [0.5, 0.5]))), 6.0)
     assert emitted(last)
 
 

@@ -8,9 +8,12 @@ from functools import cache
 from math import log
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from crossdraft.text.affinity import Columns, Matrix, Weights
 from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import Description
@@ -222,3 +225,17 @@ ALL = {**INJECTIVE, **LOSSY, "small_unigram": small_unigram}
 def kind(name: str) -> Kind:
     """The kind of that name, trained once."""
     return ALL[name]()
+
+
+def identity(pair: Pair) -> Matrix:
+    """The affinity matrix with which `rdk` is `tli`."""
+    shared = pair.shared_drafter_ids
+    targets = pair.to_target_ids(shared).astype(np.int32)
+    return Matrix(shared, np.arange(len(shared) + 1, dtype=np.int64), targets, np.ones(len(shared), np.float32))
+
+
+def affinity_row(matrix: Matrix, drafted: int) -> tuple[Columns, Weights]:
+    """Target ids and weights of a draft token's row."""
+    (place,) = np.flatnonzero(matrix.drafter_ids == drafted)
+    part = slice(int(matrix.starts[place]), int(matrix.starts[place + 1]))
+    return matrix.target_ids[part], matrix.weights[part]

@@ -27,7 +27,7 @@ from crossdraft.text.affinity import (
 from crossdraft.text.letters import Letters, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from tests.text.kinds import kind
+from tests.text.kinds import affinity_row, identity, kind
 
 # Draft tokens 0, 2 and 3 are shared; 2 and 3 are the same target token.
 TOYS = Pair(
@@ -52,7 +52,7 @@ def dense(found: Matrix) -> NDArray[np.float64]:
     """Shape (drafter.size, |T|); rows of tokens that are not shared are zero."""
     whole = np.zeros((TOYS.drafter.size, TOYS.target.size))
     for drafted in found.drafter_ids:
-        targets, row = found.row(int(drafted))
+        targets, row = affinity_row(found, int(drafted))
         assert len(set(targets.tolist())) == len(targets)
         whole[drafted, targets] = row
     return whole
@@ -73,7 +73,7 @@ def test_rows_are_the_heaviest_entries_normalized(entries: dict[tuple[int, int],
     assert found.drafter_ids.tolist() == SHARED
     for drafted in SHARED:
         assert dense(found)[drafted] == pytest.approx(expected_row(entries, drafted, neighbours), abs=1e-6)
-        assert found.row(drafted)[1].sum() == pytest.approx(1.0, abs=1e-5)
+        assert affinity_row(found, drafted)[1].sum() == pytest.approx(1.0, abs=1e-5)
 
 
 @given(weights, distributions)
@@ -93,7 +93,7 @@ def test_redistribute_is_the_dense_product_and_sums_to_one(
 
 @given(distributions)
 def test_the_identity_is_the_distribution_of_tli(distribution: Probabilities) -> None:
-    ids, probabilities = Matrix.identity(TOYS).redistribute(np.array(SHARED), distribution)
+    ids, probabilities = identity(TOYS).redistribute(np.array(SHARED), distribution)
     assert ids.tolist() == [0, 2]
     assert probabilities == pytest.approx([distribution[1] + distribution[2], distribution[0]], abs=1e-15)
 
@@ -101,7 +101,7 @@ def test_the_identity_is_the_distribution_of_tli(distribution: Probabilities) ->
 @pytest.mark.parametrize("drafted", [1, 4, 5, -1])
 def test_tokens_that_are_not_shared_have_no_row(drafted: int) -> None:
     with pytest.raises(ValueError, match=f"draft token {drafted} is not a token of the target"):
-        Matrix.identity(TOYS).redistribute(np.array([0, drafted]), np.array([0.5, 0.5]))
+        identity(TOYS).redistribute(np.array([0, drafted]), np.array([0.5, 0.5]))
 
 
 @given(distributions, st.lists(st.floats(0, 1), min_size=6, max_size=6).filter(any))
@@ -150,7 +150,7 @@ def test_what_is_no_map_into_the_target_is_refused(broken: Matrix, complaint: st
 
 def test_nothing_shared_is_an_empty_map() -> None:
     pair = Pair(Vocabulary((Letters("a"),)), Vocabulary((Letters("b"),)))
-    empty = Matrix.identity(pair)
+    empty = identity(pair)
     empty.check(1)
     assert [part.tolist() for part in empty.redistribute(ids(), np.empty(0))] == [[], []]
 
@@ -171,12 +171,12 @@ def affinity(kernel: Matrix) -> Affinity:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """The file of an affinity."""
-    save_affinity(affinity(Matrix.identity(PAIR)), tmp_path / "affinity")
+    save_affinity(affinity(identity(PAIR)), tmp_path / "affinity")
     return tmp_path / "affinity"
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
-    saved = affinity(Matrix.identity(PAIR))
+    saved = affinity(identity(PAIR))
     save_affinity(saved, tmp_path / "affinity")
     loaded = load_affinity(tmp_path / "affinity")
     assert (loaded.target, loaded.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
@@ -194,7 +194,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_another_drafter_is_refused() -> None:
-    made = affinity(Matrix.identity(PAIR))
+    made = affinity(identity(PAIR))
     made.check_drafter(DRAFTER.json, DRAFTER.size)
     with pytest.raises(AffinityMismatch, match=r"made for a drafter with another tokenizer.*crossdraft affinity"):
         made.check_drafter(TARGET.json, DRAFTER.size)

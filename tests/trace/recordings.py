@@ -23,6 +23,7 @@ from crossdraft.verification.chooser import RandomChooser
 from tests.clock import Run, World, answers
 from tests.tables import ToyDrafter, ToyTarget
 from tests.text.kinds import kind
+from tests.verification.toys import row_of
 
 SECRETS = Secrets(noise=2**63 + 1, audit=2, chooser=2**127 + 3)
 LIKELY = set("the ")
@@ -120,7 +121,7 @@ class Drafter(ToyDrafter):
     def distribution(self, text: Letters) -> Row:
         distribution = babble(self.letters, f"drafter {text}")
         if self.allowed is not None:
-            return Row.of(self.allowed, distribution[self.allowed])
+            return row_of(self.allowed, distribution[self.allowed])
         ids = np.flatnonzero(distribution)
         return Row(ids, distribution[ids])
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from crossdraft.client.api import Generation
-from crossdraft.client.roster import Services
 from crossdraft.session.events import Emitted
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes
@@ -16,7 +15,7 @@ from crossdraft.trace.live_spans import OUTPUT, VERIFICATION, Span, Watch, What
 from crossdraft.trace.recording import Recording
 from crossdraft.trace.timeline import ServiceRole, Timeline, named, spans_of
 from tests.clock import World
-from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
 from tests.trace.recordings import virtual_recording
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
@@ -100,7 +99,7 @@ def test_tokens_epochs_and_marks_are_those_of_the_session(recording: Recording, 
 async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() -> None:
     target, drafter = toys()
     watch = Watch()
-    services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
+    services = services_of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
     running = Generation(assignment(controller=lock_step(3)), services, num_speculative_tokens=3, watch=watch)
     seen: list[Span] = []
     tokens = 0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.types.rows import NO_IDS, Row
-from tests.verification.toys import as_ids
+from tests.verification.toys import as_ids, row_of
 
 HEAD = Row(as_ids(7, 2, 5), np.array([0.5, 0.2, 0.1]), 0.2)
 
@@ -28,7 +28,7 @@ def test_an_id_in_the_tail_is_not_known() -> None:
 
 
 def test_a_whole_row_gives_nothing_to_others() -> None:
-    whole = Row.of([7, 2], [3.0, 1.0])
+    whole = row_of([7, 2], [3.0, 1.0])
     assert whole.probability(3) == 0
     assert whole.probabilities_of(as_ids(3, 7)).tolist() == [0, 0.75]
     assert whole.lists([3, 4])
@@ -44,7 +44,7 @@ def test_an_empty_row_is_all_tail() -> None:
 
 
 def test_another_row_is_aligned_to_this_one() -> None:
-    assert HEAD.aligned(Row.of([5, 7], [1.0, 3.0])).tolist() == [0.75, 0, 0.25]
+    assert HEAD.aligned(row_of([5, 7], [1.0, 3.0])).tolist() == [0.75, 0, 0.25]
     with pytest.raises(KeyError, match="3"):
         HEAD.aligned(Row.certain(3))
     assert Row.certain(1).aligned(Row.certain(3)).tolist() == [0]

@@ -103,7 +103,7 @@ def test_temperature_zero_is_the_greedy_text(method: Method, draft_tokens: int) 
 def test_a_broken_acceptance_rule_is_seen() -> None:
     """Accepting with p instead of p / q, and drawing corrections from p instead of (p - q)+."""
     for broken in (accept_with_p, correct_from_p):
-        method = Method("broken", broken, "", (Guess.OWN,), shared_only=True)
+        method = Method("broken", broken, (Guess.OWN,), shared_only=True)
         assert bias(Setup(SAME, method, 2, 2)) > 0.01
 
 

@@ -16,7 +16,7 @@ from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, WalkStep
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full
-from tests.verification.toys import NAMED, TOYS, Setup, Toy, bias, wanted
+from tests.verification.toys import NAMED, TOYS, Setup, Toy, bias, row_of, wanted
 from tests.vocabularies import greedy_tokens, pair_of
 
 WORDS = st.text("abc", max_size=6)
@@ -99,7 +99,7 @@ def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]]) -> tuple
     chooser = Asked()
     steps = walk(Ground(pair, chooser, encode=greedy_tokens(pair.target)))
     draft_tokens = [
-        DraftToken(letters.index(text), Row.of([letters.index(text), len(letters)], [chance, 1 - chance]))
+        DraftToken(letters.index(text), row_of([letters.index(text), len(letters)], [chance, 1 - chance]))
         for text, chance in drafted
     ]
     found: list[str] = []

@@ -14,6 +14,7 @@ from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import ControlRole, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.rows import Ids, Probabilities, Row
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import run_session
@@ -162,3 +163,11 @@ def drafter_of(method: Method, pair: Pair, chooser: Chooser, temperature: float 
 def as_ids(*tokens: int) -> np.ndarray:
     """Ids as an int64 array."""
     return np.array(tokens, dtype=np.int64)
+
+
+def row_of(ids: Ids | list[int], weights: Probabilities | list[float], total: float | None = None) -> Row:
+    """A normalized row from weights. Without `total` it is whole; else the rest to `total` is the tail."""
+    values = np.asarray(weights, dtype=np.float64)
+    listed = float(values.sum())
+    scale = listed if total is None else max(total, listed)
+    return Row(np.asarray(ids, dtype=np.int64), values / scale, max(0.0, 1.0 - listed / scale))

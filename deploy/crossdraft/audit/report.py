@@ -110,11 +110,9 @@ def _table(title: str, *headings: str) -> Table:
 
 def figure_of(report: Report) -> "Figure":
     """Draws against reported probabilities, and the errors of a temperature that this sample would find."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     _draw_cells(left, report.result)
     _draw_power(right, report.result)

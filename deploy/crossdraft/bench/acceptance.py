@@ -19,22 +19,13 @@ import numpy as np
 import torch
 
 from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan, PruningPlan
-from crossdraft.bench.harness import (
-    Benchmark,
-    Columns,
-    Fit,
-    ProgressCounter,
-    Table,
-    finished,
-    fit_of,
-    optional,
-    total_of,
-)
+from crossdraft.bench.harness import Benchmark, Columns, Fit, Table, finished, fit_of, optional, total_of
 from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from crossdraft.bench.workload import (
     SETTING,
     OfSettings,
     Setting,
+    Skipped,
     affinities_of,
     gathered,
     pipelines_of,
@@ -42,7 +33,7 @@ from crossdraft.bench.workload import (
 )
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
 from crossdraft.console.corpora import Named, corpus_texts, find_corpus
-from crossdraft.console.running import CommandFailed, UsageError, checked_options
+from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError, checked_options
 from crossdraft.engine.loader import load_model
 from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
@@ -101,16 +92,7 @@ def _tokens_per_pass(cell: MeasuredSetting) -> str:
     return f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RefusedSetting:
-    """A setting that the pair refuses."""
-
-    method: str
-    drafter: str  # a model's name
-    reason: str
-
-
-class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | RefusedSetting]):
+class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | Skipped]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
 
     unit: ClassVar[str] = "generations"
@@ -130,13 +112,13 @@ class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | Refuse
     def total(self) -> int:
         return len(self.settings) * len(self.prompts)
 
-    def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | RefusedSetting, None]:
+    def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
         return self._cells(self.settings, advance)
 
     async def _cells(
         self, settings: Iterable[Setting], advance: ProgressCounter
-    ) -> AsyncGenerator[MeasuredSetting | RefusedSetting, None]:
-        refused: set[RefusedSetting] = set()
+    ) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
+        refused: set[Skipped] = set()
         async with aclosing(pipelines_of(self.plan.target, settings, self.plan.engine)) as pipelines:
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
@@ -144,7 +126,7 @@ class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | Refuse
                     yield await self._cell(pipeline, setting, advance)
                     continue
                 advance(len(self.prompts))
-                skipped = RefusedSetting(method=setting.method, drafter=setting.drafter, reason=fault)
+                skipped = Skipped(setting.method, setting.drafter, fault)
                 if skipped not in refused:
                     refused.add(skipped)
                     yield skipped
@@ -161,19 +143,13 @@ class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | Refuse
         figures = await gathered(generated, requests, self.plan.concurrency)
         return cell_of(setting, figures, time.monotonic() - began)
 
-    def report(self, results: Sequence[MeasuredSetting | RefusedSetting]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, MeasuredSetting)]
         yield Table.of(cells, self.columns, "Tokens per pass")
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
         at = {str(place + 1): _accepted_at(place) for place in range(places)}
         yield Table.of(cells, {**SETTING, **at}, "Accepted by place in a round, of the draft tokens judged there")
-        yield from _reasons(results)
-
-
-def _reasons(results: Sequence[MeasuredSetting | RefusedSetting]) -> Iterator[str]:
-    for one in results:
-        if isinstance(one, RefusedSetting):
-            yield f"Skipped {one.method} with {one.drafter}: it {one.reason}"
+        yield from (str(one) for one in results if isinstance(one, Skipped))
 
 
 def _accepted_at(place: int) -> Callable[[MeasuredSetting], str]:
@@ -220,7 +196,7 @@ class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
             find_corpus(self.plan.corpus)
         super().check()
 
-    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | RefusedSetting, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
         with TemporaryDirectory() as folder:
             heads = dict(await asyncio.to_thread(list, self._heads(Path(folder))))
             async with aclosing(self._cells(heads, advance)) as cells:
@@ -242,7 +218,7 @@ class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
                 for one in settings:
                     yield replace(one, options=(*cut, *one.options)), (keep, ranking.covered(keep))
 
-    def report(self, results: Sequence[MeasuredSetting | RefusedSetting]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, PrunedCell)]
         whole: dict[tuple[object, ...], PrunedCell] = {}
         for one in cells:  # the whole head comes first
@@ -257,7 +233,7 @@ class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
             "tokens": lambda one: f"{one.tokens:,}",
         }
         yield Table.of(cells, columns, "Tokens per pass")
-        yield from _reasons(results)
+        yield from (str(one) for one in results if isinstance(one, Skipped))
 
 
 def _setting(cell: MeasuredSetting) -> tuple[object, ...]:

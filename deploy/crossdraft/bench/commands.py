@@ -15,6 +15,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from crossdraft.console import options
+from crossdraft.console.options import option
 from crossdraft.console.processes import DEFAULT_DRAFTER, STARTED, EngineOptions
 from crossdraft.console.running import METHODS
 
@@ -50,12 +51,8 @@ app = typer.Typer(
 class Files:
     """Where results are written."""
 
-    json_file: Annotated[
-        Path | None, Option("--json", metavar="FILE", help="Write all figures to this file, as JSON.")
-    ] = None
-    markdown_file: Annotated[
-        Path | None, Option("--markdown", metavar="FILE", help="Write the table to this file.")
-    ] = None
+    json_file: Path | None = option(None, "Write all figures to this file, as JSON.", "--json", metavar="FILE")
+    markdown_file: Path | None = option(None, "Write the table to this file.", "--markdown", metavar="FILE")
 
 
 Planned = TypeVar("Planned")
@@ -84,6 +81,7 @@ def command(name: str, section: str, benchmark: str) -> Callable[[type[Planned]]
     return register
 
 
+# Options of several commands, which have defaults of their own.
 Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
 Target = Annotated[str, Option(help="A folder, a hub id, or bundled:NAME.")]
 OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
@@ -96,38 +94,20 @@ Drafters = Annotated[
 Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
 Methods = Annotated[tuple[str, ...], Option("--method", help="Repeatable.")]
 Temperatures = Annotated[tuple[float, ...], Option("--temperature", help="Repeatable.")]
-NumberOfDraftTokens = Annotated[
-    int, Option("--num-speculative-tokens", "--k", "-k", min=1, max=64, help="Draft tokens in a round.")
-]
-NumbersOfDraftTokens = Annotated[
-    tuple[int, ...], Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round; repeatable.")
-]
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
 Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
-Concurrencies = Annotated[str, Option("--concurrency", metavar="N,N", help="Outputs at once; each in turn.")]
 PaceTarget = Annotated[
     str | None, Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
 ]
 PaceDrafter = Annotated[
     str | None, Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
 ]
-LogitNoises = Annotated[
-    tuple[float, ...], Option("--logit-noise", metavar="SIGMA", help="Noise on the drafter's logits; repeatable.")
-]
-Delays = Annotated[
-    str, Option(metavar="MS,MS", help="One-way delays to the drafter on an emulated network; each in turn.")
-]
 Affinities = Annotated[
     tuple[str, ...],
     Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
 ]
-Shares = Annotated[tuple[float, ...], Option("--share", help="Share of the vocabulary to keep; repeatable.")]
-StreamTokens = Annotated[int, Option(min=8, help="Tokens of each output.")]
-Seed = Annotated[int, Option(min=0, help="Random seed.")]
-Dtype = Annotated[str, Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str, Option(help="Torch device of all models.")]
-EnforceEager = Annotated[bool, Option("--enforce-eager", help="Do not use CUDA graphs.")]
 CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
+DRAFT_TOKENS = ("--num-speculative-tokens", "--k", "-k")
 
 
 @dataclass(frozen=True)
@@ -135,7 +115,7 @@ class PromptsPlan:
     """What is generated from prompts."""
 
     # Of a checkout: the prompts belong to the tests, and are not part of the package.
-    prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = Path("tests/prompts.jsonl")
+    prompts: Path = option(Path("tests/prompts.jsonl"), "JSON lines, each with a text.")
     limit: Limit = None
     target: Target = TARGET
 
@@ -158,10 +138,10 @@ class SettingsPlan(PromptsPlan):
     drafter: Drafters = tuple(DRAFTERS)
     methods: Methods = METHODS
     temperatures: Temperatures = (0.0, 0.6, 1.0)
-    k: NumbersOfDraftTokens = (5,)
+    k: tuple[int, ...] = option((5,), "Draft tokens in a round; repeatable.", *DRAFT_TOKENS)
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
-    logit_noise: Annotated[float, Option(min=0.0, help="Noise on the drafters' logits: they agree less.")] = 0.0
+    logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)
     engine: EngineOptions = STARTED
 
 
@@ -181,14 +161,14 @@ class AcceptancePlan(SettingsPlan):
 class ExactnessPlan:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
 
-    prompt: Annotated[str, Option(help="Text to continue.")] = "for i in range("
-    count: Annotated[int, Option(min=1, help="Continuations of each setting.")] = 20_000
+    prompt: str = option("for i in range(", "Text to continue.")
+    count: int = option(20_000, "Continuations of each setting.", min=1)
     target: Target = TARGET
     drafter: Drafters = tuple(DRAFTERS[1:2])
     methods: Methods = METHODS
-    k: NumberOfDraftTokens = 3
+    k: int = option(3, "Draft tokens in a round.", *DRAFT_TOKENS, min=1, max=64)
     concurrency: Concurrency = 32
-    transformers: Annotated[int, Option(min=0, help="As many by transformers' assisted generation, to compare.")] = 0
+    transformers: int = option(0, "As many by transformers' assisted generation, to compare.", min=0)
     affinity: Affinities = ()
 
 
@@ -200,10 +180,8 @@ class PruningPlan(AcceptancePlan):
     drafter: Drafters = tuple(DRAFTERS[:2])
     methods: Methods = ("slem",)
     temperatures: Temperatures = (0.0,)
-    share: Shares = (0.5, 0.25, 0.125, 0.0625)
-    corpus: Annotated[Path | None, Option(help="Text whose tokens are counted; by default Python's own sources.")] = (
-        None
-    )
+    share: tuple[float, ...] = option((0.5, 0.25, 0.125, 0.0625), "Share of the vocabulary to keep; repeatable.")
+    corpus: Path | None = option(None, "Text whose tokens are counted; by default Python's own sources.")
 
 
 @command("rdk", EXACTNESS, "rdk.Study")
@@ -211,12 +189,12 @@ class PruningPlan(AcceptancePlan):
 class RdkPlan:
     """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
 
-    tokens: Annotated[int, Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000
-    exact_tokens: Annotated[int, Option(min=1000, help="Where the matrix itself is applied.")] = 2_000
-    draws: Annotated[int, Option(min=1, help="Random draws of target and drafter.")] = 20
-    noise: Annotated[float, Option(min=0, help="Standard deviation of the noise on the drafter's logits.")] = 1.0
-    seed: Seed = 0
-    plot: Annotated[Path | None, Option(metavar="FILE", help="Write a plot to this file.")] = None
+    tokens: int = option(200_000, "Vocabulary of the first-order form.", min=1000)
+    exact_tokens: int = option(2_000, "Where the matrix itself is applied.", min=1000)
+    draws: int = option(20, "Random draws of target and drafter.", min=1)
+    noise: float = option(1.0, "Standard deviation of the noise on the drafter's logits.", min=0)
+    seed: int = option(0, "Random seed.", min=0)
+    plot: Path | None = option(None, "Write a plot to this file.", metavar="FILE")
 
 
 # Speed.
@@ -227,35 +205,29 @@ class RdkPlan:
 class OverlapPlan(PairPlan):
     """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
 
-    logit_noise: LogitNoises = (0.0,)
-    delay_ms: Delays = "0"
+    logit_noise: tuple[float, ...] = option(
+        (0.0,), "Noise on the drafter's logits; repeatable.", "--logit-noise", metavar="SIGMA"
+    )
+    delay_ms: str = option("0", "One-way delays to the drafter on an emulated network; each in turn.", metavar="MS,MS")
     temperatures: Temperatures = (0.0, 1.0)
     method: Method = None
-    row_width: Annotated[int, Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64
+    row_width: int = option(64, "Ids of a draft token's row; the drafter draws among them.")
     max_tokens: MaxTokens = 128
-    repeat: Annotated[int, Option(min=1, help="Repetitions of each prompt with each configuration.")] = 1
-    k: Annotated[
-        tuple[int, ...],
-        Option("--num-speculative-tokens", "--k", "-k", min=1, help="Draft tokens in a lock-step round; repeatable."),
-    ] = (1, 2, 3, 5, 8)
-    window: Annotated[
-        tuple[str, ...],
-        Option(
-            "--draft-tokens",
-            "--window",
-            metavar="MAX,MIN",
-            help="Max and min draft tokens of overlapped drafts; repeatable.",
-        ),
-    ] = ("8,1", "8,4", "16,1", "16,4", "32,1", "32,8")
-    branches: Annotated[
-        tuple[str, ...], Option(metavar="DEPTH,WIDTH", help="Shape of prepared continuations; repeatable.")
-    ] = ("2,1", "4,1", "4,2")
-    assisted: Annotated[
-        tuple[int, ...],
-        Option(
-            metavar="THREADS", help="Also run transformers' assisted generation with this many threads; repeatable."
-        ),
-    ] = ()
+    repeat: int = option(1, "Repetitions of each prompt with each configuration.", min=1)
+    k: tuple[int, ...] = option((1, 2, 3, 5, 8), "Draft tokens in a lock-step round; repeatable.", *DRAFT_TOKENS, min=1)
+    window: tuple[str, ...] = option(
+        ("8,1", "8,4", "16,1", "16,4", "32,1", "32,8"),
+        "Max and min draft tokens of overlapped drafts; repeatable.",
+        "--draft-tokens",
+        "--window",
+        metavar="MAX,MIN",
+    )
+    branches: tuple[str, ...] = option(
+        ("2,1", "4,1", "4,2"), "Shape of prepared continuations; repeatable.", metavar="DEPTH,WIDTH"
+    )
+    assisted: tuple[int, ...] = option(
+        (), "Also run transformers' assisted generation with this many threads; repeatable.", metavar="THREADS"
+    )
 
 
 @command("controller", SPEED, "controller.ControllerBenchmark")
@@ -269,30 +241,22 @@ class ControllerPlan:
     are, at temperatures 0 and 0.8, with those numbers of outputs that are at most 4.
     """
 
-    scenario: Annotated[tuple[str, ...], Option(help="grid, bad, short, turning, load or pair; repeatable.")] = (
-        "grid",
+    scenario: tuple[str, ...] = option(("grid",), "grid, bad, short, turning, load or pair; repeatable.")
+    target: str = option(f"inflated:8x1024:{TARGET}", "Of pair: a folder, a hub id, or bundled:NAME.")
+    drafter: str = option(DRAFTERS[1], "Of pair, likewise.")
+    prompts: Path = option(PromptsPlan.prompts, "Of pair: JSON lines, each with a text.")
+    outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
+    acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
+    pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")
+    trip_ms: str = option("0,5,20", "Round trip to the drafter.", metavar="MS,MS")
+    methods: str = option("seeded,coupled,slem", "slem is greedy, others sample.", "--method", metavar="NAME,NAME")
+    all_cells: bool = option(
+        False, "All cells; by default some 50 in which any three values of different lists meet.", "--all"
     )
-    target: Annotated[str, Option(help="Of pair: a folder, a hub id, or bundled:NAME.")] = f"inflated:8x1024:{TARGET}"
-    drafter: Annotated[str, Option(help="Of pair, likewise.")] = DRAFTERS[1]
-    prompts: Annotated[Path, Option(help="Of pair: JSON lines, each with a text.")] = PromptsPlan.prompts
-    outputs: Annotated[str, Option(metavar="N,N", help="Outputs at once.")] = "1,4,16,64"
-    acceptance: Annotated[str, Option(metavar="SHARE,SHARE", help="Draft tokens that are accepted.")] = "0.5,0.8,0.95"
-    pass_ms: Annotated[str, Option(metavar="MS,MS", help="Pass of the target; a node takes 1/400 of it.")] = "8,25,60"
-    trip_ms: Annotated[str, Option(metavar="MS,MS", help="Round trip to the drafter.")] = "0,5,20"
-    methods: Annotated[str, Option("--method", metavar="NAME,NAME", help="slem is greedy, others sample.")] = (
-        "seeded,coupled,slem"
-    )
-    all_cells: Annotated[
-        bool, Option("--all", help="All cells; by default some 50 in which any three values of different lists meet.")
-    ] = False
-    cells: Annotated[int | None, Option(min=1, help="Only the first N cells; any two values meet in the first 15.")] = (
-        None
-    )
-    drafter_pace: Annotated[str, Option(metavar="A,B", help="A draft step of n tokens takes A + B n ms.")] = "1,0.01"
-    turns: Annotated[int, Option(min=1, help="How often each choice runs.")] = 3
-    seconds: Annotated[
-        float, Option(min=0.0, help="Of a turn without a drafter; the others are as long in tokens.")
-    ] = 2.0
+    cells: int | None = option(None, "Only the first N cells; any two values meet in the first 15.", min=1)
+    drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")
+    turns: int = option(3, "How often each choice runs.", min=1)
+    seconds: float = option(2.0, "Of a turn without a drafter; the others are as long in tokens.", min=0.0)
 
 
 @command("throughput", SPEED, "throughput.Throughput")
@@ -301,22 +265,21 @@ class ThroughputPlan(PromptsPlan):
     """Many outputs at once, beside transformers' continuous batching and its assisted generation."""
 
     drafter: OneDrafter = DRAFTER
-    way: Annotated[tuple[str, ...], Option("--configuration", "--way", help="Repeatable.")] = (
-        *("crossdraft", "plain"),
-        *("generate_batch", "assisted"),
+    way: tuple[str, ...] = option(
+        ("crossdraft", "plain", "generate_batch", "assisted"), "Repeatable.", "--configuration", "--way"
     )
-    concurrency: Concurrencies = "1,4,16,64"
-    each: Annotated[int, Option(min=1, help="Consecutive outputs of each concurrent client.")] = 1
-    repeat: Annotated[int, Option(min=1, help="Repetitions of each configuration, alternating.")] = 1
-    tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
-    prompt_tokens: Annotated[int, Option(min=8, help="Max tokens of a prompt.")] = 64
-    temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
+    concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
+    each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
+    repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)
+    tokens: int = option(64, "Tokens of each output.", min=2)
+    prompt_tokens: int = option(64, "Max tokens of a prompt.", min=8)
+    temperature: float = option(0.0, "0 is greedy.", min=0)
     method: Method = None
     cache_mib: CacheMib = 512
-    threads: Annotated[tuple[int, ...], Option(min=1, help="Threads of transformers; repeatable.")] = (1,)
-    dtype: Dtype = "float32"
-    device: Device = "cpu"
-    enforce_eager: EnforceEager = False
+    threads: tuple[int, ...] = option((1,), "Threads of transformers; repeatable.", min=1)
+    dtype: str = option("float32", "float32, bfloat16 or float16.")
+    device: str = option("cpu", "Torch device of all models.")
+    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
 
 
 @command("prefill", SPEED, "prefill.Prefill")
@@ -325,9 +288,9 @@ class PrefillPlan:
     """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
 
     target: Target = TARGET
-    streams: Annotated[int, Option(min=1, help="Running streams when the long prompt arrives.")] = 8
-    prompt: Annotated[int, Option(min=64, help="Tokens of the long prompt.")] = 1500
-    times: Annotated[int, Option(min=1, help="Number of long prompts.")] = 5
+    streams: int = option(8, "Running streams when the long prompt arrives.", min=1)
+    prompt: int = option(1500, "Tokens of the long prompt.", min=64)
+    times: int = option(5, "Number of long prompts.", min=1)
     cache_mib: CacheMib = 1024
 
 
@@ -340,9 +303,9 @@ class FaultsPlan(PairPlan):
 
     pace_target: PaceTarget = "40,0.1"
     pace_drafter: PaceDrafter = "4,0"
-    tokens: StreamTokens = 256
-    times: Annotated[int, Option(min=1, help="How often each fault happens.")] = 10
-    seed: Annotated[int, Option(help="Random seed.")] = 0
+    tokens: int = option(256, "Tokens of each output.", min=8)
+    times: int = option(10, "How often each fault happens.", min=1)
+    seed: int = option(0, "Random seed.")
 
 
 @command("kills", ROBUSTNESS, "faults.Kills")
@@ -351,10 +314,10 @@ class KillsPlan(FaultsPlan):
     """Kill the drafter, and one of two targets, again and again while seeded streams run, one for each prompt."""
 
     limit: Limit = 20
-    times: Annotated[int, Option(min=1, help="How often the drafter is killed, and a target.")] = 20
-    quiet: Annotated[
-        tuple[float, float], Option(metavar="SHORTEST LONGEST", help="Seconds from a return to the next kill.")
-    ] = (1.0, 4.0)
+    times: int = option(20, "How often the drafter is killed, and a target.", min=1)
+    quiet: tuple[float, float] = option(
+        (1.0, 4.0), "Seconds from a return to the next kill.", metavar="SHORTEST LONGEST"
+    )
 
 
 @command("cuts", ROBUSTNESS, "faults.Cuts")
@@ -363,11 +326,11 @@ class CutsPlan(FaultsPlan):
     """Let links drop every packet while seeded streams run: to the drafter, one of two targets, the only target."""
 
     limit: Limit = 4
-    times: Annotated[int, Option(min=1, help="How often each link is cut.")] = 10
-    delay_ms: Annotated[float, Option(help="One-way delay of each link.")] = 1.0
-    seconds: Annotated[
-        tuple[float, float], Option(metavar="CUT WHOLE", help="Seconds that a link stays cut, and up between two cuts.")
-    ] = (5.0, 5.0)
+    times: int = option(10, "How often each link is cut.", min=1)
+    delay_ms: float = option(1.0, "One-way delay of each link.")
+    seconds: tuple[float, float] = option(
+        (5.0, 5.0), "Seconds that a link stays cut, and up between two cuts.", metavar="CUT WHOLE"
+    )
 
 
 # Parts.
@@ -389,21 +352,21 @@ class RoundPlan(SettingsPlan):
 class DataplanePlan:
     """What the machinery around the models costs: services that compute next to nothing, paced like an accelerator."""
 
-    method: Annotated[str, Option(help="The method; a seed is given to `seeded` only.")] = "slem"
-    temperature: Annotated[float, Option(min=0.0, help="Sampling temperature.")] = 0.0
-    over: Annotated[str, Option(help="pipeline: in this process; http or grpc: streamed from a server.")] = "pipeline"
-    outputs: Annotated[tuple[int, ...], Option(help="Outputs at once; repeatable.")] = (1, 4, 16, 64)
-    max_tokens: Annotated[int, Option(min=1, help="Tokens of each output.")] = 192
-    target_pace: Annotated[str, Option(metavar="A,B", help="A pass of n tokens takes A + B n ms.")] = "8,0.02"
-    drafter_pace: Annotated[str, Option(metavar="A,B", help="A draft step of n tokens takes A + B n ms.")] = "1,0.01"
-    noise: Annotated[float, Option(min=0.0, help="Noise on the drafter's logits: 0.02 agrees in 0.97.")] = 0.02
-    trip_ms: Annotated[
-        float, Option(min=0.0, max=10_000, help="Round trip to the drafter on an emulated network; 0: on loopback.")
-    ] = 0.0
-    turns: Annotated[int, Option(min=1, help="How often each configuration runs.")] = 2
-    against: Annotated[
-        Path | None, Option(metavar="FILE", help="The --json of another run, to stand beside this one, with ratios.")
-    ] = None
+    method: str = option("slem", "The method; a seed is given to `seeded` only.")
+    temperature: float = option(0.0, "Sampling temperature.", min=0.0)
+    over: str = option("pipeline", "pipeline: in this process; http or grpc: streamed from a server.")
+    outputs: tuple[int, ...] = option((1, 4, 16, 64), "Outputs at once; repeatable.")
+    max_tokens: int = option(192, "Tokens of each output.", min=1)
+    target_pace: str = option("8,0.02", "A pass of n tokens takes A + B n ms.", metavar="A,B")
+    drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")
+    noise: float = option(0.02, "Noise on the drafter's logits: 0.02 agrees in 0.97.", min=0.0)
+    trip_ms: float = option(
+        0.0, "Round trip to the drafter on an emulated network; 0: on loopback.", min=0.0, max=10_000
+    )
+    turns: int = option(2, "How often each configuration runs.", min=1)
+    against: Path | None = option(
+        None, "The --json of another run, to stand beside this one, with ratios.", metavar="FILE"
+    )
 
 
 @app.command(rich_help_panel=PARTS)

@@ -27,7 +27,6 @@ from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.harness import (
     Benchmark,
     Columns,
-    ProgressCounter,
     Ratio,
     Table,
     Timed,
@@ -46,7 +45,7 @@ from crossdraft.bench.services import Distant, Killable, Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, prompts_of, request_of
 from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import EngineOptions, Wanted
-from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.served_model import ModelOptions

@@ -21,22 +21,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.harness import (
-    MILLISECONDS,
-    Benchmark,
-    Columns,
-    ProgressCounter,
-    Table,
-    finished,
-    in_turns,
-    processor_seconds,
-)
+from crossdraft.bench.harness import MILLISECONDS, Benchmark, Columns, Table, finished, in_turns, processor_seconds
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
 from crossdraft.console.processes import HttpServer, Running, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
+from crossdraft.console.running import (
+    STARTS_PROCESSES,
+    CommandFailed,
+    ProgressCounter,
+    Run,
+    UsageError,
+    checked_options,
+    needs_extra,
+)
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap

@@ -17,24 +17,13 @@ from typing import ClassVar, TypeVar
 
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
-from crossdraft.bench.harness import (
-    SEED,
-    Columns,
-    ProgressCounter,
-    Table,
-)
-from crossdraft.bench.services import (
-    Killable,
-    OfPair,
-    WatchedServices,
-    delays_of,
-)
-from crossdraft.client import Generation, GenerationRequest, connect
-from crossdraft.client.roster import Services
+from crossdraft.bench.harness import SEED, Columns, Table
+from crossdraft.bench.services import Killable, OfPair, delays_of
+from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.session.resolution import Models, resolve
+from crossdraft.text.letters import common_length
 
 FaultsPlanned = TypeVar("FaultsPlanned", bound=FaultsPlan)
 
@@ -49,6 +38,7 @@ class OutputStream:
     moments: list[float] = field(default_factory=list)  # of its tokens, in seconds of the monotonic clock
     text: str = ""  # once it has ended
     error: str = ""  # why it broke; empty: it did not
+    generation: Generation | None = None  # once it has begun
 
     def next_token(self, after: float) -> float | None:
         """Seconds from a moment to the next token; None if there is none."""
@@ -88,8 +78,7 @@ class Streams:
 
     prompts: tuple[str, ...]
     max_tokens: int
-    models: Models
-    services: Services
+    pipeline: Pipeline
     current: dict[int, OutputStream] = field(default_factory=dict)  # by number
     ended: list[OutputStream] = field(default_factory=list)
 
@@ -113,9 +102,17 @@ class Streams:
             generating.cancel()
         return hits
 
-    def at(self, watch: WatchedServices, address: str) -> list[OutputStream]:
-        """Those that have a session at an address."""
-        return [self.current[number] for number in set(watch.ports[address].live)]
+    def at(self, address: str) -> list[OutputStream]:
+        """Those that have an open session at an address."""
+        return [one for one in self.current.values() if one.generation and address in one.generation.addresses]
+
+    async def in_use(self, addresses: Iterable[str]) -> list[str]:
+        """Those of the addresses where streams have sessions; there is one soon."""
+        while True:
+            used = [address for address in addresses if self.at(address)]
+            if used:
+                return used
+            await asyncio.sleep(0.01)
 
     async def _again(self, number: int, over: asyncio.Event) -> None:
         while not over.is_set():
@@ -123,8 +120,7 @@ class Streams:
 
     async def _stream(self, number: int) -> OutputStream:
         stream = self.current[number] = OutputStream(number)
-        assignment = resolve(self._request(number), self.models, targets=len(self.services.targets))
-        generation = Generation(assignment, self.services)
+        generation = stream.generation = self.pipeline.run(self._request(number))
         try:
             async with generation:
                 async for _ in generation:
@@ -164,8 +160,7 @@ def verdict_of(ended: Sequence[OutputStream], undisturbed: Sequence[OutputStream
 
 
 def _difference(text: str, wanted: str) -> str:
-    same = next((place for place, (one, other) in enumerate(zip(text, wanted, strict=False)) if one != other), None)
-    place = min(len(text), len(wanted)) if same is None else same
+    place = common_length(text, wanted)
     return f"at character {place} {text[place : place + 20]!r} instead of {wanted[place : place + 20]!r}"
 
 
@@ -208,14 +203,10 @@ class Disturbance(OfPair[FaultsPlanned, Outcomes]):
 
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
-    async def streams(
-        self, targets: Sequence[str], drafter: str, stack: AsyncExitStack
-    ) -> tuple[Streams, WatchedServices]:
+    async def streams(self, targets: Sequence[str], drafter: str, stack: AsyncExitStack) -> Streams:
         """Streams with these addresses."""
-        async with connect(targets, [drafter], needs_drafter=True) as pipeline:
-            models = pipeline.models
-        watch = await WatchedServices.of(targets, [drafter], stack)
-        return Streams(self.prompts, self.plan.tokens, models, watch.services), watch
+        pipeline = await stack.enter_async_context(connect(targets, [drafter], needs_drafter=True))
+        return Streams(self.prompts, self.plan.tokens, pipeline)
 
     async def outcomes(
         self,
@@ -240,15 +231,6 @@ class Disturbance(OfPair[FaultsPlanned, Outcomes]):
         yield from super().report(results)
         yield f"Undisturbed, {results[0].gap * 1000:.0f} ms between tokens (median). Times in seconds."
         yield from (fault for one in results for fault in one.verdict.faults)
-
-
-async def in_use(watch: WatchedServices, addresses: Iterable[str]) -> list[str]:
-    """Those of the addresses that have sessions; there is one soon."""
-    while True:
-        used = [address for address in addresses if watch.ports[address].live]
-        if used:
-            return used
-        await asyncio.sleep(0.01)
 
 
 def _median(seconds: Sequence[float]) -> str:
@@ -298,21 +280,19 @@ class Kills(Disturbance[KillsPlan]):
             started = await asyncio.gather(*(Killable.started(one, stack) for one in (target, target, drafter)))
             services = {one.address: one for one in started}
             *targets, drafter_address = services
-            streams, watch = await self.streams(targets, drafter_address, stack)
+            streams = await self.streams(targets, drafter_address, stack)
             undisturbed = await streams.undisturbed()
             for role, addresses in (("drafter", [drafter_address]), ("target", targets)):
                 rng = random.Random(f"{self.plan.seed} {role}")
-                kill = partial(self._kill, [services[address] for address in addresses], streams, watch, rng)
+                kill = partial(self._kill, [services[address] for address in addresses], streams, rng)
                 yield await self.outcomes(role, streams, undisturbed, kill, advance)
 
-    async def _kill(
-        self, services: list[Killable], streams: Streams, watch: WatchedServices, rng: random.Random
-    ) -> Hit:
+    async def _kill(self, services: list[Killable], streams: Streams, rng: random.Random) -> Hit:
         """Kills one that has sessions, and starts it again."""
         await asyncio.sleep(rng.uniform(*self.plan.quiet))
         by_address = {one.address: one for one in services}
-        victim = by_address[rng.choice(await in_use(watch, by_address))]
-        struck = streams.at(watch, victim.address)
+        victim = by_address[rng.choice(await streams.in_use(by_address))]
+        struck = streams.at(victim.address)
         at = victim.kill()
         services[services.index(victim)] = await victim.restarted()
         return Hit(at, time.monotonic() - at, struck)
@@ -376,26 +356,25 @@ class Cuts(Disturbance[CutsPlan]):
             for case in CASES:
                 async with AsyncExitStack() as stack:
                     targets = [addresses[host] for host in case.targets]
-                    streams, watch = await self.streams(targets, addresses[DRAFTER], stack)
+                    streams = await self.streams(targets, addresses[DRAFTER], stack)
                     undisturbed = await streams.undisturbed()
                     by_address = {addresses[host]: links[host] for host in case.cut}
                     rng = random.Random(f"{self.plan.seed} {case.name}")
-                    cut = partial(self._cut, case, streams, watch, by_address, rng)
+                    cut = partial(self._cut, case, streams, by_address, rng)
                     yield await self.outcomes(case.name, streams, undisturbed, cut, advance, case.healed)
 
     async def _cut(
         self,
         case: CutLink,
         streams: Streams,
-        watch: WatchedServices,
         by_address: Mapping[str, EmulatedHost],
         rng: random.Random,
     ) -> Hit:
         """One cut, healed again; pauses count from the cut, or from the healing where only that ends them."""
         hold, rest = self.plan.seconds
         await asyncio.sleep(rest + rng.random())
-        address = (await in_use(watch, by_address))[0]
-        struck = streams.at(watch, address)
+        address = (await streams.in_use(by_address))[0]
+        struck = streams.at(address)
         await by_address[address].cut()
         at = time.monotonic()
         await asyncio.sleep(hold)

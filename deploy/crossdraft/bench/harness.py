@@ -15,27 +15,27 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import uvloop
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from crossdraft.client import Generation, Statistics
 from crossdraft.console.running import (
     CommandFailed,
+    ProgressCounter,
     Run,
     UsageError,
     check_output,
+    counted,
     needs_extra,
     print_whole,
     run_to_end,
@@ -106,12 +106,6 @@ def numbers_of(option: str, text: str, least: float, most: float, kind: type[Num
 # A benchmark, and the run of one.
 
 
-class ProgressCounter(Protocol):
-    """Counts what was measured; `doing` is what the counter says from then on."""
-
-    def __call__(self, count: int = 1, doing: str = "") -> None: ...
-
-
 class Benchmark(ABC, Generic[Planned, Result]):
     """What is measured, and how."""
 
@@ -170,7 +164,7 @@ class Benchmark(ABC, Generic[Planned, Result]):
                     results.append(result)
                     self._write(results, json_path, markdown_path)
 
-        with counting(self.total, self.unit) as advance:
+        with counted(self.total, self.unit) as advance:
             run_to_end(collect(), type(self).runner)
         self._print(results)
         self.finish(results)
@@ -195,19 +189,6 @@ class Benchmark(ABC, Generic[Planned, Result]):
             write_text(json_path, json.dumps(record, indent=1, default=str) + "\n")
         if markdown_path is not None:
             write_text(markdown_path, self._markdown(results))
-
-
-@contextmanager
-def counting(total: int | None, unit: str) -> Iterator[ProgressCounter]:
-    """A counter on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(unit, total=total)
-
-        def advance(count: int = 1, doing: str = "") -> None:
-            progress.update(task, advance=count, description=doing or None)
-
-        yield advance
 
 
 # Turns.

@@ -17,7 +17,6 @@ from crossdraft.bench.commands import OverlapPlan
 from crossdraft.bench.harness import (
     SEED,
     Columns,
-    ProgressCounter,
     Ratio,
     Timed,
     drafts_accepted,
@@ -31,7 +30,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.services import OfPair, delays_of, service
 from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
-from crossdraft.console.running import CommandFailed, UsageError, checked_options
+from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.session.resolution import requested_method, resolve
 from crossdraft.speculation.choice import PLAIN, Choice, lock_step

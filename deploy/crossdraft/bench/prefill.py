@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from crossdraft.bench.commands import PrefillPlan
-from crossdraft.bench.harness import MILLISECONDS, Benchmark, ProgressCounter, Table, on_core
+from crossdraft.bench.harness import MILLISECONDS, Benchmark, Table, on_core
 from crossdraft.bench.models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.server import freeze_heap

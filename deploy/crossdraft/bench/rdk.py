@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from crossdraft.bench.commands import RdkPlan
-from crossdraft.bench.harness import Benchmark, Columns, ProgressCounter, Table
-from crossdraft.console.running import PICTURES, check_output, save_picture
+from crossdraft.bench.harness import Benchmark, Columns, Table
+from crossdraft.console.running import PICTURES, ProgressCounter, check_output, save_picture
 from crossdraft.text.affinity import Probabilities, first_order
 from crossdraft.text.letters import Ids
 

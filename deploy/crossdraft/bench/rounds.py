@@ -3,20 +3,19 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar
 
 from crossdraft.bench.commands import RoundPlan
-from crossdraft.bench.harness import MILLISECONDS, Columns, ProgressCounter, finished, total_of
-from crossdraft.bench.services import WatchedPort
+from crossdraft.bench.harness import MILLISECONDS, Columns, finished, total_of
 from crossdraft.bench.workload import SETTING, OfSettings, Setting, pairs_of
-from crossdraft.client import Generation, GenerationRequest, Statistics, connect
-from crossdraft.client.roster import Services
+from crossdraft.client import GenerationRequest, Pipeline, Statistics, connect
+from crossdraft.console.running import ProgressCounter
 from crossdraft.rpc import drafter_codec, target_codec
-from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.session.resolution import Models, resolve
+from crossdraft.session.events import Lane, Open, Replied, Send
+from crossdraft.trace.recording import Step
+from crossdraft.types.messages import OpenTarget
 
 REPEATS = 5  # of the codecs; the fastest counts
 
@@ -67,40 +66,53 @@ class RoundBenchmark(OfSettings[RoundPlan, Round]):
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Round, None]:
         async with aclosing(pairs_of(self.plan.target, self.settings, self.plan.engine)) as pairs:
             async for target, drafter, settings in pairs:
-                async with (
-                    connect(target, drafter, needs_drafter=True) as pipeline,
-                    TargetClient(target) as verify,
-                    DrafterClient(drafter) as draft,
-                ):
-                    record = partial(_record, models=pipeline.models, target=verify, drafter=draft)
+                async with connect(target, drafter, needs_drafter=True) as pipeline:
                     for setting in settings:
                         requests = setting.requests(self.prompts, self.plan.max_tokens)
-                        await record(requests[0])
-                        yield round_of(setting, [await record(request) for request in requests])
+                        await _recorded(pipeline, requests[0])
+                        yield round_of(setting, [await _recorded(pipeline, request) for request in requests])
                         advance()
 
 
-async def _record(
-    request: GenerationRequest, models: Models, target: TargetClient, drafter: DrafterClient
-) -> RecordedGeneration:
+class KeptMessages:
+    """A recorder that keeps the messages of a session by the codec that they travel with, but for the openings."""
+
+    def __init__(self) -> None:
+        self.requests: dict[Any, list[Any]] = {target_codec: [], drafter_codec: []}
+        self.replies: dict[Any, list[Any]] = {target_codec: [], drafter_codec: []}
+        self._codecs: dict[Lane, Any] = {}
+
+    def record(self, step: Step) -> None:
+        if isinstance(step.event, Replied):
+            self.replies[self._codecs[step.event.lane]].append(step.event.reply)
+        for command in step.commands:
+            match command:
+                case Open(lane, request):
+                    self._codecs[lane] = target_codec if isinstance(request, OpenTarget) else drafter_codec
+                case Send(lane, request):
+                    self.requests[self._codecs[lane]].append(request)
+
+    def close(self) -> None:
+        """They stay."""
+
+
+async def _recorded(pipeline: Pipeline, request: GenerationRequest) -> RecordedGeneration:
     """Runs one generation to its end, then its messages through the codecs."""
-    sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
-    verified, drafted = WatchedPort(target, keeps_messages=True), WatchedPort(drafter, keeps_messages=True)
-    figures = await finished(
-        Generation(resolve(request, models), Services.of(verified, drafted), request.num_speculative_tokens)
-    )
-    seconds = codec_seconds(target_codec, verified, sizes[0])
-    return RecordedGeneration(figures, seconds + codec_seconds(drafter_codec, drafted, sizes[1]))
+    kept, drafter = KeptMessages(), pipeline.models.drafter
+    assert drafter is not None  # the pipeline was connected with one
+    figures = await finished(pipeline.run(request, kept))
+    seconds = codec_seconds(target_codec, kept, pipeline.models.target.vocabulary_size)
+    return RecordedGeneration(figures, seconds + codec_seconds(drafter_codec, kept, drafter.vocabulary_size))
 
 
-def codec_seconds(codec: Any, port: WatchedPort, vocabulary_size: int) -> float:
-    """To encode and decode all messages of a port once, each in a frame of its own."""
+def codec_seconds(codec: Any, kept: KeptMessages, vocabulary_size: int) -> float:
+    """To encode and decode all messages of a codec once, each in a frame of its own."""
     seconds = []
     for _ in range(REPEATS):
         began = perf_counter()
-        for request in port.requests:
+        for request in kept.requests[codec]:
             list(codec.decode_requests(codec.encode_requests([(1, request)]), vocabulary_size))
-        for reply in port.replies:
+        for reply in kept.replies[codec]:
             list(codec.decode_replies(codec.encode_replies([(1, reply)]), vocabulary_size))
         seconds.append(perf_counter() - began)
     return min(seconds)

@@ -1,28 +1,22 @@
-"""Services that a benchmark starts, puts at a distance, kills, and watches while generations use them."""
+"""Services that a benchmark starts, puts at a distance, and kills."""
 
 import os
 import random
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from crossdraft.bench.commands import PairPlan
 from crossdraft.bench.emulation import EmulatedHost, network
 from crossdraft.bench.harness import Result, numbers_of, on_core
 from crossdraft.bench.workload import Prompted
-from crossdraft.client.measurements import TrafficCount
-from crossdraft.client.roster import Roster, Services
 from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
-from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.links import LinkSession, Listener
-from crossdraft.types.messages import OpenDrafter, OpenTarget
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
@@ -140,91 +134,3 @@ def _free_port() -> int:
                 continue
             return port
     raise CommandFailed(f"all ports tried between {FIRST_PORT} and {LAST_PORT} are taken")
-
-
-# Clients whose streams are watched.
-
-
-@dataclass(eq=False)
-class WatchedPort:
-    """A client of a service that notes which sessions are open, and what they send."""
-
-    port: Any  # a TargetClient or a DrafterClient
-    keeps_messages: bool = False
-    live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session; 0 without keyed noise
-    requests: list[Any] = field(default_factory=list)  # if messages are kept; the opening is not among them
-    replies: list[Any] = field(default_factory=list)
-
-    def begin(self, request: OpenTarget | OpenDrafter, listener: Listener) -> "WatchedSession":
-        """Begin a session."""
-        session = WatchedSession(self, 0 if request.noise is None else request.noise.choice, listener)
-        session.session = self.port.begin(request, session)
-        return session
-
-
-@dataclass(eq=False)
-class WatchedSession:
-    """A session of a watched port, and its listener."""
-
-    port: WatchedPort
-    choice: int
-    listener: Listener
-    session: LinkSession = field(init=False)
-    is_open: bool = False
-
-    @property
-    def traffic(self) -> TrafficCount:
-        """What was sent and received so far."""
-        return self.session.traffic
-
-    def send(self, request: Any, /) -> None:
-        if self.port.keeps_messages:
-            self.port.requests.append(request)
-        self.session.send(request)
-
-    def close(self) -> None:
-        self._end()
-        self.session.close()
-
-    def opened(self) -> None:
-        self.is_open = True
-        self.port.live.append(self.choice)
-        self.listener.opened()
-
-    def received(self, reply: Any, /) -> None:
-        if self.port.keeps_messages:
-            self.port.replies.append(reply)
-        self.listener.received(reply)
-
-    def lost(self, error: ServiceError, /) -> None:
-        self._end()
-        self.listener.lost(error)
-
-    def _end(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.port.live.remove(self.choice)
-
-
-@dataclass(frozen=True, eq=False)
-class WatchedServices:
-    """Watched clients of all services of a benchmark."""
-
-    services: Services
-    ports: dict[str, WatchedPort]  # by address
-
-    @staticmethod
-    async def of(targets: Sequence[str], drafters: Sequence[str], stack: AsyncExitStack) -> "WatchedServices":
-        """Clients of these addresses, which are closed with the stack; raises ServiceError."""
-        services, ports = Services(Roster("target"), Roster("drafter")), dict[str, WatchedPort]()
-        clients: list[tuple[Roster[Any], type[Any], Sequence[str]]] = [
-            (services.targets, TargetClient, targets),
-            (services.drafters, DrafterClient, drafters),
-        ]
-        for roster, client, addresses in clients:
-            for address in addresses:
-                port = await stack.enter_async_context(client(address))
-                await port.described()
-                ports[address] = WatchedPort(port)
-                roster.add(address, ports[address])
-        return WatchedServices(services, ports)

@@ -22,7 +22,6 @@ from crossdraft.bench.commands import ThroughputPlan
 from crossdraft.bench.harness import (
     MILLISECONDS,
     Columns,
-    ProgressCounter,
     Table,
     in_turns,
     numbers_of,
@@ -32,10 +31,17 @@ from crossdraft.bench.harness import (
     total_of,
 )
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
-from crossdraft.bench.workload import Prompted
+from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
+from crossdraft.console.running import (
+    STARTS_PROCESSES,
+    CommandFailed,
+    ProgressCounter,
+    Run,
+    UsageError,
+    checked_options,
+)
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -397,24 +403,16 @@ class Ours:
             await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
-        found: dict[int, tuple[Made, Statistics]] = {}
-        waiting = iter(range(len(prompts)))
         forwards, spent = await forward_counts(self.target.ready["metrics"]), self._spent()
         began = time.monotonic()
 
-        async def place() -> None:
-            for number in waiting:  # all places share it
-                found[number] = await self._output(prompts[number], number, tokens, began)
+        async def made(number: int) -> tuple[Made, Statistics]:
+            return await self._output(prompts[number], number, tokens, began)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
-                    group.create_task(place())
-        except ExceptionGroup as error:
-            raise error.exceptions[0] from error
+        found = await gathered(made, range(len(prompts)), at_once)
         seconds, after = time.monotonic() - began, self._spent()
         forwards = difference(await forward_counts(self.target.ready["metrics"]), forwards)
-        outputs, statistics = zip(*(found[number] for number in range(len(prompts))), strict=True)
+        outputs, statistics = zip(*found, strict=True)
         return RunResult(outputs, seconds, difference(after, spent), forwards, statistics)
 
     async def _output(self, prompt: Ids, number: int, tokens: int, began: float) -> tuple[Made, Statistics]:

@@ -83,6 +83,18 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
     )
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A method that cannot be used with a drafter."""
+
+    method: str
+    drafter: str  # a model's name, or an address
+    reason: str  # of the pair: the end of a sentence
+
+    def __str__(self) -> str:
+        return f"Skipped {self.method} with {self.drafter}: it {self.reason}"
+
+
 SETTING: Columns = {
     "method": lambda one: one.method,
     "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from crossdraft.bench.harness import Columns, Table, print_table
-from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
+from crossdraft.bench.harness import Columns, Table, finished, print_table
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.console.processes import EngineOptions
 from crossdraft.console.running import CommandFailed, check_output, run_to_end, write_text
 from crossdraft.drafter.service import ServeDrafter, drafter_server
@@ -35,7 +36,7 @@ ALL_TOKENS = TOKENS * len(PROMPTS)
 TIE = 1e-4  # nats: two tokens that are no further apart may come in either order
 CACHE_MIB = 64  # of services that are started for greedy outputs, where no size was named
 AT_ONCE = Listening(grace_seconds=0)
-CONFIGURATIONS: dict[str, dict[str, object]] = {
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "lock-step": {"overlap": Overlap.OFF, "num_speculative_tokens": 4},
     "overlapped": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
@@ -153,18 +154,13 @@ async def _outputs(name: str, drafter: str, engine: EngineOptions) -> tuple[dict
     ):
         for configuration, settings in CONFIGURATIONS.items():
             for prompt, due in expected:
-                output = await _output(drafted if settings else plain, prompt, settings)
+                request = GenerationRequest(
+                    prompt, max_tokens=TOKENS, options=SamplingOptions(0), ignore_eos=True, **settings
+                )
+                output = (drafted if settings else plain).run(request)
+                judged += sum((await finished(output, lost=True)).judged_at)
                 equal[configuration] += _equal(output.ids, due)
-                judged += 0 if output.statistics is None else sum(output.statistics.judged_at)
     return equal, judged
-
-
-async def _output(pipeline: Pipeline, prompt: Ids, settings: dict[str, object]) -> Generation:
-    request = GenerationRequest(prompt, max_tokens=TOKENS, options=SamplingOptions(0), ignore_eos=True, **settings)  # type: ignore[arg-type]
-    async with pipeline.run(request) as generation:
-        async for _ in generation:
-            pass
-    return generation
 
 
 def _equal(ids: Sequence[int], due: Sequence[GreedyToken]) -> int:

@@ -11,6 +11,7 @@ from crossdraft.cli.generate import addresses, read_prompt
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
 from crossdraft.console.processes import DEMO, EngineOptions, ModelNames
 from crossdraft.console.running import PlainConsole, checked_options, run_to_end
+from crossdraft.text.letters import common_length
 
 # The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model.
 MODELS = ModelNames("inflated:16x1024:bundled:target", "bundled:drafter-a")
@@ -143,6 +144,5 @@ def comparison(drafted: str, plain: str) -> str:
     """Whether two texts are equal, and if not, from where on."""
     if drafted == plain:
         return "the texts are equal"
-    least = min(len(drafted), len(plain))
-    place = next((at for at in range(least) if drafted[at] != plain[at]), least)
+    place = common_length(drafted, plain)
     return f"the texts DIFFER from character {place} on, as they may only where two tokens are equally probable"

@@ -6,7 +6,7 @@ says from that which K should be best; that one is then measured beside plain de
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
@@ -16,10 +16,17 @@ from pathlib import PurePath
 from statistics import stdev
 
 from crossdraft.bench.harness import finished, print_table, total_of
-from crossdraft.bench.workload import Setting
+from crossdraft.bench.workload import Setting, Skipped
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
-from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
+from crossdraft.console.running import (
+    STARTS_PROCESSES,
+    ProgressCounter,
+    UsageError,
+    checked_options,
+    counted,
+    run_to_end,
+)
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.verification.methods import method_named
@@ -113,15 +120,6 @@ async def _running(role: str, name: str, engine: EngineOptions) -> AsyncIterator
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A method that cannot be used with a drafter."""
-
-    drafter: str
-    method: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Candidate:
     """One drafter and method, as measured."""
 
@@ -146,7 +144,7 @@ class _Pair:
     name: str  # of the drafter
     plain: Pipeline  # without the drafter
     pipeline: Pipeline
-    advance: Callable[[], None]  # called after each generation
+    advance: ProgressCounter  # called after each generation
 
     async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
         """Measures all methods, and adds each to one of the lists."""
@@ -156,9 +154,8 @@ class _Pair:
             setting = Setting(method, self.name, self.selection.temperature, max(self.selection.ks_for(about.copies)))
             fault = fault_of_pair(method_named(method), self.pipeline.models)
             if fault:
-                skipped.append(Skipped(self.name, method, fault))
-                for _ in range(RUNS * len(self.selection.prompts)):
-                    self.advance()
+                skipped.append(Skipped(method, self.name, fault))
+                self.advance(RUNS * len(self.selection.prompts))
             else:
                 candidates.append(await self._candidate(setting, self.selection.ks_for(about.copies)))
 
@@ -207,7 +204,7 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
         print_table(f"{title}; speed without one is 1", COLUMNS, rows)
         for one in skipped:
-            print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
+            print(one)
         print(advice(candidates))
         return
     best = best_of(candidates)

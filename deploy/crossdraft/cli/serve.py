@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
+import uvloop
 from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.options import (
@@ -31,18 +32,18 @@ from crossdraft.cli.options import (
 from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, UsageError, checked_options, needs_extra
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import TlsError
-from crossdraft.rpc.server import Listening, Serving, run
+from crossdraft.rpc.server import Listening, Serving
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer, serve_generation
+from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer
 from crossdraft.serving.limits import Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
@@ -122,7 +123,7 @@ def serve_http(
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
         server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.name})
-        others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
+        others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
     _serve_api(api, local, serve, [listening] if grpc is None else [listening, grpc])
@@ -141,7 +142,7 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
-        server, exporter = serve_generation(outputs, listening, limited), Exporter(metrics.registry)
+        server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
         if metrics_port is not None and not shared:
             server.metrics = exporter.start(listening.host, metrics_port)
         try:
@@ -196,7 +197,7 @@ def _run(
     server: Coroutine[Any, Any, None],
     log: LogOptions,
     until_stdin_ends: bool,
-    run: Callable[[Coroutine[Any, Any, None]], None] = run,
+    run: Run = uvloop.run,  # its streams cost a third less than asyncio's
 ) -> None:
     if until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.

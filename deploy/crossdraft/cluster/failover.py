@@ -102,24 +102,16 @@ class LossMetrics:
 
     def __init__(self, registry: Registry) -> None:
         labels = ("model_name",)
-        self._lost = prometheus_client.Counter(
+        self.lost = prometheus_client.Counter(
             f"{PREFIX}orchestrators_lost", "Orchestrators lost during an output.", labels, registry=registry
         )
-        self._waited = Histogram(
+        self.waited = Histogram(
             f"{PREFIX}output_resume_seconds",
             "Seconds from the last message of a lost orchestrator to the next token, of another one.",
             labels,
             buckets=RESUME_SECONDS,
             registry=registry,
         )
-
-    def lost(self, model: str) -> None:
-        """An orchestrator of a model was lost during an output."""
-        self._lost.labels(model).inc()
-
-    def resumed(self, model: str, seconds: float) -> None:
-        """Another one has made the next token, `seconds` after the last message of the lost one."""
-        self._waited.labels(model).observe(seconds)
 
 
 @dataclass
@@ -265,7 +257,7 @@ class ClusterBackend:
         journal.delivered += [token.id for token in tokens]
         journal.kinds.update(token.kind for token in tokens)
         if journal.lost_at is not None and self._metrics is not None:
-            self._metrics.resumed(journal.request.model, now - journal.lost_at)
+            self._metrics.waited.labels(journal.request.model).observe(now - journal.lost_at)
         journal.lost_at = None
 
     def _lost(self, error: Lost, journal: Journal, heard: float) -> None:
@@ -277,7 +269,7 @@ class ClusterBackend:
         if journal.lost_at is None:
             journal.lost_at, journal.given_up = heard, now
             if self._metrics is not None:
-                self._metrics.lost(request.model)
+                self._metrics.lost.labels(request.model).inc()
         if now - journal.given_up > self._limits.search:
             raise Unreachable(f"no orchestrator of {request.model!r} can go on: {error}") from error
         with about(request=request.id):

@@ -47,7 +47,7 @@ from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
-from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
+from crossdraft.serving.grpc import GenerationOptions, GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit
@@ -248,6 +248,6 @@ class GrpcFrontConfig(ServerConfig):
         listening = Listening(grpc.host, grpc.port, limit, self.grace_seconds, self.tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
         options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
-        server = serve_generation(front.backend, listening, options)
+        server = GenerationServer(front.backend, listening, options)
         server.metrics = front.start(host)
         return server

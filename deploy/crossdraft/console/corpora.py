@@ -139,19 +139,18 @@ def _text_of(line: str, where: str) -> str:
 class Named:
     """A model's tokenizer, loaded without the weights."""
 
-    name: str  # a folder, a hub id or a bundled model
     tokenizer_json: str  # the whole file
     tokenization: Tokenization
 
     @staticmethod
     def load(name: str, side: Side) -> "Named":
-        """Raises CommandFailed if there is none, or it is of no supported kind."""
+        """That of a folder, a hub id or a bundled model; raises CommandFailed if it has none of a supported kind."""
         try:
             loaded = load_tokenizer_json(source_of(name))
             vocabulary = Vocabulary.build(
                 loaded.tokenizer_json, loaded.vocabulary_size, loaded.controls, loaded.stops, side
             )
-            return Named(name, loaded.tokenizer_json, Tokenization(loaded.tokenizer_json, vocabulary))
+            return Named(loaded.tokenizer_json, Tokenization(loaded.tokenizer_json, vocabulary))
         except (ModelLoadError, TokenizerMissing) as error:
             raise CommandFailed(str(error)) from error
         except ValueError as error:

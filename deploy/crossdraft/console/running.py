@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from errno import EACCES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import uvloop
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -129,13 +129,23 @@ def checked_options() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
+class ProgressCounter(Protocol):
+    """Counts what was done; `doing` is what the counter says from then on."""
+
+    def __call__(self, count: int = 1, doing: str = "") -> None: ...
+
+
 @contextmanager
-def counted(total: int, of: str) -> Iterator[Callable[[], None]]:
-    """A counter on stderr, for commands that take minutes; call what it gives after each of `total`."""
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+def counted(total: int | None, of: str) -> Iterator[ProgressCounter]:
+    """A counter on stderr, for commands that take minutes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(of, total=total)
-        yield lambda: progress.advance(task)
+
+        def advance(count: int = 1, doing: str = "") -> None:
+            progress.update(task, advance=count, description=doing or None)
+
+        yield advance
 
 
 def print_whole(table: Table) -> None:

@@ -26,14 +26,12 @@ SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 
 def figure_of(report: LoadReport) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     runs = report.runs
     panels = list(_panels(runs))
     rows = -(-len(panels) // COLUMNS)
     figure = Figure(figsize=(13.0, 3.0 * rows + 1.0), layout="constrained")
-    FigureCanvasAgg(figure)
     for place, draw in enumerate(panels):
         axes: Axes = figure.add_subplot(rows, COLUMNS, place + 1)
         axes.spines[["top", "right"]].set_visible(False)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NoReturn, Self
@@ -59,27 +59,56 @@ class GenerationOptions:
             raise ValueError(f"stalled_seconds must be above 0, got {self.stalled_seconds}")
 
 
-class GenerationService:
-    """What the gRPC handlers call: `admit` before everything else, then `models` or `generate`."""
+@contextmanager
+def _errors_of_clients() -> Iterator[None]:
+    """Turns errors of the backend into those for clients, without the addresses of services."""
+    try:
+        yield
+    except RequestError as error:
+        raise errors.BadRequest(str(error)) from error
+    except UnknownModelError as error:
+        raise errors.NameUnknown(str(error)) from error
+    except OverloadedError as error:
+        raise errors.Overloaded(str(error), error.after) from error
+    except (errors.BadRequest, errors.ContextTooLong):
+        raise
+    except errors.TooLarge as error:
+        raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
+    except errors.Full as error:
+        text = "all targets are at their limit of sessions; ask again later"
+        raise errors.Overloaded(text, MIN_RETRY_SECONDS) from error
+    except errors.ServiceError as error:
+        log.info("an output failed: %s", error)
+        raise errors.Unreachable("no target can make this output now; ask again later") from error
+
+
+class GenerationServer:
+    """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
 
     def __init__(
-        self, backend: Backend, options: GenerationOptions, clock: Callable[[], float] = time.monotonic
+        self, backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
     ) -> None:
+        options = options or GenerationOptions()
         self._backend = backend
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
-        self._clock = clock
         self.running = 0  # outputs
+        self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
+        handlers = GenerationHandlers(self, options.stalled_seconds)
+        listening = listening or Listening(limit=REQUEST_LIMIT)
+        self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
+        self._models: tuple[str, ...] = ()
+        self._reporting: asyncio.Task[NoReturn] | None = None
 
     def admit(self, authorization: str | None, peer: str) -> None:
-        """Checks a client's key and rate; raises KeyRefused or Overloaded."""
+        """Checks a client's key and rate, before everything else; raises KeyRefused or Overloaded."""
         try:
             holder = self._keys.holder(authorization)
         except KeyRefusedError as error:
             log.info("%s was refused: %s", peer, error)
             raise errors.KeyRefused(str(error)) from error
         client = holder or peer.rpartition(":")[0]
-        wait = 0.0 if self._rates is None else self._rates.take(client, self._clock())
+        wait = 0.0 if self._rates is None else self._rates.take(client, time.monotonic())
         if wait:
             raise errors.Overloaded("too many requests of this client", wait)
 
@@ -120,42 +149,6 @@ class GenerationService:
             raise errors.BadRequest(f"name the model; there are {', '.join(names)}")
         return names[0]
 
-
-@contextmanager
-def _errors_of_clients() -> Iterator[None]:
-    """Turns errors of the backend into those for clients, without the addresses of services."""
-    try:
-        yield
-    except RequestError as error:
-        raise errors.BadRequest(str(error)) from error
-    except UnknownModelError as error:
-        raise errors.NameUnknown(str(error)) from error
-    except OverloadedError as error:
-        raise errors.Overloaded(str(error), error.after) from error
-    except (errors.BadRequest, errors.ContextTooLong):
-        raise
-    except errors.TooLarge as error:
-        raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
-    except errors.Full as error:
-        text = "all targets are at their limit of sessions; ask again later"
-        raise errors.Overloaded(text, MIN_RETRY_SECONDS) from error
-    except errors.ServiceError as error:
-        log.info("an output failed: %s", error)
-        raise errors.Unreachable("no target can make this output now; ask again later") from error
-
-
-class GenerationServer:
-    """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
-
-    def __init__(self, backend: Backend, listening: Listening, options: GenerationOptions) -> None:
-        self._backend = backend
-        self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
-        self._service = GenerationService(backend, options)
-        handlers = GenerationHandlers(self._service, options.stalled_seconds)
-        self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
-        self._models: tuple[str, ...] = ()
-        self._reporting: asyncio.Task[NoReturn] | None = None
-
     @property
     def address(self) -> str:
         return self._endpoint.address
@@ -163,7 +156,7 @@ class GenerationServer:
     @property
     def work(self) -> tuple[int, float]:
         """Outputs that are being made, and the seconds of its model, which it has none of."""
-        return self._service.running, 0.0
+        return self.running, 0.0
 
     async def start(self) -> str:
         """Begins to listen; returns the address; raises CannotListen."""
@@ -197,12 +190,6 @@ class GenerationServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.drain()
-
-
-def serve_generation(
-    backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
-) -> GenerationServer:
-    return GenerationServer(backend, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 
 LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session

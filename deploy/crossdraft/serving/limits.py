@@ -82,11 +82,6 @@ class Keys:
             {**cls.of({f"key {number}": key for number, key in enumerate(filter(None, keys), 1)}).holders, **read}
         )
 
-    @property
-    def needed(self) -> bool:
-        """Whether a client must show one."""
-        return bool(self.holders)
-
     def holder(self, authorization: str | None) -> str:
         """The holder of a client's key; empty where no key is needed.
 

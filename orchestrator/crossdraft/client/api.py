@@ -38,7 +38,7 @@ from crossdraft.speculation.controller import OutputController, PlainController,
 from crossdraft.speculation.estimates import Estimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
-from crossdraft.trace.recording import FileRecorder, Header, Recorder, Recorders
+from crossdraft.trace.recording import FileRecorder, Header, Recorder
 from crossdraft.types.messages import PromptScored, Sample
 from crossdraft.types.output import PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, size_of
@@ -137,6 +137,11 @@ class Generation(TokenStream):
             await self._written()
 
     @property
+    def addresses(self) -> frozenset[str]:
+        """Of the services that it has open sessions with now."""
+        return frozenset() if self._driver is None else self._driver.addresses
+
+    @property
     def decisions(self) -> list[Decision]:
         return self._session.decisions
 
@@ -184,8 +189,8 @@ class Generation(TokenStream):
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
-        told = Recorders(self._recorder, self._watch) if self._recorder or self._watch else None
-        self._driver = Driver(self._session, self._services, told)
+        recorders = [one for one in (self._recorder, self._watch) if one is not None]
+        self._driver = Driver(self._session, self._services, recorders)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.prompt_logprobs is not None:
@@ -233,8 +238,20 @@ class Generation(TokenStream):
 class Pipeline:
     """Connections to the targets of one model and, unless decoding is plain, to drafters of one vocabulary.
 
+    Use it with `async with`.
+
+    Args:
+        target: one address or several, all of the same model; one must be there, others may come later.
+        drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
+        patience: how long services may take to answer.
+        needs_drafter: fail to connect, as for a target, if no drafter answers.
+        tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
+        trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
+            distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
+        estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
+
     Raises:
-        ValueError: there is no address of a target, or TLS files cannot be used.
+        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
     """
 
     def __init__(
@@ -242,6 +259,7 @@ class Pipeline:
         target: Addresses,
         drafter: Addresses | None = None,
         patience: Patience | None = None,
+        *,
         needs_drafter: bool = False,
         tls: TlsFiles | None = None,
         trusted: bool = True,
@@ -387,32 +405,8 @@ class Pipeline:
         return self._discovery
 
 
-def connect(
-    target: Addresses,
-    drafter: Addresses | None = None,
-    patience: Patience | None = None,
-    *,
-    needs_drafter: bool = False,
-    tls: TlsFiles | None = None,
-    trusted: bool = True,
-    estimates: Estimates | None = None,
-) -> Pipeline:
-    """A pipeline to use with `async with`.
-
-    Args:
-        target: one address or several, all of the same model; one must be there, others may come later.
-        drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
-        patience: how long services may take to answer.
-        needs_drafter: fail to connect, as for a target, if no drafter answers.
-        tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
-        trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
-            distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
-        estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
-
-    Raises:
-        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
-    """
-    return Pipeline(target, drafter, patience, needs_drafter, tls, trusted, estimates)
+connect = Pipeline
+"""`Pipeline`, as in `async with connect(target, drafter) as pipeline`."""
 
 
 def addresses_of(given: Addresses) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
-from crossdraft.client.roster import Roster, Services, SessionPort
+from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
+from crossdraft.rpc.links import LinkSession
 from crossdraft.session.events import (
     Cancelled,
     Close,
@@ -44,7 +45,7 @@ class ServiceLane:
 
     Args:
         number: of the lane.
-        roster: of its role, a Roster[TargetPort] or Roster[DrafterPort].
+        roster: of its role, of TargetClients or of DrafterClients.
         opening: the first message.
         report: is told what happens there.
     """
@@ -60,7 +61,7 @@ class ServiceLane:
         self._number = number
         self._opening = opening
         self._report = report
-        self._session: SessionPort[Any] | None = None
+        self._session: LinkSession | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
@@ -131,13 +132,13 @@ class Driver:
     Args:
         session: not begun.
         services: where it may open lanes.
-        recorder: is told every step.
+        recorders: are told every step.
     """
 
-    def __init__(self, session: Session, services: Services, recorder: Recorder | None = None) -> None:
+    def __init__(self, session: Session, services: Services, recorders: Sequence[Recorder] = ()) -> None:
         self._session = session
         self._services = services
-        self._recorder = recorder
+        self._recorders = recorders
         self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[Lane, ServiceLane] = {}
@@ -153,6 +154,12 @@ class Driver:
 
     def times(self) -> Times:
         return self._clock.times([lane.watch for lane in self._lanes.values()])
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Where it has open sessions now."""
+        opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.traffic is not None)
+        return frozenset(lane.address for lane in opened if lane.address is not None)
 
     async def run(self, emit: TokenSink) -> Finished:
         """Carry out commands and feed back events until the session is finished.
@@ -223,11 +230,13 @@ class Driver:
 
     def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
-        if self._recorder is not None:
+        if self._recorders:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
             made, self._session.choices = tuple(self._session.choices), []
-            self._recorder.record(Step(now, event, tuple(commands), spent, misses, sent, received, made))
+            step = Step(now, event, tuple(commands), spent, misses, sent, received, made)
+            for recorder in self._recorders:
+                recorder.record(step)
 
     def _carry_out(self, commands: list[Command]) -> None:
         emitted = [command for command in commands if isinstance(command, Emitted)]
@@ -303,5 +312,5 @@ class Driver:
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
-        if self._recorder is not None:
-            self._recorder.close()
+        for recorder in self._recorders:
+            recorder.close()

@@ -7,9 +7,8 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
-from crossdraft.rpc.links import Owes
+from crossdraft.rpc.links import Owes, Traffic
 from crossdraft.session.events import Reply
 from crossdraft.types.messages import (
     Advance,
@@ -29,14 +28,6 @@ from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
 ROLES = ("target", "drafter")
 BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
-
-
-class TrafficCount(Protocol):
-    """The counters of a session with a service."""
-
-    bytes_sent: float
-    bytes_received: float
-    codec_seconds: float
 
 
 class TripWatch:
@@ -97,7 +88,7 @@ class LaneWatch:
         self.role = role
         self.address = ""  # where its session is, once that is decided
         self.lost = ""  # why it was lost, as in `LaneFigures`
-        self.traffic: TrafficCount | None = None  # of its stream, once it is open
+        self.traffic: Traffic | None = None  # of its stream, once it is open
         self.wire_seconds = 0.0
         self._asked: float | None = None  # when the latest request without a reply left
         self._opened = 0.0
@@ -108,7 +99,7 @@ class LaneWatch:
         self._owed = 0.0  # seconds in which the service owed anything, up to when it last owed nothing
         self._owed_since: float | None = None
 
-    def opened(self, traffic: TrafficCount, now: float) -> None:
+    def opened(self, traffic: Traffic, now: float) -> None:
         self.traffic, self._opened = traffic, now
 
     def closed(self, now: float) -> None:

@@ -1,55 +1,15 @@
-"""The services that sessions are opened with: their ports, and which of them is next."""
+"""The services that sessions are opened with, and which of them is next."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from crossdraft.client.measurements import TrafficCount
-from crossdraft.rpc.links import Listener
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    RunTo,
-    Score,
-)
+from crossdraft.rpc.clients import DrafterClient, TargetClient
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 
-Opening = TypeVar("Opening", contravariant=True)
-Request = TypeVar("Request", contravariant=True)
 Service = TypeVar("Service")
-
-
-class SessionPort(Protocol[Request]):
-    """A session with a service that has begun."""
-
-    @property
-    def traffic(self) -> TrafficCount:
-        """Bytes sent and received so far."""
-        ...
-
-    def send(self, request: Request, /) -> None:
-        """Send without waiting."""
-
-    def close(self) -> None:
-        """End the session; its listener hears nothing more."""
-
-
-class ServicePort(Protocol[Opening, Request]):
-    """A service; `crossdraft.rpc.clients` has the real ones."""
-
-    def begin(self, request: Opening, listener: Listener, /) -> SessionPort[Request]:
-        """Begin a session. What happens there is told to the listener, later, in the event loop."""
-        ...
-
-
-TargetPort = ServicePort[OpenTarget, Pass | FetchRow | RunTo]
-DrafterPort = ServicePort[OpenDrafter, Draft | Advance | Score]
 
 
 @dataclass
@@ -139,14 +99,5 @@ class Roster(Generic[Service]):
 class Services:
     """Where a generation can open sessions."""
 
-    targets: Roster[TargetPort]
-    drafters: Roster[DrafterPort]
-
-    @staticmethod
-    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
-        """One of each role, or no drafter."""
-        services = Services(Roster("target"), Roster("drafter"))
-        services.targets.add("target", target)
-        if drafter is not None:
-            services.drafters.add("drafter", drafter)
-        return services
+    targets: Roster[TargetClient]
+    drafters: Roster[DrafterClient]

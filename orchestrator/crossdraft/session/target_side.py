@@ -35,7 +35,6 @@ class Flight:
     tokens: int  # that it feeds: those committed since the lane's previous pass, and the tree's
     left_at: float  # seconds
     idle: float  # seconds that the lane had stood idle
-    draft_tokens: int = 0  # known beyond the root
     own: Path = ()  # of `paths`, that of the draft's own tokens
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
@@ -443,11 +442,11 @@ class TargetSide:
             epoch.reach = max(epoch.reach, frontier)
             run = min(epoch.choice.run, self._output.left)
             counts.runs += run > 1
-            return self._send(lane, NOTHING_GUESSED, None, 0, True, now, run)
+            return self._send(lane, NOTHING_GUESSED, None, True, now, run)
         plan = self._plan(epoch)
         counts.row_misses += frontier < epoch.reach
         epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
-        return self._send(lane, plan, None, epoch.beyond(frontier), epoch.draws, now)
+        return self._send(lane, plan, None, epoch.draws, now)
 
     def send_ahead(self, lane: TargetLane, epoch: Epoch, now: float) -> list[Command]:
         """A pass over later draft tokens, on a target that is free while others work on earlier ones, if it pays."""
@@ -466,19 +465,18 @@ class TargetSide:
         self._counts.passes += 1
         self._counts.speculated += 1
         epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
-        return [self._send(lane, plan, wanted, epoch.beyond(frontier), epoch.draws, now)]
+        return [self._send(lane, plan, wanted, epoch.draws, now)]
 
     def _send(
         self,
         lane: TargetLane,
         plan: Plan,
         wanted: tuple[int, ...] | None,
-        draft_tokens: int,
         draws: bool,
         now: float,
         run: int = 1,
     ) -> Send:
-        """Send a pass with so many draft tokens known, answered by draws or by rows; or a run of so many tokens."""
+        """Send a pass, answered by draws or by rows; or a run of so many tokens."""
         ids = self._output.ids
         lane.passes += 1
         listed = () if draws else plan.listed
@@ -489,9 +487,7 @@ class TargetSide:
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
         idle, half = now - lane.free_since, run - run // 2
-        lane.flight = Flight(
-            lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, plan.own, half=half
-        )
+        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, plan.own, half=half)
         lane.latest = lane.flight
         lane.told = len(ids)
         lane.owed.clear()

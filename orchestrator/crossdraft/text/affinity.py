@@ -48,13 +48,6 @@ class Matrix:
     weights: Weights  # shape (n,), above 0; each row's sum to one
 
     @staticmethod
-    def identity(pair: Pair) -> "Matrix":
-        """The matrix with which `rdk` is `tli`."""
-        shared = pair.shared_drafter_ids
-        targets = pair.to_target_ids(shared).astype(np.int32)
-        return Matrix(shared, np.arange(len(shared) + 1, dtype=np.int64), targets, np.ones(len(shared), np.float32))
-
-    @staticmethod
     def strongest(pair: Pair, drafted: Ids, targets: Ids, weights: Probabilities, neighbours: int) -> "Matrix":
         """The matrix with the heaviest entries of each row, of equal ones the lowest ids, normalized.
 
@@ -79,12 +72,6 @@ class Matrix:
         kept = shares > 0  # smaller ones are 0 in float32
         starts = np.searchsorted(places[order][kept], np.arange(len(shared) + 1)).astype(np.int64)
         return Matrix(shared, starts, targets[order][kept].astype(np.int32), shares[kept])
-
-    def row(self, drafter_id: int) -> tuple[Columns, Weights]:
-        """Target ids and weights of one draft token's row; ValueError if it is not shared."""
-        place = int(_places(self.drafter_ids, np.array([drafter_id], dtype=np.int64))[0])
-        part = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        return self.target_ids[part], self.weights[part]
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
         """Mᵀq′, the distribution over the target's tokens that `rdk` draws draft tokens from.

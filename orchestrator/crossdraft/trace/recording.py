@@ -186,21 +186,6 @@ class Recorder(Protocol):
         ...
 
 
-class Recorders:
-    """Several recorders of one session."""
-
-    def __init__(self, *recorders: Recorder | None) -> None:
-        self._recorders = [one for one in recorders if one is not None]
-
-    def record(self, step: Step) -> None:
-        for recorder in self._recorders:
-            recorder.record(step)
-
-    def close(self) -> None:
-        for recorder in self._recorders:
-            recorder.close()
-
-
 class FileRecorder:
     """Writes one record per round to a file, from a thread, so that the event loop only appends.
 

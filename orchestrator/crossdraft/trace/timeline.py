@@ -165,7 +165,6 @@ class SessionFigures:
     model_share: float  # share of that time in which a target's model worked; mean over targets
     idle_share: float  # share of that time in which a target had no pass in flight; mean over targets
     drafter_share: float  # share of that time in which drafters' models worked
-    verification_seconds: float
     bytes: int  # of messages, both ways; 0: not recorded
 
     @property
@@ -480,7 +479,6 @@ def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) ->
         model_share=_share(sum(work.end - work.begin for work in passes), whole),
         idle_share=_share(whole - flying, whole),
         drafter_share=_share(sum(work.end - work.begin for work in drafted), seconds or 1.0),
-        verification_seconds=sum(handled.end - handled.begin for handled in tracer.handled),
         bytes=tracer.bytes,
     )
 

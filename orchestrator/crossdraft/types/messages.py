@@ -14,6 +14,7 @@ MOST_DRAFT_TOKENS = 64  # that can be requested at once
 MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
 MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
 MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
+PENALTIES = "must be between -2 and 2"
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,8 @@ class SamplingOptions:
                 0.01 <= self.repetition_penalty <= 100,
                 f"repetition_penalty must be between 0.01 and 100, got {self.repetition_penalty}",
             ),
-            *(
-                (-2 <= value <= 2, f"{name} must be between -2 and 2, got {value}")
-                for name, value in (
-                    ("presence_penalty", self.presence_penalty),
-                    ("frequency_penalty", self.frequency_penalty),
-                )
-            ),
+            (-2 <= self.presence_penalty <= 2, f"presence_penalty {PENALTIES}, got {self.presence_penalty}"),
+            (-2 <= self.frequency_penalty <= 2, f"frequency_penalty {PENALTIES}, got {self.frequency_penalty}"),
             (0 <= self.min_tokens < 2**31, f"min_tokens must be 0 or more, below 2**31, got {self.min_tokens}"),
             (all(self.bad_word_ids), "each of bad_word_ids must have at least one id"),
             (all(abs(bias) <= 100 for _, bias in self.logit_bias), "each logit_bias must be between -100 and 100"),

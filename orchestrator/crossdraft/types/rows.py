@@ -43,14 +43,6 @@ class Row:
         return table
 
     @staticmethod
-    def of(ids: "Ids | list[int]", weights: "Probabilities | list[float]", total: float | None = None) -> "Row":
-        """A normalized row from weights. Without `total` it is whole; else the rest to `total` is the tail."""
-        values = np.asarray(weights, dtype=np.float64)
-        listed = float(values.sum())
-        scale = listed if total is None else max(total, listed)
-        return Row(np.asarray(ids, dtype=np.int64), values / scale, max(0.0, 1.0 - listed / scale))
-
-    @staticmethod
     def certain(token: int) -> "Row":
         return Row(np.array([token], dtype=np.int64), np.ones(1))
 

@@ -1,67 +1,29 @@
 """The verification methods by name: what each requires of drafter and target, and what it guarantees."""
 
+from dataclasses import replace
+
 from crossdraft.verification import alignment, coupling, matching, prefixes, rejection
 from crossdraft.verification.walk import Guess as Guess
 from crossdraft.verification.walk import Method as Method
 
-STANDARD = Method(
-    "standard",
-    rejection.walk,
-    "Leviathan et al. 2023; Chen et al. 2023; arXiv 2403.10444",
-    (Guess.OWN,),
-    same_vocabulary=True,
-)
-TLI = Method("tli", rejection.walk, "arXiv 2502.05202, Algorithm 4", (Guess.OWN,), shared_only=True)
-UNION = Method("union", rejection.walk, "arXiv 2502.05202, Algorithm 1", (Guess.OWN,))
-RDK = Method(
-    "rdk",
-    rejection.walk,
-    "Timor et al., Out-of-Vocabulary Sampling Boosts Speculative Decoding, Algorithm 1",
-    (Guess.OWN,),
-    shared_only=True,
-    redistributed=True,
-)
-COUPLED = Method("coupled", coupling.walk, "rejection sampling on text", (Guess.CANONICAL, Guess.OWN))
-COUPLED_SHARED = Method(
-    "coupled-shared", coupling.walk, "the same over T∩D", (Guess.OWN, Guess.CANONICAL), shared_only=True
-)
+STANDARD = Method("standard", rejection.walk, (Guess.OWN,), same_vocabulary=True)
+TLI = Method("tli", rejection.walk, (Guess.OWN,), shared_only=True)
+UNION = Method("union", rejection.walk, (Guess.OWN,))
+RDK = Method("rdk", rejection.walk, (Guess.OWN,), shared_only=True, redistributed=True)
+COUPLED = Method("coupled", coupling.walk, (Guess.CANONICAL, Guess.OWN))
+COUPLED_SHARED = Method("coupled-shared", coupling.walk, (Guess.OWN, Guess.CANONICAL), shared_only=True)
 SLEM = Method(
     "slem",
     matching.walk,
-    "arXiv 2502.05202, Algorithm 2",
     (Guess.CANONICAL, Guess.OWN),
     samples=True,
     drafter_rows=False,
     trusting=False,
     seedable=True,
 )
-SEEDED = Method(
-    "seeded",
-    matching.walk,
-    "Algorithm 2 with common noise",
-    (Guess.CANONICAL, Guess.OWN),
-    samples=True,
-    keyed=True,
-    drafter_rows=False,
-    trusting=False,
-    seedable=True,
-)
-SLRS = Method(
-    "slrs",
-    prefixes.walk,
-    "arXiv 2502.05202, Algorithm 3",
-    (Guess.LONGEST,),
-    scores=True,
-    whole_draft=True,
-)
-TOKENTIMING = Method(
-    "tokentiming",
-    alignment.walk,
-    "Xiao et al., TokenTiming, Algorithm 2",
-    (Guess.CANONICAL,),
-    exact=False,
-    whole_draft=True,
-)
+SEEDED = replace(SLEM, name="seeded", keyed=True)
+SLRS = Method("slrs", prefixes.walk, (Guess.LONGEST,), whole_draft=True)
+TOKENTIMING = Method("tokentiming", alignment.walk, (Guess.CANONICAL,), exact=False, whole_draft=True)
 METHODS = {
     method.name: method
     for method in (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED, SLEM, SEEDED, SLRS, TOKENTIMING)

@@ -115,7 +115,6 @@ class Method:
 
     name: str
     walk: Callable[[Ground], Walk]
-    source: str
     guesses: tuple[Guess, ...]  # paths of a pass, the likeliest first
     exact: bool = True  # the output has the target's distribution
     samples: bool = False  # the target replies with its own draws, not with rows
@@ -124,7 +123,6 @@ class Method:
     shared_only: bool = False  # the drafter draws tokens of T∩D only
     redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
     drafter_rows: bool = True  # every draft token carries the row that it was drawn from
-    scores: bool = False  # the drafter is asked for probabilities of strings
     whole_draft: bool = False  # the number of draft tokens is fixed before the first is revealed: lock-step only
     trusting: bool = True  # exact only if each draft token's row is the distribution that it was drawn from
     seedable: bool = False  # the output is a function of the seed, whatever the timing and the drafter

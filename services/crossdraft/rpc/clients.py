@@ -89,10 +89,6 @@ class _Client(Generic[OpenRequest]):
             raise Internal(f"{self.service} sent a description that cannot be decoded: {error}") from error
         return self._description
 
-    async def described(self) -> Description:
-        """The latest description; asks for it if there is none."""
-        return self._description or await self.describe()
-
     def begin(self, request: OpenRequest, listener: Listener) -> LinkSession:
         """Begins a session whose listener is told what happens; the service must have been described."""
         channel, description = self.channel, self._description

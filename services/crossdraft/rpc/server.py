@@ -7,14 +7,13 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, Self, TextIO
+from typing import Generic, Protocol, Self, TextIO
 
 import grpc
-import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -267,11 +266,6 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a service's main coroutine on uvloop, whose streams cost a third less than asyncio's."""
-    uvloop.run(main)
 
 
 def freeze_heap() -> None:

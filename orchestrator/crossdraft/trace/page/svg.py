@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, NUMBERS, Box, Line, Scene, Shape, Stamp
+from crossdraft.trace.page.scene import LEGEND, MARKS, NUMBERS, Box, Line, Scene, Shape, Stamp
 
 AXIS = 26.0  # pixels below the lanes
 LETTER = 7.0  # pixels of a letter of a label
@@ -26,7 +26,6 @@ def page_of(scene: Scene, title: str, figures: Sequence[tuple[str, str]], scale:
     return Template(_part("page.html")).substitute(
         parts,
         title=escape(title),
-        palette="\n".join(_palette()),
         figures="\n".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in figures),
         lanes=_lanes(scene),
         scene=_svg(scene, scale),
@@ -38,14 +37,6 @@ def page_of(scene: Scene, title: str, figures: Sequence[tuple[str, str]], scale:
 
 def _part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _palette() -> Iterator[str]:
-    for style, colour in FILLS.items():
-        yield f".{style} {{ fill: {colour}; background: {colour}; }} line.{style} {{ stroke: {colour}; }}"
-    for style, colour in MARK_COLOURS.items():
-        if style != "border":
-            yield f".{style} {{ fill: {colour}; }} line.{style} {{ stroke: {colour}; }}"
 
 
 def _lanes(scene: Scene) -> str:
@@ -135,8 +126,9 @@ def _box(box: Box, scale: float, title: str) -> str:
 
 def _legend(scene: Scene) -> Iterator[str]:
     used = {one for shape in scene.shapes for one in shape.style.split()}
+    signs = {kind.name.lower() for kind in MARKS}
     for style, text in LEGEND:
         if style.split()[-1] in used:
-            swatch = "" if style in MARK_COLOURS else f'<span class="swatch {style}"></span>'
+            swatch = "" if style in signs else f'<span class="swatch {style}"></span>'
             yield f"<li>{swatch}{escape(text)}</li>"
     yield from (f"<li>{text}</li>" for text in NUMBERS)
