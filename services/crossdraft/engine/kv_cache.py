@@ -77,29 +77,33 @@ class CachePlan:
             NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
         """
         mib: float = unused if math.isfinite(unused) else BUDGET
-        most: float = math.inf  # slots
-        cost, share, apart, longest = float(slot_bytes), 0.0, 0, context
-        if windowed is not None and slot_bytes:
-            share, apart = windowed.kept / max(windowed.kept, context / 4), windowed.kept
-            cost += share * windowed.slot_bytes
-        elif windowed is not None:
-            cost, longest = windowed.slot_bytes, min(context, windowed.kept)
-        aside = apart * windowed.slot_bytes if windowed is not None else 0
+        most: float = math.inf  # sessions
         if isinstance(budget, MemoryShare):
-            most = budget.sessions * size_for(longest)
+            most = budget.sessions
         else:
             mib = budget
-        slots = int(max(0, min((mib * MIB - aside) // cost, most)))
-        fits = UNIT << (slots // UNIT).bit_length() - 1 if slots >= UNIT else 0
+        size, cost, apart, longest = max(0.0, mib * MIB), slot_bytes, 0, context
+        if windowed is not None and slot_bytes:
+            apart = windowed.kept * windowed.slot_bytes  # one session's
+        elif windowed is not None:
+            cost, longest = windowed.slot_bytes, min(context, windowed.kept)
+        slots = max(0, size - apart) // cost  # of one session, at most
+        fits = UNIT << (int(slots) // UNIT).bit_length() - 1 if slots >= UNIT else 0
         least = size_for(longest if asked else 1)
         if fits < least:
-            needed = -(-int(least * cost + aside) // MIB)
+            needed = -(-(least * cost + apart) // MIB)
             shorter = f"set --max-model-len to {fits} or less, or " if fits else ""
             raise NumberOutOfRangeError(
                 f"a session of up to {least} tokens needs {needed} MiB of keys and values, and the KV cache has "
                 f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
             )
-        return CachePlan(slots, context if fits >= longest else fits, int(apart + share * slots))
+        if windowed is not None and apart:
+            shared = (size - apart) // (cost + windowed.slot_bytes * windowed.kept / max(windowed.kept, context / 4))
+            slots = max(shared, min(slots, size_for(longest)))
+        slots = min(slots, most * size_for(longest))
+        left = (size - slots * cost) // windowed.slot_bytes if windowed is not None and apart else 0
+        window_slots = min(left, most * windowed.kept) if windowed is not None else 0
+        return CachePlan(int(slots), context if fits >= longest else fits, int(window_slots))
 
 
 @dataclass(frozen=True)

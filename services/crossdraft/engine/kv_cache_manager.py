@@ -225,7 +225,7 @@ class SlotPool:
         """
         if self.window is None or first < before:
             return 0
-        return before if last - before < size else max(0, first - self.window)
+        return before if last - before < size else max(0, first - self.window - 1)
 
     def clear(self, extent: Extent, kept: int) -> None:
         """Zeros an extent after its first `kept` slots; memory that nobody wrote stays untouched."""
