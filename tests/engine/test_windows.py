@@ -1,7 +1,6 @@
 """Layers with a window keep the end of a text only, and logits are those of plain forwards all the same."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,11 +29,11 @@ HALF, ALL = tiny_gemma2(**SETTINGS), tiny_mistral(**SETTINGS)  # of the layers h
 @pytest.fixture(
     params=[(HALF, False), (HALF, True), (ALL, False), (ALL, True)], ids=["half", "half, graphs", "all", "all, graphs"]
 )
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(runner, "capture_for", lambda _: taped)
     model, graphs = request.param
     made = Engine(model, chunk=AT_A_TIME, graphs=graphs)
-    yield made
+    return made
 
 
 def sizes(engine: Engine, session: str) -> list[int]:
@@ -48,7 +47,9 @@ def test_a_long_text_keeps_what_its_windows_need(engine: Engine) -> None:
     assert serve(engine, Request("a", TEXT[:300], TREE)) == 300 + len(TREE)
     assert sizes(engine, "a")[-1] == KEPT
     assert sizes(engine, "a")[:-1] in ([], [512])
-    for end in range(300, 400, 8):  # the committed branch moves, and the front of the extent is moved to again and again
+    for end in range(
+        300, 400, 8
+    ):  # the committed branch moves, and the front of the extent is moved to again and again
         context = (*TEXT[:300], *(TEXT[7], TEXT[8], 3) * 40)[:end]
         assert serve(engine, Request("a", context, tree_of([(TEXT[7], TEXT[8], 3, 1), (5, 6)], 9))) <= 15
     assert sizes(engine, "a")[-1] == KEPT
@@ -65,6 +66,7 @@ def test_going_back_within_what_is_kept_and_further(engine: Engine) -> None:
 def test_a_prefix_is_taken_where_its_end_is_kept(engine: Engine) -> None:
     serve(engine, Request("a", TEXT[:300]))
     assert serve(engine, Request("b", (*TEXT[:300], 1, 2))) == 2
+    assert engine.remaining(Request("c", (*TEXT[:50], 1, 2))) == 52
     assert serve(engine, Request("c", (*TEXT[:50], 1, 2))) == 52
     assert serve(engine, Request("a", (*TEXT[:300], 7)), Request("b", (*TEXT[:300], 1, 2, 3), TREE)) == 2 + len(TREE)
     engine.close("a")
@@ -123,7 +125,7 @@ def test_memory_of_gemma_3(layers: int, share: float) -> None:
     pools = LayerPools.of(model, kinds, length, CHUNK)
     whole = KVCache.slot_bytes(kinds.shapes, torch.float32) * length
     assert pools.windowed is not None
-    session = pools.slot_bytes * length + pools.windowed.slot_bytes * pools.windowed.kept
+    session = pools.session_bytes(length)
     assert session <= share * whole
     plan = CachePlan.of(pools.slot_bytes, -(-session // MIB) + 1, 0.0, length, True, pools.windowed)
     assert plan.length == length

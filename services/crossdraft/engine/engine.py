@@ -61,6 +61,11 @@ class LayerPools:
         numbers = [int(window is not None and whole > 0) for window in windows]
         return LayerPools(windows, numbers, whole, WindowedLayers(part, kept))
 
+    def session_bytes(self, length: int) -> int:
+        """Of keys and values of a session of so many tokens."""
+        part = self.windowed
+        return self.slot_bytes * length + (0 if part is None else part.slot_bytes * min(length, part.kept))
+
     def of_cache(self, cache: KVCache, chunk: int) -> list[SlotPool]:
         """The slots of each pool."""
         if self.windowed is None:
