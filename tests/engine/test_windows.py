@@ -32,8 +32,7 @@ HALF, ALL = tiny_gemma2(**SETTINGS), tiny_mistral(**SETTINGS)  # of the layers h
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(runner, "capture_for", lambda _: taped)
     model, graphs = request.param
-    made = Engine(model, chunk=AT_A_TIME, graphs=graphs)
-    return made
+    return Engine(model, chunk=AT_A_TIME, graphs=graphs)
 
 
 def sizes(engine: Engine, session: str) -> list[int]:

@@ -51,8 +51,9 @@ class LayerPools:
             windows = ()
         largest = max((window.size for window in windows if window is not None), default=0)
         kept = size_for(largest + chunk)
-        one_each = len(windows) == len(layers.shapes) and not layers.gathers
-        if not largest or kept >= size_for(length) or not one_each:
+        # Each module must read the layer of the cache that has its number.
+        own = [getattr(layer.module, "layer_idx", None) for layer in layers.attention] == [*range(len(layers.shapes))]
+        if not largest or kept >= size_for(length) or layers.gathers or not own:
             return LayerPools(windows, [0] * len(layers.shapes), KVCache.slot_bytes(layers.shapes, model.dtype))
         parts: tuple[list[LayerShape], list[LayerShape]] = [], []
         for shape, window in zip(layers.shapes, windows, strict=True):
