@@ -83,7 +83,8 @@ def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
     assert found.shape == (1, tokens, key_heads * share, width)
     expected = _expected(batch.slices, query[0], key[0], value[0], how, WINDOWS[number])
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
-    target = torch.arange(PLACES)[batch.slot_mapping] if isinstance(batch.slot_mapping, slice) else batch.slot_mapping
+    (mapping,) = batch.slot_mappings
+    target = torch.arange(PLACES)[mapping] if isinstance(mapping, slice) else mapping
     assert target.tolist() == [one.extent.start + place for one in batch.slices for place in one.inputs.slots]
 
 

@@ -65,15 +65,16 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
     if bucket is None:
         assert sum(one.count for one in pieces) > TOKENS
         return
-    numbers = bucket.numbers(pieces, NOBODYS)
+    numbers = bucket.numbers(pieces, [NOBODYS] * len(WINDOWS))
     parts = Sections.of(np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
     token = 0
     for one in pieces:
         for place, rank in zip(one.inputs.slots, range(one.count), strict=True):
             row = parts.cells[token + rank]
             assert parts.rows[row] == token + rank
-            assert parts.targets[token + rank] == one.extent.start + place
-            assert parts.starts[row // bucket.width] == one.extent.start
+            for marks in parts.marks:
+                assert marks.targets[token + rank] == one.extent.start + place
+                assert marks.starts[row // bucket.width] == one.extent.start
         for window, marks in zip(WINDOWS, parts.marks, strict=True):
             (seen,) = visible([one], one.count, one.used, window)
             for sees, row in zip(seen, parts.cells[token : token + one.count], strict=True):
@@ -84,5 +85,5 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
                 assert max(found) < marks.lengths[lane] <= bucket.used_in(window)
         token += one.count
     assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.inputs.tokens]).all()
-    assert (parts.targets[token:] == NOBODYS).all()
+    assert all((marks.targets[token:] == NOBODYS).all() for marks in parts.marks)
     assert len({*parts.cells[:token]}) == token

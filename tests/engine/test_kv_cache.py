@@ -23,7 +23,7 @@ shapes = [LayerShape(1, 64, 64)]
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
 begin = resident()
-cache = KVCache(shapes, 32 * MIB // KVCache.slot_bytes(shapes, torch.float32), torch.float32, torch.device("cpu"))
+cache = KVCache(shapes, [32 * MIB // KVCache.slot_bytes(shapes, torch.float32)], torch.float32, torch.device("cpu"))
 print(resident() - begin)
 cache.populate(16)
 print(resident() - begin)
@@ -34,7 +34,7 @@ print(any(tensor.any() for tensor in (*cache.keys, *cache.values)))
 
 
 def new(slots: int) -> KVCache:
-    return KVCache(SHAPES, slots, torch.float32, torch.device("cpu"))
+    return KVCache(SHAPES, [slots], torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")

@@ -15,6 +15,7 @@ from crossdraft.engine.kv_cache_manager import (
     KVCacheManager,
     PrefixIndex,
     SlotAllocator,
+    SlotPool,
     size_for,
 )
 from crossdraft.engine.requests import CachedTokens
@@ -156,7 +157,7 @@ def text(size: int, last: int = 0) -> tuple[int, ...]:
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager(cells, SLOTS)
+    manager = KVCacheManager([SlotPool(cells, SLOTS)])
     contexts: dict[str, tuple[int, ...]] = {}
     closed = dict.fromkeys("abcdef", 0)
     for _ in range(data.draw(st.integers(1, 25))):
@@ -194,7 +195,7 @@ def test_random_histories(data: st.DataObject) -> None:
 
 def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager(cells, SLOTS)
+    manager = KVCacheManager([SlotPool(cells, SLOTS)])
     assert fed(cells, manager, Request("a", text(100))) == 100
     assert fed(cells, manager, Request("b", text(101, 5))) == 2
     assert fed(cells, manager, Request("c", text(BLOCK))) == BLOCK  # 31 of them: less than a block
@@ -208,7 +209,7 @@ def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
 
 def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager(cells, SLOTS, reuse=False)
+    manager = KVCacheManager([SlotPool(cells, SLOTS)], reuse=False)
     long = text(3 * BLOCK)
     assert fed(cells, manager, Request("one", long)) == 3 * BLOCK
     assert fed(cells, manager, Request("two", long)) == 3 * BLOCK
@@ -220,7 +221,7 @@ def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
 
 def test_nobody_starts_with_what_are_no_numbers() -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager(cells, SLOTS)
+    manager = KVCacheManager([SlotPool(cells, SLOTS)])
     assert fed(cells, manager, Request("a", text(100))) == 100
     first = manager.get("a")
     assert first is not None
@@ -232,7 +233,7 @@ def test_nobody_starts_with_what_are_no_numbers() -> None:
 
 def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
     cells = Cells(4 * UNIT)
-    manager = KVCacheManager(cells, 4 * UNIT)
+    manager = KVCacheManager([SlotPool(cells, 4 * UNIT)])
     for name, last in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
         fed(cells, manager, Request(name, (last,) * 40))
         manager.close(name)
@@ -250,7 +251,7 @@ def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
 
 def test_an_extent_grows_where_it_lies_or_moves_even_over_itself() -> None:
     cells = Cells(4 * UNIT)
-    manager = KVCacheManager(cells, 4 * UNIT)
+    manager = KVCacheManager([SlotPool(cells, 4 * UNIT)])
     assert fed(cells, manager, Request("a", (1,) * 10)) == 10
     assert fed(cells, manager, Request("a", (1,) * UNIT * 2)) == UNIT * 2 - 10
     assert fed(cells, manager, Request("b", (2,) * UNIT)) == UNIT

@@ -10,6 +10,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -48,6 +50,12 @@ def tiny_gemma2(**changes: object) -> PreTrainedModel:
     heads = {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0}
     settings = {**sizes, **heads, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
     return seeded(Gemma2ForCausalLM, Gemma2Config(**{**settings, **changes}))
+
+
+def tiny_mistral(**changes: object) -> PreTrainedModel:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+    return seeded(MistralForCausalLM, MistralConfig(**{**settings, **changes}))
 
 
 def seeded(kind: type[PreTrainedModel], config: object) -> PreTrainedModel:

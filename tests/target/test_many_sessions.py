@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from crossdraft.engine.distributions import Nodes, distributions
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, load_model
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
@@ -121,8 +122,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     begun = KVCacheManager._begin
 
-    def watched(self: KVCacheManager, ids: tuple[int, ...], size: int) -> CacheEntry | None:
-        holding = begun(self, ids, size)
+    def watched(self: KVCacheManager, request: ForwardRequest) -> CacheEntry | None:
+        holding = begun(self, request)
         if holding is not None:
             found.append(len(holding.cached.ids))
         return holding

@@ -4,7 +4,7 @@ A flat batch has all tokens one after another, and only attention is padded. A b
 that differs between two forwards of a bucket is in a list of numbers, so that it can be captured as a CUDA graph.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Generic, NamedTuple, TypeVar
@@ -35,19 +35,25 @@ class BatchSlice:
     Args:
         extent: its slots.
         inputs: at least one token, or the slice is in no forward.
+        windowed: the same in the slots of layers with a window; None: these have no slots of their own.
     """
 
-    __slots__ = ("count", "extent", "inputs", "used")
+    __slots__ = ("count", "extent", "inputs", "used", "windowed")
 
-    def __init__(self, extent: Extent, inputs: InputTokens) -> None:
+    def __init__(self, extent: Extent, inputs: InputTokens, windowed: "BatchSlice | None" = None) -> None:
         self.extent = extent
         self.inputs = inputs
+        self.windowed = windowed
         self.count = len(inputs.tokens)
         self.used = inputs.slots[-1] + 1 if inputs.slots else 0  # slots of the extent up to the last token's own
 
     @property
     def rows(self) -> int:
         return len(self.inputs.wanted)
+
+    def seen_by(self, window: Window | None) -> "BatchSlice":
+        """The same in the slots of layers that have this window."""
+        return self if window is None or self.windowed is None else self.windowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +62,7 @@ class Batch:
 
     ids: Tensor  # int64 (1, n)
     positions: Tensor  # int64 (1, n)
-    slot_mapping: slice | Tensor  # slots of the KV cache, in order of the tokens
+    slot_mappings: tuple[slice | Tensor, ...]  # for each pool of the KV cache, slots in order of the tokens
     kept: Tensor | None  # int64, the tokens whose logits are asked for; None: all
     layouts: tuple[Layout, ...]  # for each window
     slices: tuple[BatchSlice, ...]  # in order of their tokens
@@ -82,35 +88,54 @@ def batch_of(
         gathers: whether what is cached is gathered before it becomes keys and values.
     """
     ordered: list[BatchSlice] = []
-    groups: list[tuple[Group, ...]] = []  # each as every window has it
+    groups: dict[Window | None, list[Group]] = {window: [] for window in windows}
     slots_of: list[Numbers] = []  # of each group
+    end = 0
     for members in grouped(slices, heads):
-        begin = groups[-1][0].end if groups else 0
+        begin, end = end, end + sum(one.count for one in members)
+        ordered += members
+        apart = members[0].windowed is not None
+        own = [window for window in windows if window is None or not apart]
         keys, used = _strided(members), max(one.used for one in members)
         if gathers:
-            own = [np.arange(used) + one.extent.start for one in members]
-            keys = Strided(sum(map(len, slots_of)), used)
-            slots_of.append(np.concatenate(own))
-        groups.append(_group(members, begin, keys, windows, dtype, device))
-        ordered += members
+            slots_of.append(np.concatenate([np.arange(used) + one.extent.start for one in members]))
+            keys = Strided(sum(map(len, slots_of[:-1])), used)
+        _add_groups(groups, members, begin, keys, own, dtype, device)
+        for run in _runs([one.windowed for one in members if one.windowed is not None], heads):
+            _add_groups(
+                groups, run, begin, _strided(run), [window for window in windows if window not in own], dtype, device
+            )
+            begin += sum(one.count for one in run)
     tokens = _flat([one.inputs.tokens for one in ordered])
     positions = _flat([one.inputs.positions for one in ordered])
-    slots = _flat([one.inputs.slots for one in ordered], [one.extent.start for one in ordered])
-    first, one = int(slots[0]), ordered[0]
-    in_a_row = len(ordered) == 1 and one.used - one.inputs.slots[0] == one.count
     kept = wanted_tokens(ordered)
-    parts = (tokens, positions, slots[:0] if in_a_row else slots, kept[:0] if len(kept) == len(tokens) else kept)
+    pools = [ordered, [one.windowed for one in ordered if one.windowed is not None]]
+    mappings = [_mapping(members) for members in pools if members]
+    parts = (
+        tokens,
+        positions,
+        kept[:0] if len(kept) == len(tokens) else kept,
+        *(mapping for mapping in mappings if not isinstance(mapping, slice)),
+    )
     numbers = sent(torch.from_numpy(np.concatenate(parts)), device)  # one transfer of all
-    ids, places, mapping, rows = numbers.split([len(part) for part in parts])
+    ids, places, rows, *mapped = numbers.split([len(part) for part in parts])
     return Batch(
         ids[None],
         places[None],
-        slice(first, first + one.count) if in_a_row else mapping,
+        tuple(mapping if isinstance(mapping, slice) else mapped.pop(0) for mapping in mappings),
         None if len(kept) == len(tokens) else rows,
-        tuple(zip(*groups, strict=True)),
+        tuple(tuple(groups[window]) for window in windows),
         tuple(ordered),
         sent(torch.from_numpy(np.concatenate(slots_of)), device) if gathers else None,
     )
+
+
+def _mapping(slices: Sequence[BatchSlice]) -> slice | Numbers:
+    """The slots of all tokens."""
+    slots, one = _flat([one.inputs.slots for one in slices], [one.extent.start for one in slices]), slices[0]
+    if len(slices) == 1 and one.used - one.inputs.slots[0] == one.count:  # in a row
+        return slice(int(slots[0]), int(slots[0]) + one.count)
+    return slots
 
 
 def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
@@ -134,13 +159,19 @@ def grouped(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlic
     kernel costs less.
     """
     ordered = sorted(slices, key=lambda one: (_kind(one), one.extent.start))
-    for (size, _), members in groupby(ordered, key=_kind):
+    return _runs(ordered, heads)
+
+
+def _runs(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlice]]:
+    """Consecutive ones that may be a group."""
+    for (size, _), members in groupby(slices, key=_kind):
         run: list[BatchSlice] = []
         step = rows = used = 0  # slots from one member to the next; of any member: tokens, slots, at most
         for one in members:
-            distance = one.extent.start - run[-1].extent.start if run else 0
+            distance = one.extent.start - run[-1].extent.start if run else 1
             wasted = max(rows, one.count) * (used - one.used if one.used < used else len(run) * (one.used - used))
-            if run and (not size or (step and distance != step) or wasted * heads > CALL):
+            apart = distance <= 0 or (step and distance != step)
+            if run and (not size or apart or wasted * heads > CALL):
                 yield run
                 run, step, rows, used = [], 0, 0, 0
             elif run:
@@ -162,15 +193,16 @@ def _strided(members: Sequence[BatchSlice]) -> Strided:
     return Strided(first, members[1].extent.start - first if len(members) > 1 else 0)
 
 
-def _group(
+def _add_groups(
+    groups: Mapping[Window | None, list[Group]],
     members: Sequence[BatchSlice],
     begin: int,
     keys: Strided,
-    windows: Windows,
+    windows: Sequence[Window | None],
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Group, ...]:
-    """The group as each window has it: from the first slot on that any of its tokens sees."""
+) -> None:
+    """Adds the group as each window has it: from the first slot on that any of its tokens sees."""
     counts = [one.count for one in members]
     end, width, used = begin + sum(counts), max(counts), max(one.used for one in members)
     real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
@@ -182,9 +214,10 @@ def _group(
         rows = sent(torch.from_numpy(numbers.ravel()), device)
     longest = max(max(one.inputs.positions) for one in members)
     made: dict[Window | None, Group] = {}
-    effective = [window if window is not None and window.first(longest) > 0 else None for window in windows]
-    for window in effective:
+    for full in windows:
+        window = full if full is not None and full.first(longest) > 0 else None
         if window in made:
+            groups[full].append(made[window])
             continue
         seen = visible(members, width, used, window)
         skip = 0 if window is None else int(seen[real].any(0).argmax())
@@ -194,7 +227,7 @@ def _group(
             mask = sent(torch.from_numpy(np.where(seen[:, None], ZERO, -INFINITY)).to(dtype), device)
         view = Strided(keys.start + skip, keys.step)
         made[window] = Group(begin, end, len(members), width, used - skip, view, mask, rows, cells)
-    return tuple(made[window] for window in effective)
+        groups[full].append(made[window])
 
 
 def visible(slices: Sequence[BatchSlice], width: int, used: int, window: Window | None = None) -> NDArray[np.bool_]:
@@ -216,9 +249,10 @@ def visible(slices: Sequence[BatchSlice], width: int, used: int, window: Window 
             lines = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(-1, size), 1, within, "little")
             seen[row, nodes, inputs.committed :] = lines
         if window is not None:
-            places = np.arange(used)
+            places = np.arange(used) + inputs.base
             depths = inputs.depths[:within]
-            places[inputs.committed : inputs.committed + len(depths)] = inputs.committed + np.array(depths, np.int64)
+            of_nodes = slice(inputs.committed, inputs.committed + len(depths))
+            places[of_nodes] = inputs.base + inputs.committed + np.array(depths, np.int64)
             seen[row, : one.count] &= places >= window.first(np.array(inputs.positions))[:, None]
     return seen
 
@@ -243,8 +277,10 @@ class Marks(NamedTuple, Generic[T]):
     limits: T  # ... to before this one,
     lines: T  # ... and from the lane's base on, those whose bits are set
     skips: T  # (lanes,), the lane's first slot, counted from its session's first
+    starts: T  # (lanes,), that session's first slot
     lengths: T  # (lanes,), slots that a lane has
     bases: T  # (lanes,), the slot of its tree's first node
+    targets: T  # (tokens,), where keys and values of layers with this window go
 
 
 class Sections(NamedTuple, Generic[T]):
@@ -252,11 +288,9 @@ class Sections(NamedTuple, Generic[T]):
 
     ids: T  # (tokens,), those of padding are 0
     positions: T  # (tokens,)
-    targets: T  # (tokens,), slots of the KV cache
     cells: T  # (tokens,), the row of each token
     kept: T  # (tokens,), first the tokens whose logits are asked for
     rows: T  # (lanes * width,), the token in each row
-    starts: T  # (lanes,), the first slot of each one's session
     marks: tuple[Marks[T], ...]  # for each window
 
     @staticmethod
@@ -281,19 +315,22 @@ class Bucket:
     def sizes(self) -> list[int]:
         """How many numbers each part of `Sections` has, those of `Marks` last."""
         each, rows, lanes = self.tokens, self.lanes * self.width, self.lanes
-        return [*[each] * 5, rows, lanes, *[rows, rows, rows, lanes, lanes, lanes] * len(self.windows)]
+        return [*[each] * 4, rows, *[rows, rows, rows, *[lanes] * 4, each] * len(self.windows)]
 
     def used_in(self, window: Window | None) -> int:
         """Slots of a lane where layers have this window: what the first of its rows may see, and all of the others."""
         return self.used if window is None else min(self.used, _power_of_two(window.size + WIDTHS[-1] + NODES))
 
-    def numbers(self, slices: Sequence[BatchSlice], padding_slot: int) -> Numbers:
-        """All parts one after another; padding is written at `padding_slot`, and sees one slot that is nobody's."""
+    def numbers(self, slices: Sequence[BatchSlice], padding_slots: Sequence[int]) -> Numbers:
+        """All parts one after another.
+
+        Padding is written at `padding_slots`, one for each window, and sees one slot that is nobody's.
+        """
         numbers = np.zeros(sum(self.sizes), dtype=np.int64)
         room = Sections.of(np.split(numbers, [*accumulate(self.sizes)][:-1]))
-        room.targets.fill(padding_slot)
-        for marks in room.marks:
+        for marks, padding_slot in zip(room.marks, padding_slots, strict=True):
             marks.limits.fill(1)
+            marks.targets.fill(padding_slot)
         token = lane = 0
         for one in slices:
             self._put(one, token, lane, room)
@@ -304,16 +341,17 @@ class Bucket:
 
     def _put(self, one: BatchSlice, token: int, lane: int, room: Sections[Numbers]) -> None:
         """Writes a slice from a token and a lane on; only the last of its lanes may have spare rows."""
-        inputs, count, row = one.inputs, one.count, lane * self.width
+        count, row = one.count, lane * self.width
         tokens, rows = slice(token, token + count), slice(row, row + count)
-        slots, positions = np.array(inputs.slots), np.array(inputs.positions)
-        room.ids[tokens], room.positions[tokens] = inputs.tokens, positions
-        room.targets[tokens] = one.extent.start + slots
+        positions = np.array(one.inputs.positions)
+        room.ids[tokens], room.positions[tokens] = one.inputs.tokens, positions
         room.cells[tokens], room.rows[rows] = np.arange(row, rows.stop), np.arange(token, tokens.stop)
         begins = np.arange(0, count, self.width)  # the first row of each lane
         lanes = slice(lane, lane + len(begins))
-        room.starts[lanes] = one.extent.start
         for window, marks in zip(self.windows, room.marks, strict=True):
+            own = one.seen_by(window)
+            inputs, slots = own.inputs, np.array(own.inputs.slots)
+            marks.targets[tokens], marks.starts[lanes] = own.extent.start + slots, own.extent.start
             if window is None:  # nothing is skipped: `lows` and `skips` stay 0
                 marks.limits[rows] = [min(slot + 1, inputs.committed) for slot in inputs.slots]
                 if inputs.slots[-1] >= inputs.committed:
@@ -321,13 +359,14 @@ class Bucket:
                 marks.bases[lanes] = inputs.committed
                 marks.lengths[lanes] = [
                     *(slot + 1 for slot in inputs.slots[self.width - 1 : -1 : self.width]),
-                    one.used,
+                    own.used,
                 ]
                 continue
             firsts = window.first(positions).clip(0)
-            skips = np.minimum.reduceat(firsts, begins)
-            own = skips.repeat(self.width)[:count]
-            marks.lows[rows], marks.limits[rows] = firsts - own, np.minimum(slots + 1, inputs.committed) - own
+            skips = np.minimum.reduceat(firsts, begins) - inputs.base
+            first = skips.repeat(self.width)[:count]
+            marks.lows[rows] = firsts - inputs.base - first
+            marks.limits[rows] = np.minimum(slots + 1, inputs.committed) - first
             marks.lines[rows] = _ancestor_bits(inputs, firsts.tolist())
             marks.skips[lanes], marks.bases[lanes] = skips, inputs.committed - skips
             marks.lengths[lanes] = np.maximum.reduceat(slots, begins) + 1 - skips
@@ -370,6 +409,7 @@ def _ancestor_bits(inputs: InputTokens, firsts: Sequence[int] | None = None) -> 
         lines.append((0 if parent == ROOT else lines[parent]) | 1 << node)
     base = inputs.committed
     found = [lines[slot - base] if slot >= base else 0 for slot in inputs.slots]
+    base += inputs.base
     if firsts is None or max(firsts) <= base:
         return found
     deep = [0] * (max(inputs.positions) - base + 2)  # by depth, the nodes that lie so deep or deeper

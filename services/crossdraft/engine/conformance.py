@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import TOLERANCES, embedding_weight, install, layers_of, length_of
-from crossdraft.engine.engine import Engine
+from crossdraft.engine.engine import CHUNK, Engine, LayerPools
 from crossdraft.engine.kv_cache import MIB, KVCache
 from crossdraft.engine.kv_cache_manager import BLOCK
 from crossdraft.engine.packed_linear import pack
@@ -60,11 +60,7 @@ class ModelMemory:
     weights_mib: float
     token_bytes: int  # of keys and values of one token, in all layers
     context: int  # tokens of a session at most
-
-    @property
-    def session_mib(self) -> float:
-        """Of a session as long as the context."""
-        return self.token_bytes * self.context / MIB
+    session_mib: float  # of keys and values of a session as long as the context: layers with a window keep its end
 
 
 @dataclass(frozen=True)
@@ -129,6 +125,7 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
         sum(map(stored_bytes, model.parameters())) / MIB,
         KVCache.slot_bytes(layers.shapes, model.dtype),
         context,
+        LayerPools.of(model, layers, context, CHUNK).session_bytes(context) / MIB,
     )
     cases = cases_of(vocabulary, context, max((window.size for window in windows if window), default=0))
     expected = own_logits(model, [text for case in cases for text in case.texts()])

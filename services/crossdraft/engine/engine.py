@@ -3,14 +3,16 @@
 import logging
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.batch import BatchSlice
+from crossdraft.engine.batch import BatchSlice, Windows
 from crossdraft.engine.compatibility import (
     PROBE,
+    ModelLayers,
     UnsupportedModelError,
     check_agreement,
     check_rotary_positions,
@@ -22,13 +24,56 @@ from crossdraft.engine.compatibility import (
     plain_logits,
 )
 from crossdraft.engine.device import unused_memory
-from crossdraft.engine.kv_cache import BUDGET, MIB, CachePlan, KVCache, MemoryShare
-from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
+from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
+from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
 from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, ScheduledRequest, plan_inputs
 from crossdraft.engine.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPools:
+    """Which layers of a model share their slots: those that see the whole text, and those with a window."""
+
+    windows: Windows  # of each attention layer
+    of_layers: Sequence[int]  # of each layer, the number of its pool
+    slot_bytes: int  # of a token, in layers that see the whole text
+    windowed: WindowedLayers | None = None  # the others, where a session may have more tokens than these keep
+
+    @staticmethod
+    def of(model: PreTrainedModel, layers: ModelLayers, length: int, chunk: int) -> "LayerPools":
+        """For sessions of so many tokens, of which so many are computed at a time."""
+        try:
+            windows = layers.windows(model, length)
+        except UnsupportedModelError:  # a shorter session may yet be possible
+            windows = ()
+        largest = max((window.size for window in windows if window is not None), default=0)
+        kept = size_for(largest + chunk)
+        # Each module must read the layer of the cache that has its number.
+        own = [getattr(layer.module, "layer_idx", None) for layer in layers.attention] == [*range(len(layers.shapes))]
+        if not largest or kept >= size_for(length) or layers.gathers or not own:
+            return LayerPools(windows, [0] * len(layers.shapes), KVCache.slot_bytes(layers.shapes, model.dtype))
+        parts: tuple[list[LayerShape], list[LayerShape]] = [], []
+        for shape, window in zip(layers.shapes, windows, strict=True):
+            parts[window is not None].append(shape)
+        whole, part = (KVCache.slot_bytes(shapes, model.dtype) for shapes in parts)
+        numbers = [int(window is not None and whole > 0) for window in windows]
+        return LayerPools(windows, numbers, whole, WindowedLayers(part, kept))
+
+    def session_bytes(self, length: int) -> int:
+        """Of keys and values of a session of so many tokens."""
+        part = self.windowed
+        return self.slot_bytes * length + (0 if part is None else part.slot_bytes * min(length, part.kept))
+
+    def of_cache(self, cache: KVCache, chunk: int) -> list[SlotPool]:
+        """The slots of each pool."""
+        if self.windowed is None:
+            return [SlotPool(pool, pool.slots) for pool in cache.pools]
+        largest = max(window.size for window in self.windows if window is not None)
+        *whole, part = cache.pools
+        return [*(SlotPool(pool, pool.slots) for pool in whole), SlotPool(part, part.slots, largest, chunk)]
 
 
 class Engine:
@@ -60,17 +105,20 @@ class Engine:
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
         layers = layers_of(model)
-        size = KVCache.slot_bytes(layers.shapes, model.dtype)
+        pools = LayerPools.of(model, layers, context, chunk)
         unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else math.inf
-        plan = CachePlan.of(size, budget, unused, context, asked=max_length is not None)
+        plan = CachePlan.of(pools.slot_bytes, budget, unused, context, max_length is not None, pools.windowed)
         self.max_length = plan.length
         check_rotary_positions(model, plan.length)
         expected = plain_logits(model)
-        self.windows = layers.windows(model, plan.length)  # of each attention layer
         self._shares_memory = isinstance(budget, MemoryShare) and self.device.type == "cpu"
-        self._cache = KVCache(layers.shapes, plan.slots, model.dtype, self.device, layers.gathers)
-        self._log_size(-(-plan.slots * size // MIB), context)
-        self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
+        # Of each attention layer. A window that no session outgrows is none, but where it has slots of its own.
+        self.windows = layers.windows(model, plan.length) if pools.windowed is None else pools.windows
+        self._windowed = pools.windowed is not None
+        slots = [plan.slots, plan.window_slots] if plan.window_slots else [plan.slots]
+        self._cache = KVCache(layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers)
+        self._log_size(context)
+        self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
         self._check_agreement(expected)
@@ -138,7 +186,9 @@ class Engine:
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
             else:
-                self._manager.record(entry, CachedTokens(request.context[: part.used]), plan.move_start)
+                self._manager.record(
+                    entry, CachedTokens(request.context[: part.used + part.inputs.base]), plan.move_start
+                )
         return results
 
     def forward(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
@@ -162,8 +212,8 @@ class Engine:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
         self._manager.close(session)
 
-    def _log_size(self, mib: int, context: int) -> None:
-        held = f"KV cache of {mib} MiB on {self.device} for {self._cache.slots} tokens"
+    def _log_size(self, context: int) -> None:
+        held = f"KV cache of {self._cache.mib} MiB on {self.device} for {self._cache.pools[0].slots} tokens"
         if self.max_length < context:
             log.warning(
                 "%s: sessions have at most %d tokens, not the model's %d (--max-model-len sets this, --cache-mib the "
@@ -204,17 +254,26 @@ class Engine:
         self, admitted: dict[int, CacheEntry], scheduled: Sequence[ScheduledRequest]
     ) -> dict[int, tuple[BatchSlice, InputTokens]]:
         """What to compute for each admitted request, and its whole plan; moves tree nodes that were committed."""
-        slices, moves = {}, dict[int, int]()  # moves: from the slot of each value to its key
+        slices = {}
+        moves: list[dict[int, int]] = [{} for _ in self._cache.pools]  # of each pool, to each slot the one it is from
         for index, entry in admitted.items():
-            plan = entry.plan(scheduled[index].request)
+            plan, tokens = entry.plan(scheduled[index].request), scheduled[index].tokens
+            inputs = plan.first(plan.scheduled(min(tokens, self.chunk) if self._windowed else tokens))
+            if self._windowed and inputs.tokens:
+                self._manager.make_room(entry, entry.cached, inputs)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
             entry.cached, entry.planned = CachedTokens(), None
             if plan.moves:
-                start = entry.extent.start
-                moves |= {start + plan.move_start + number: start + slot for number, slot in enumerate(plan.moves)}
-            slices[index] = BatchSlice(entry.extent, plan.first(plan.scheduled(scheduled[index].tokens))), plan
-        if moves:
-            self._cache.move([*moves.values()], [*moves])
+                for extent, base, moved in zip(entry.extents, entry.bases, moves, strict=True):
+                    first = extent.start - base
+                    moved |= {first + plan.move_start + number: first + slot for number, slot in enumerate(plan.moves)}
+            own = [
+                BatchSlice(extent, inputs.after(base)) for extent, base in zip(entry.extents, entry.bases, strict=True)
+            ]
+            slices[index] = BatchSlice(own[0].extent, own[0].inputs, *own[1:]), plan
+        for pool, moved in zip(self._cache.pools, moves, strict=True):
+            if moved:
+                pool.move([*moved.values()], [*moved])
         return slices
 
     def _plan(self, request: ForwardRequest) -> InputTokens:

@@ -36,43 +36,74 @@ WHAT_IS_THERE = MemoryShare()
 
 
 @dataclass(frozen=True)
+class WindowedLayers:
+    """What the layers with a window keep."""
+
+    slot_bytes: int  # of a token, in all of them
+    kept: int  # slots of a session, however long it is
+
+
+@dataclass(frozen=True)
 class CachePlan:
     """How many tokens the KV cache holds."""
 
-    slots: int  # tokens of all sessions
+    slots: int  # tokens of all sessions; of layers that see the whole text, if there are any
     length: int  # tokens of a session, at most
+    window_slots: int = 0  # tokens of all sessions in layers with a window, if there are others
 
     @staticmethod
-    def of(slot_bytes: int, budget: int | MemoryShare, unused: float, context: int, asked: bool) -> "CachePlan":
+    def of(
+        slot_bytes: int,
+        budget: int | MemoryShare,
+        unused: float,
+        context: int,
+        asked: bool,
+        windowed: WindowedLayers | None = None,
+    ) -> "CachePlan":
         """What fits.
 
+        Slots of layers with a window are as many as sessions of a quarter of the context need, and those of one session
+        more: where sessions are shorter these slots are used up first, where they are longer the others.
+
         Args:
-            slot_bytes: of a token, in all layers.
+            slot_bytes: of a token, in all layers that see the whole text.
             budget: MiB, or all that is there.
             unused: MiB that are there; infinite where the system does not say.
             context: tokens that a session is to have.
             asked: whether the user named these tokens: then they are not cut to what fits.
+            windowed: the other layers; None: there are none.
 
         Raises:
             NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
         """
         mib: float = unused if math.isfinite(unused) else BUDGET
-        most: float = math.inf  # slots
+        most: float = math.inf  # sessions
         if isinstance(budget, MemoryShare):
-            most = budget.sessions * size_for(context)
+            most = budget.sessions
         else:
             mib = budget
-        slots = int(max(0, min(mib * MIB // slot_bytes, most)))
-        fits = UNIT << (slots // UNIT).bit_length() - 1 if slots >= UNIT else 0
-        least = size_for(context if asked else 1)
+        size, cost, apart, longest = max(0.0, mib * MIB), slot_bytes, 0, context
+        if windowed is not None and slot_bytes:
+            apart = windowed.kept * windowed.slot_bytes  # one session's
+        elif windowed is not None:
+            cost, longest = windowed.slot_bytes, min(context, windowed.kept)
+        slots = max(0, size - apart) // cost  # of one session, at most
+        fits = UNIT << (int(slots) // UNIT).bit_length() - 1 if slots >= UNIT else 0
+        least = size_for(longest if asked else 1)
         if fits < least:
-            needed = -(-least * slot_bytes // MIB)
+            needed = -(-(least * cost + apart) // MIB)
             shorter = f"set --max-model-len to {fits} or less, or " if fits else ""
             raise NumberOutOfRangeError(
                 f"a session of up to {least} tokens needs {needed} MiB of keys and values, and the KV cache has "
                 f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
             )
-        return CachePlan(slots, min(context, fits))
+        if windowed is not None and apart:
+            shared = (size - apart) // (cost + windowed.slot_bytes * windowed.kept / max(windowed.kept, context / 4))
+            slots = max(shared, min(slots, size_for(longest)))
+        slots = min(slots, most * size_for(longest))
+        left = (size - slots * cost) // windowed.slot_bytes if windowed is not None and apart else 0
+        window_slots = min(left, most * windowed.kept) if windowed is not None else 0
+        return CachePlan(int(slots), context if fits >= longest else fits, int(window_slots))
 
 
 @dataclass(frozen=True)
@@ -84,92 +115,41 @@ class LayerShape:
     value: int  # width of a value
 
 
-class KVCache(Cache):
-    """A transformers cache that is written at given slots and returns all of them.
+class KVPool:
+    """The slots of some layers, of which sessions have the same.
 
-    Which slots a token attends to is in `attention.Layout`. Memory starts as zeros: a masked slot has weight zero, and
-    zero times NaN is NaN. Layers whose keys or values have the same shape share one tensor, so that copying, clearing
-    or moving slots in all of them is one call.
+    Memory starts as zeros: a masked slot has weight zero, and zero times NaN is NaN. Layers whose keys or values have
+    the same shape share one tensor, so that copying, clearing or moving slots in all of them is one call.
 
     Args:
         shapes: of each layer.
         slots: that are handed out.
         dtype: of the model.
         device: of the model.
-        gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
-            attention): then only the slots that the forward reads are returned.
     """
 
-    def __init__(
-        self,
-        shapes: Sequence[LayerShape],
-        slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        gathers: bool = False,
-    ) -> None:
-        super().__init__(layers=[])
-        self.slots, self.gathers = slots, gathers
+    def __init__(self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = slots
         self.null_slot = slots  # never written: read in place of slots that do not exist
         self.padding_slot = slots + 1  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
-        self._blocks = {
+        self.blocks = {
             part: _zeros((count, part[0], slots + SPARE, part[1]), dtype, device)
             for part, count in Counter(parts).items()
         }
-        rows = {part: iter(block.split(1)) for part, block in self._blocks.items()}
+        rows = {part: iter(block.split(1)) for part, block in self.blocks.items()}
         tensors = [next(rows[part]) for part in parts]  # (1, heads, slots, width) each
         self.keys, self.values = tensors[::2], tensors[1::2]
-        self._mapping: slice | Tensor = slice(0, 0)
-        self._positions: Tensor | None = None
-        self._gathered: Tensor | None = None
-
-    @staticmethod
-    def slot_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
-        return sum(shape.heads * (shape.key + shape.value) for shape in shapes) * dtype.itemsize
-
-    def populate(self, most: int | None = None) -> None:
-        """Touches its memory now, while it is still empty; otherwise the first passes to write there wait for it.
-
-        A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
-        first token of a session took up to three seconds.
-
-        Args:
-            most: MiB, of the slots that are handed out first; None: all.
-
-        Raises:
-            NumberOutOfRangeError: the machine has less memory.
-        """
-        size = sum(block.nbytes for block in self._blocks.values()) // MIB
-        share = 1.0 if most is None or size <= most else most / size
-        wanted, left = int(share * size), available_memory()
-        if self.keys[0].device.type == "cpu" and wanted > left:
-            raise NumberOutOfRangeError(
-                f"{wanted} MiB of keys and values are wanted, and {left:.0f} MiB of memory are left: "
-                f"set --cache-mib to {left / 2:.0f} or less"
-            )
-        for block in self._blocks.values():
-            block[:, :, : int(share * block.shape[2])].zero_()
-
-    def map_slots(
-        self, mapping: slice | Tensor, positions: Tensor | None = None, gathered: Tensor | None = None
-    ) -> None:
-        """Sets where the next forward's keys and values go, and what it reads.
-
-        Args:
-            mapping: slots in the order of its tokens, int64 if a tensor.
-            positions: of its tokens, int64 (tokens,).
-            gathered: the slots that are returned, int64; None: all.
-        """
-        self._mapping, self._positions, self._gathered = mapping, positions, gathered
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copies `count` slots from `source` on to `target` and on; they must not overlap."""
-        for block in self._blocks.values():
-            block[:, :, target : target + count] = block[:, :, source : source + count]
+        """Copies `count` slots from `source` on to `target` and on."""
+        apart = abs(source - target) >= count
+        for block in self.blocks.values():
+            copied = block[:, :, source : source + count]
+            block[:, :, target : target + count] = copied if apart else copied.clone()
 
     def clear(self, start: int, count: int) -> None:
-        for block in self._blocks.values():
+        for block in self.blocks.values():
             block[:, :, start : start + count].zero_()
 
     def is_finite(self, start: int, count: int) -> bool:
@@ -184,15 +164,104 @@ class KVCache(Cache):
         """Copies slots to others, as if all at once; no target is named twice."""
         device = self.keys[0].device
         source, target = sent(torch.from_numpy(np.array([sources, targets])), device)
-        for block in self._blocks.values():
+        for block in self.blocks.values():
             block.index_copy_(2, target, block.index_select(2, source))
+
+
+class KVCache(Cache):
+    """A transformers cache that is written at given slots and returns all of them.
+
+    Which slots a token attends to is in `attention.Layout`.
+
+    Args:
+        shapes: of each layer.
+        slots: that are handed out, of each pool.
+        dtype: of the model.
+        device: of the model.
+        gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
+            attention): then only the slots that the forward reads are returned.
+        pool_of: of each layer, the number of the pool that it is in; None: there is one.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        slots: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        gathers: bool = False,
+        pool_of: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(layers=[])
+        self.gathers = gathers
+        self.pool_of = pool_of or [0] * len(shapes)
+        self.pools = [
+            KVPool([shape for shape, number in zip(shapes, self.pool_of, strict=True) if number == pool], *given)
+            for pool, given in enumerate((count, dtype, device) for count in slots)
+        ]
+        tensors = [zip(pool.keys, pool.values, strict=True) for pool in self.pools]
+        self.keys, self.values = zip(*(next(tensors[number]) for number in self.pool_of), strict=True)
+        self._mappings: Sequence[slice | Tensor] = ()
+        self._positions: Tensor | None = None
+        self._gathered: Tensor | None = None
+
+    @staticmethod
+    def slot_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
+        return sum(shape.heads * (shape.key + shape.value) for shape in shapes) * dtype.itemsize
+
+    @property
+    def _blocks(self) -> list[Tensor]:
+        return [block for pool in self.pools for block in pool.blocks.values()]
+
+    @property
+    def mib(self) -> int:
+        """Its size."""
+        return sum(block.nbytes for block in self._blocks) // MIB
+
+    def populate(self, most: int | None = None) -> None:
+        """Touches its memory now, while it is still empty; otherwise the first passes to write there wait for it.
+
+        A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
+        first token of a session took up to three seconds.
+
+        Args:
+            most: MiB, of the slots that are handed out first; None: all.
+
+        Raises:
+            NumberOutOfRangeError: the machine has less memory.
+        """
+        size = self.mib
+        share = 1.0 if most is None or size <= most else most / size
+        wanted, left = int(share * size), available_memory()
+        if self.keys[0].device.type == "cpu" and wanted > left:
+            raise NumberOutOfRangeError(
+                f"{wanted} MiB of keys and values are wanted, and {left:.0f} MiB of memory are left: "
+                f"set --cache-mib to {left / 2:.0f} or less"
+            )
+        for block in self._blocks:
+            block[:, :, : int(share * block.shape[2])].zero_()
+
+    def map_slots(
+        self,
+        mappings: Sequence[slice | Tensor],
+        positions: Tensor | None = None,
+        gathered: Tensor | None = None,
+    ) -> None:
+        """Sets where the next forward's keys and values go, and what it reads.
+
+        Args:
+            mappings: of each pool, slots in the order of the forward's tokens, int64 if a tensor.
+            positions: of its tokens, int64 (tokens,).
+            gathered: the slots that are returned, int64; None: all.
+        """
+        self._mappings, self._positions, self._gathered = mappings, positions, gathered
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes what a layer computed, (1, heads, tokens, width), and returns its slots, all or the gathered."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        mapping = self._mapping
+        mapping = self._mappings[self.pool_of[layer_idx]]
         if isinstance(mapping, slice):
             keys[:, :, mapping] = key_states
             values[:, :, mapping] = value_states

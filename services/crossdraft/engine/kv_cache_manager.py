@@ -5,14 +5,21 @@ so that a later session whose text begins in the same way starts with it (prefix
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, common_prefix, plan_inputs
+from crossdraft.engine.requests import (
+    NO_TREE,
+    CachedTokens,
+    ForwardRequest,
+    InputTokens,
+    common_prefix,
+    plan_inputs,
+)
 
 if TYPE_CHECKING:
-    from crossdraft.engine.kv_cache import KVCache
+    from crossdraft.engine.kv_cache import KVPool
 
 UNIT = 64  # slots of the smallest extent
 BLOCK = 32  # ids that are hashed together; shorter common prefixes are not reused
@@ -114,11 +121,17 @@ class SlotAllocator:
 
 @dataclass(eq=False)
 class CacheEntry:
-    """An extent and whose keys and values are in it, from its first slot on."""
+    """An extent of each pool, and whose keys and values are in them."""
 
-    extent: Extent
+    extents: list[Extent]
+    bases: list[int]  # of each pool, the position of the token in the extent's first slot
     cached: CachedTokens = field(default_factory=CachedTokens)
     planned: tuple[ForwardRequest, CachedTokens, InputTokens] | None = None  # the last plan, and what it was made from
+
+    @property
+    def extent(self) -> Extent:
+        """Of the first pool."""
+        return self.extents[0]
 
     def plan(self, request: ForwardRequest) -> InputTokens:
         """The tokens to compute for a request; made once while nothing changes."""
@@ -178,64 +191,148 @@ def _block_key(before: int, ids: Sequence[int], block: int) -> int:
     return hash((before, *ids[block * BLOCK : (block + 1) * BLOCK]))
 
 
+class SlotPool:
+    """Slots that are handed out to sessions, and what is to be known of them.
+
+    Args:
+        memory: what is in the slots.
+        slots: how many there are.
+        window: tokens before a text's end that are read again; None: all of them.
+        chunk: tokens that are computed at a time, where there is a window.
+    """
+
+    def __init__(self, memory: "KVPool", slots: int, window: int | None = None, chunk: int = 0) -> None:
+        self.memory, self.window, self.chunk = memory, window, chunk
+        self.allocator = SlotAllocator(slots)
+        self._written = bytearray(self.allocator.slots // UNIT)  # 1: something may have been written in this unit
+
+    def needed(self, request: ForwardRequest, cached: CachedTokens) -> int:
+        """Slots that a session has for this request, cached tokens included."""
+        count = len(request.context) + len(request.tree.tokens)
+        if self.window is None:
+            return count
+        nodes = 1 + len(request.tree.tokens) + len(cached.tree.tokens)
+        return min(max(count, len(cached.ids) + len(cached.tree.tokens)), self.window + self.chunk + nodes)
+
+    def base(self, before: int, first: int, last: int, size: int) -> int:
+        """The position in an extent's first slot if those from `first` to `last` are to be computed.
+
+        Args:
+            before: what it was.
+            first: first position.
+            last: last position, or that of what is cached, if that is more.
+            size: slots of the extent.
+        """
+        if self.window is None or first < before:
+            return 0
+        return before if last - before < size else max(0, first - self.window - 1)
+
+    def clear(self, extent: Extent, kept: int) -> None:
+        """Zeros an extent after its first `kept` slots; memory that nobody wrote stays untouched."""
+        first = extent.start + kept
+        last = self._written.rfind(1, first // UNIT, extent.end // UNIT)
+        if last >= 0:
+            self.memory.clear(first, (last + 1) * UNIT - first)
+        whole = -(-first // UNIT)
+        self._mark(whole, extent.end // UNIT - whole, False)
+
+    def note_written(self, extent: Extent, count: int) -> None:
+        """Something may be written in the first `count` slots."""
+        self._mark(extent.start // UNIT, -(-count // UNIT), True)
+
+    def _mark(self, unit: int, count: int, written: bool) -> None:
+        self._written[unit : unit + count] = bytes((written,)) * count
+
+
 class KVCacheManager:
     """Allocates the slots of one KV cache to sessions.
 
-    The slots of ended sessions are reused least recently used first. A new session never sees another one's numbers
-    beyond a common prefix: slots are cleared, since a masked NaN is still a NaN.
+    Layers with a window have a pool of slots of their own, in which a session's extent holds the end of its text: once
+    it is full, what is still read moves to its front. The slots of ended sessions are reused least recently used first.
+    A new session never sees another one's numbers beyond a common prefix: slots are cleared, since a masked NaN is
+    still a NaN.
 
     Args:
-        memory: the KV cache.
-        slots: how many it has.
+        pools: of the KV cache.
         reuse: whether a session may begin with a prefix that another one computed (prefix caching).
     """
 
-    def __init__(self, memory: "KVCache", slots: int, reuse: bool = True) -> None:
-        self._memory = memory
+    def __init__(self, pools: Sequence[SlotPool], reuse: bool = True) -> None:
+        self.pools = pools
         self._reuse = reuse
-        self._allocator = SlotAllocator(slots)
-        self._written = bytearray(self._allocator.slots // UNIT)  # 1: something may have been written in this unit
         self._live: dict[Hashable, CacheEntry] = {}  # least recently used first
         self._ended: dict[CacheEntry, None] = {}  # likewise
         self._prefixes = PrefixIndex()
 
     @property
     def slots(self) -> int:
-        return self._allocator.slots
+        """Of the first pool."""
+        return self.pools[0].allocator.slots
 
     @property
     def slots_in_use(self) -> int:
-        return self.slots - self._allocator.free_slots - sum(entry.extent.size for entry in [*self._ended])
+        """Of the first pool."""
+        free = self.pools[0].allocator.free_slots
+        return self.slots - free - sum(entry.extent.size for entry in [*self._ended])
 
     def get(self, session: Hashable) -> CacheEntry | None:
         return self._live.get(session)
 
     def can_allocate(self, request: ForwardRequest) -> bool:
         known = self._live.get(request.session)
-        count = len(request.context) + len(request.tree.tokens)
-        if known is not None and known.extent.size >= count:
-            return True
-        own = [] if known is None else [known.extent]
-        return self._allocator.could_allocate(size_for(count), [*(entry.extent for entry in self._ended), *own])
+        cached = CachedTokens() if known is None else known.cached
+        for number, pool in enumerate(self.pools):
+            count = pool.needed(request, cached)
+            if known is not None and known.extents[number].size >= count:
+                continue
+            entries = self._ended if known is None else chain(self._ended, (known,))
+            if not pool.allocator.could_allocate(size_for(count), (entry.extents[number] for entry in entries)):
+                return False
+        return True
 
     def allocate(self, request: ForwardRequest) -> CacheEntry | None:
         """Slots for the whole request, cached tokens included; None: only other live sessions could free enough."""
         known = self._live.pop(request.session, None)
-        count = len(request.context) + len(request.tree.tokens)
-        entry = self._begin(request.context, size_for(count)) if known is None else known
+        entry = self._begin(request) if known is None else known
         if entry is None:
             return None
-        fits = entry.extent.size >= count or self._grow(entry, size_for(count))
-        if fits:
-            self._mark(entry.extent.start // UNIT, -(-count // UNIT), True)
+        fits = all(self._fits(entry, number, request) for number in range(len(self.pools)))
         if fits or known is not None:
             self._live[request.session] = entry
         elif entry.cached.ids:
             self._ended[entry] = None
         return entry if fits else None
 
+    def _fits(self, entry: CacheEntry, number: int, request: ForwardRequest) -> bool:
+        """Whether the entry has slots of a pool for a request, or can get them."""
+        pool = self.pools[number]
+        count = pool.needed(request, entry.cached)
+        if entry.extents[number].size < count and not self._grow(entry, number, size_for(count)):
+            return False
+        pool.note_written(entry.extents[number], count)
+        return True
+
+    def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens) -> None:
+        """Moves what layers with a window still read to the front of its extent, where the next tokens do not fit.
+
+        Args:
+            entry: whose slots they are.
+            cached: what is in them.
+            inputs: what is computed next, at least one token.
+        """
+        held = len(cached.ids) + len(cached.tree.tokens)
+        for number, pool in enumerate(self.pools):
+            before, extent = entry.bases[number], entry.extents[number]
+            last = max(held - 1, inputs.slots[-1])
+            base = entry.bases[number] = pool.base(before, inputs.slots[0], last, extent.size)
+            if base > before:
+                pool.memory.copy(extent.start + base - before, extent.start, held - base)
+
     def record(self, entry: CacheEntry, cached: CachedTokens, kept: int) -> None:
         """Sets what is in the entry's slots now; its first `kept` ids have not changed."""
+        if any(entry.bases):  # of what a token sees, the first is read again where only the last token is computed
+            bases = zip(entry.bases, self.pools, strict=True)
+            cached = replace(cached, least=max(base + pool.window + 1 for base, pool in bases if pool.window))
         entry.cached = cached
         self._prefixes.note(entry, cached.ids, kept)
 
@@ -244,7 +341,7 @@ class KVCacheManager:
         entry = self._live.pop(session, None)
         if entry is None:
             return
-        entry.cached, entry.planned = CachedTokens(entry.cached.ids), None
+        entry.cached, entry.planned = replace(entry.cached, tree=NO_TREE), None
         if len(entry.cached.ids) < BLOCK or not self._reuse:
             self._release(entry)
         else:
@@ -255,84 +352,94 @@ class KVCacheManager:
         if not self._reuse:
             return None
         found = [(common_prefix(entry.cached.ids, ids), entry) for entry in self._prefixes.longest(ids)]
-        shared, entry = max(found, key=lambda one: one[0], default=(0, None))
-        return (entry, shared) if entry is not None and shared >= BLOCK else None
+        usable = [one for one in found if one[0] >= max(BLOCK, one[1].cached.least)]
+        shared, entry = max(usable, key=lambda one: one[0], default=(0, None))
+        return None if entry is None else (entry, shared)
 
-    def _begin(self, ids: tuple[int, ...], size: int) -> CacheEntry | None:
+    def _begin(self, request: ForwardRequest) -> CacheEntry | None:
         """An entry for a new session: an ended one whose whole text it continues, or a new one with a copied prefix."""
-        found = self.cached_prefix(ids)
-        if found is not None and not self._memory.is_finite(found[0].extent.start, found[1]):
+        found = self.cached_prefix(request.context)
+        if found is not None and not self._is_finite(*found):
             self._prefixes.forget(found[0])
             found = None
         if found is not None and found[0] in self._ended:
             if found[1] == len(found[0].cached.ids):
                 del self._ended[found[0]]
-                self._clear(found[0].extent, found[1])
+                for pool, extent, base in zip(self.pools, found[0].extents, found[0].bases, strict=True):
+                    pool.clear(extent, found[1] - base)
                 return found[0]
             self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
-        extent = self._find(size, None)
-        if extent is None:
-            return None
-        entry = CacheEntry(extent)
-        self._clear(extent, 0)
+        extents: list[Extent] = []
+        for number, pool in enumerate(self.pools):
+            taken = self._find(number, size_for(pool.needed(request, CachedTokens())), None)
+            if taken is None:
+                for extent, other in zip(extents, self.pools, strict=False):
+                    other.allocator.free(extent)
+                return None
+            pool.clear(taken, 0)
+            extents.append(taken)
+        entry = CacheEntry(extents, [0] * len(extents))
         if found is not None and found[0].cached.ids:  # empty: `_find` released it
-            source, shared = found
-            self._memory.copy(source.extent.start, extent.start, shared)
-            self.record(entry, CachedTokens(ids[:shared]), 0)
+            self._copy_prefix(found[0], entry, found[1])
+            self.record(entry, CachedTokens(request.context[: found[1]]), 0)
         return entry
 
-    def _grow(self, entry: CacheEntry, size: int) -> bool:
+    def _is_finite(self, entry: CacheEntry, shared: int) -> bool:
+        return all(
+            pool.memory.is_finite(extent.start, shared - base)
+            for pool, extent, base in zip(self.pools, entry.extents, entry.bases, strict=True)
+        )
+
+    def _copy_prefix(self, source: CacheEntry, entry: CacheEntry, shared: int) -> None:
+        """Copies the first tokens of another entry, or what is still read of them."""
+        for number, pool in enumerate(self.pools):
+            before, extent = source.bases[number], entry.extents[number]
+            base = max(before, pool.base(0, shared, shared - 1, extent.size))
+            pool.memory.copy(source.extents[number].start + base - before, extent.start, shared - base)
+            entry.bases[number] = base
+
+    def _grow(self, entry: CacheEntry, number: int, size: int) -> bool:
         """Makes the extent larger, in place or elsewhere; False, and no change, where there is no room."""
-        before, kept = entry.extent, entry.extent.size
-        after = self._allocator.extend(before, size)
+        pool, before = self.pools[number], entry.extents[number]
+        kept = before.size
+        after = pool.allocator.extend(before, size)
         if after is None:
-            after = self._find(size, before)
+            after = self._find(number, size, before)
             if after is None:
                 return False
             if after.start != before.start:
-                kept = len(entry.cached.ids) + len(entry.cached.tree)
-                self._memory.copy(before.start, after.start, kept)
+                kept = len(entry.cached.ids) + len(entry.cached.tree) - entry.bases[number]
+                pool.memory.copy(before.start, after.start, kept)
             if not after.start <= before.start < after.end:
-                self._allocator.free(before)
-        self._clear(after, kept)
-        entry.extent = after
+                pool.allocator.free(before)
+        pool.clear(after, kept)
+        entry.extents[number] = after
         return True
 
-    def _find(self, size: int, own: Extent | None) -> Extent | None:
+    def _find(self, number: int, size: int, own: Extent | None) -> Extent | None:
         """A free extent, after releasing entries of ended sessions, and the session's own extent where that helps.
 
         In the last case the returned extent contains the own one.
         """
-        extent = self._allocator.allocate(size)
+        allocator = self.pools[number].allocator
+        extent = allocator.allocate(size)
         if extent is not None:
             return extent
         owned = [] if own is None else [own]
-        if not self._allocator.could_allocate(size, [*(entry.extent for entry in self._ended), *owned]):
+        if not allocator.could_allocate(size, [*(entry.extents[number] for entry in self._ended), *owned]):
             return None
         for entry in list(self._ended):
             del self._ended[entry]
             self._release(entry)
-            extent = self._allocator.allocate(size)
+            extent = allocator.allocate(size)
             if extent is not None:
                 return extent
         if own is not None:
-            self._allocator.free(own)
-        return self._allocator.allocate(size)
+            allocator.free(own)
+        return allocator.allocate(size)
 
     def _release(self, entry: CacheEntry) -> None:
         entry.cached = CachedTokens()
         self._prefixes.forget(entry)
-        self._allocator.free(entry.extent)
-
-    def _clear(self, extent: Extent, kept: int) -> None:
-        """Zeros an extent after its first `kept` slots; memory that nobody wrote stays untouched."""
-        first = extent.start + kept
-        last = self._written.rfind(1, first // UNIT, extent.end // UNIT)
-        if last >= 0:
-            self._memory.clear(first, (last + 1) * UNIT - first)
-        whole = -(-first // UNIT)
-        self._mark(whole, extent.end // UNIT - whole, False)
-
-    def _mark(self, unit: int, count: int, written: bool) -> None:
-        """Notes of some units whether anything may have been written there."""
-        self._written[unit : unit + count] = bytes((written,)) * count
+        for pool, extent in zip(self.pools, entry.extents, strict=True):
+            pool.allocator.free(extent)

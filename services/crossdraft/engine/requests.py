@@ -64,6 +64,7 @@ class CachedTokens:
 
     ids: tuple[int, ...] = ()
     tree: TokenTree = NO_TREE
+    least: int = 0  # ids that a text shares with these, or none of them is of use: layers with a window lack the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,20 @@ class InputTokens:
     tree: TokenTree
     moves: tuple[int, ...] = ()  # slots of cached nodes that are kept; first they move to `move_start` and on
     move_start: int = 0
+    base: int = 0  # position of the token in the extent's first slot
+
+    def after(self, base: int) -> "InputTokens":
+        """The same tokens in an extent whose first slot has the token at this position."""
+        if not base:
+            return self
+        return replace(
+            self,
+            slots=[slot - base for slot in self.slots],
+            committed=self.committed - base,
+            moves=tuple(slot - base for slot in self.moves),
+            move_start=self.move_start - base,
+            base=base,
+        )
 
     @property
     def depths(self) -> Sequence[int]:
@@ -105,6 +120,7 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     """The tokens to compute for `request`, given what is cached of its session."""
     context, tree = request.context, request.tree
     kept = common_prefix(cached.ids, context)
+    kept = kept if kept >= cached.least else 0
     branch: list[int] = []
     shared: Sequence[int] = ()
     if kept == len(cached.ids) and cached.tree.tokens:

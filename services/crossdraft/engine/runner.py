@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from crossdraft.engine.attention import Gathered, Group, Layout, Layouts
+from crossdraft.engine.attention import Gathered, Group, Layout, Layouts, Window
 from crossdraft.engine.batch import (
     LARGEST,
     SLOTS,
@@ -28,7 +28,7 @@ from crossdraft.engine.batch import (
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import staged
-from crossdraft.engine.kv_cache import KVCache
+from crossdraft.engine.kv_cache import KVCache, KVPool
 
 log = logging.getLogger(__name__)
 MOST = 64  # graphs: each stalls some forwards while it is captured, and needs memory for its kernels' arguments
@@ -118,7 +118,8 @@ class GraphRunner:
             return None
         if self._gathers and bucket.lanes * bucket.used > EXPANDED * sum(max(SLOTS, one.used) for one in slices):
             return None
-        numbers = torch.from_numpy(bucket.numbers(slices, self._cache.padding_slot))
+        paddings = [self._pool(window).padding_slot for window in self._windows]
+        numbers = torch.from_numpy(bucket.numbers(slices, paddings))
         self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
         replay = self._replays.get(bucket) or self._captured(bucket)
         if replay is None:
@@ -153,9 +154,11 @@ class GraphRunner:
         parts = self._parts(bucket)
         gathered = None
         if self._gathers:  # one more than all lanes have, which is nobody's
-            slots = self._slots(bucket.used, parts.starts, parts.marks[0], self._cache.null_slot)
-            gathered = nn.functional.pad(slots, (0, 1), value=self._cache.null_slot)
-        self._cache.map_slots(parts.targets, parts.positions, gathered)
+            null_slot = self._cache.pools[0].null_slot
+            slots = self._slots(bucket.used, parts.marks[0].starts, parts.marks[0], null_slot)
+            gathered = nn.functional.pad(slots, (0, 1), value=null_slot)
+        pools = {id(self._pool(window)): marks for window, marks in zip(self._windows, parts.marks, strict=True)}
+        self._cache.map_slots([pools[id(pool)].targets for pool in self._cache.pools], parts.positions, gathered)
         layouts = [self._layout(bucket, parts, number) for number in range(len(bucket.windows))]
         logits = self._call(parts.ids[None], parts.positions[None], layouts)[0]
         if self._logits is None:  # the first time of all, before anything is captured
@@ -178,9 +181,13 @@ class GraphRunner:
         if self._gathers:
             starts, nobodys = self._offsets[:lanes] * bucket.used, lanes * bucket.used
         else:
-            starts, nobodys = parts.starts, self._cache.null_slot
+            starts, nobodys = marks.starts, self._pool(bucket.windows[number]).null_slot
         keys = Gathered(self._slots(used, starts, marks, nobodys))
         return (Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),)
+
+    def _pool(self, window: Window | None) -> KVPool:
+        """Where the keys and values of layers with this window are."""
+        return self._cache.pools[0 if window is None else -1]
 
     def _slots(self, used: int, starts: Tensor, marks: Marks[Tensor], nobodys: int) -> Tensor:
         """The slots of all lanes one after another, shape (lanes * used,)."""
@@ -227,7 +234,7 @@ class ModelRunner:
 
     def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
-        self._cache.map_slots(batch.slot_mapping, batch.positions[0], batch.gathered)
+        self._cache.map_slots(batch.slot_mappings, batch.positions[0], batch.gathered)
         options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}
         logits = self._call(batch.ids, batch.positions, batch.layouts, **options)[0]
         if batch.kept is not None and not options:
