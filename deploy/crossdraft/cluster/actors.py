@@ -7,17 +7,24 @@ of which Serve knows nothing, so it would end a replica while its sessions are o
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from crossdraft.cluster.capacity import CPUS, GPUS
 from crossdraft.cluster.config import (
     ANY_PORT,
     Configuration,
@@ -38,6 +45,10 @@ from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.logs import LogFormat, logged
 
+if TYPE_CHECKING:
+    from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.engine.tensor_parallel import Rank
+
 log = logging.getLogger(__name__)
 PORT_SECONDS = 5.0  # how long a fixed port may still be in use by the actor's predecessor
 PORT_INTERVAL = 0.25  # seconds between attempts to listen
@@ -56,7 +67,8 @@ class ServerConfig(ABC):
     model: str  # name of the served model; empty for a front
     name: str  # of a drafter, else empty
     port: int  # 0: any free one
-    resources: Resources
+    resources: Resources  # of each process
+    ranks: int  # processes of a replica, of which the actor is the first
     log_format: LogFormat
     digest: str  # of everything that matters, file contents and the installed package included
 
@@ -118,7 +130,8 @@ class ModelServerConfig(ServerConfig):
             model=model,
             name="" if drafter is None else drafter.name,
             port=service.port,
-            resources=service.resources,
+            resources=service.resources.divided(service.tensor_parallel_size),
+            ranks=service.tensor_parallel_size,
             log_format=configuration.log_format,
             digest=version_of(model, alone, tls, grace, metrics, configuration.log_format, contents(files)),
             service=service,
@@ -180,10 +193,45 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
         eager=service.enforce_eager,
         chat_template=service.chat_template,
         quantization=service.quantization,
+        tensor_parallel_size=service.tensor_parallel_size,
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))
-    return target_server(ServeTarget(model, listening))
+    return target_server(ServeTarget(model, listening, node_address(), _started))
+
+
+def _started(options: "ModelOptions", ranks: "Sequence[Rank]") -> list[Connection]:
+    """As `StartRanks`: tasks, each with one of the other places of this actor's placement group."""
+    group, key = get_current_placement_group(), secrets.token_bytes()
+    assert group is not None
+    with Listener((node_address(), ANY_PORT), authkey=key) as listener:
+        ends = []
+        for rank, has in zip(ranks, group.bundle_specs[1:], strict=True):
+            place = PlacementGroupSchedulingStrategy(group, rank.number)
+            cpus, gpus = has.pop(CPUS, 0), has.pop(GPUS, 0)
+            task = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=has, max_retries=0, scheduling_strategy=place)
+            # Each sees only the GPU that Ray has given it.
+            ends.append(task(_followed).remote(listener.address, key, options, replace(rank, device=0)))
+        Thread(target=_end_with, args=(ends,), name="rank tasks", daemon=True).start()
+        return [listener.accept() for _ in ranks]
+
+
+def _end_with(ends: list[Any]) -> None:
+    """Ends this process when one of the tasks is lost, also with its node, of which no connection tells."""
+    try:
+        ray.get(ray.wait(ends)[0])
+    except RayTaskError:  # this process meets the same, or notices the end of the task
+        return
+    except RayError as error:
+        log.critical("a rank of the model is lost, all end: %s", error)
+        os._exit(1)
+
+
+def _followed(address: Any, key: bytes, options: "ModelOptions", rank: "Rank") -> None:
+    """Runs in a task."""
+    from crossdraft.engine.tensor_parallel import follow
+
+    follow(options, rank, Client(address, authkey=key))
 
 
 class ServerActor:

@@ -78,6 +78,11 @@ class Resources(Part):
     gpus: Annotated[float, Field(ge=0)] = 0.0
     custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # as nodes offer when started: {"target": 1}
 
+    def divided(self, parts: int) -> "Resources":
+        """Of one of so many equal parts."""
+        custom = {name: amount / parts for name, amount in self.custom.items()}
+        return Resources(cpus=self.cpus / parts, gpus=self.gpus / parts, custom=custom)
+
 
 class Sessions(Part):
     """Limits of the sessions of one replica."""
@@ -133,9 +138,16 @@ class Service(Part):
     enforce_eager: bool = False  # no CUDA graphs
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
+    tensor_parallel_size: Count = 1  # of a target: processes that share a replica's model, and its resources
     trust_remote_code: bool = False
     chat_template: File | None = None  # a file with Jinja, on every node where it may run; None: the model's own
     sessions: Sessions = Sessions()
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.tensor_parallel_size > 1 and (self.port or self.resources.gpus % self.tensor_parallel_size):
+            raise ValueError("tensor_parallel_size must divide gpus, and port be left out: any free one is taken")
+        return self
 
 
 class DrafterService(Service):
@@ -151,6 +163,8 @@ class DrafterService(Service):
     def _together(self) -> Self:
         if (self.frequencies is None) != (self.vocab_keep is None):
             raise ValueError("vocab_keep, a number of ids, and frequencies, the file that ranks them, go together")
+        if self.tensor_parallel_size > 1:
+            raise ValueError("tensor_parallel_size is for targets: a drafter has one device")
         return self
 
 

@@ -3,6 +3,8 @@
 import logging
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +28,9 @@ from crossdraft.engine.kv_cache import BUDGET, MIB, CachePlan, KVCache, MemorySh
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, ScheduledRequest, plan_inputs
 from crossdraft.engine.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from crossdraft.engine.tensor_parallel import Leader
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
@@ -59,16 +64,18 @@ class Engine:
         self.computed = 0  # tokens computed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
+        self.leader: Leader | None = None  # of other ranks, if the model has some: told what changes this engine
+        ranks = model.tp_size or 1
         layers = layers_of(model)
         size = KVCache.slot_bytes(layers.shapes, model.dtype)
-        unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else math.inf
+        unused = unused_memory(self.device, budget.utilization, ranks) if isinstance(budget, MemoryShare) else math.inf
         plan = CachePlan.of(size, budget, unused, context, asked=max_length is not None)
         self.max_length = plan.length
         check_rotary_positions(model, plan.length)
         expected = plain_logits(model)
         self.windows = layers.windows(model, plan.length)  # of each attention layer
         self._shares_memory = isinstance(budget, MemoryShare) and self.device.type == "cpu"
-        self._cache = KVCache(layers.shapes, plan.slots, model.dtype, self.device, layers.gathers)
+        self._cache = KVCache(layers.shapes, plan.slots, model.dtype, self.device, layers.gathers, ranks)
         self._log_size(-(-plan.slots * size // MIB), context)
         self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
@@ -125,6 +132,10 @@ class Engine:
             token, then after each node. None: schedule the same request again. Nothing is computed for a request that
             `admits` would deny when its turn comes in this step, or whose session is in the step already.
         """
+        with nullcontext() if self.leader is None else self.leader.step(scheduled):
+            return self._step(scheduled)
+
+    def _step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(scheduled)
         admitted = self._admitted(scheduled)
         slices = self._slices(admitted, scheduled)
@@ -160,6 +171,8 @@ class Engine:
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
+        if self.leader is not None:
+            self.leader.close(session)
         self._manager.close(session)
 
     def _log_size(self, mib: int, context: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from crossdraft.engine.device import available_memory, sent
+from crossdraft.engine.device import available_memory, least, sent
 from crossdraft.engine.kv_cache_manager import UNIT, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 
@@ -98,6 +98,7 @@ class KVCache(Cache):
         device: of the model.
         gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
             attention): then only the slots that the forward reads are returned.
+        ranks: processes that share the model, each with a cache for its heads.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class KVCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
         gathers: bool = False,
+        ranks: int = 1,
     ) -> None:
         super().__init__(layers=[])
-        self.slots, self.gathers = slots, gathers
+        self.slots, self.gathers, self.ranks = slots, gathers, ranks
         self.null_slot = slots  # never written: read in place of slots that do not exist
         self.padding_slot = slots + 1  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
@@ -178,7 +180,8 @@ class KVCache(Cache):
         The last layer is enough, as a NaN of any layer is in all layers after it.
         """
         held = (tensor[:, :, start : start + count] for tensor in (self.keys[-1], self.values[-1]))
-        return all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
+        finite = all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
+        return bool(least(finite, self.keys[0].device, self.ranks))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots to others, as if all at once; no target is named twice."""
