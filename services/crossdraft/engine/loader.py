@@ -4,9 +4,10 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
@@ -89,7 +90,9 @@ def load_model(
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
     if ranks > 1:
-        model = _weights(source, dtype, runs_on, trust_remote_code, distributed_config=DistributedConfig(tp_size=ranks))
+        with _placed_by_itself() if runs_on.type == "cpu" else nullcontext():
+            shared = DistributedConfig(tp_size=ranks)
+            model = _weights(source, dtype, runs_on, trust_remote_code, distributed_config=shared)
     else:
         model = _model(name, source, dtype, runs_on, trust_remote_code)
     if quantization is not None:
@@ -165,6 +168,19 @@ def _model(name: str, source: str, dtype: str, device: torch.device, trust_remot
     if size is None:
         return _weights(source, dtype, device, trust_remote_code)
     return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
+
+
+@contextmanager
+def _placed_by_itself() -> Iterator[None]:
+    """transformers needs `accelerate` to place a model that is shared, also on a CPU, where it is anyway."""
+    usual = PreTrainedModel.prepare_distribute_model
+
+    def prepared(wanted: DistributedConfig, device_map: object) -> object:
+        config, _, mesh = usual(wanted, device_map)
+        return config, None, mesh
+
+    with patch.object(PreTrainedModel, "prepare_distribute_model", prepared):
+        yield
 
 
 @contextmanager
