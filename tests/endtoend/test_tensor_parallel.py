@@ -71,12 +71,10 @@ async def gone(processes: Sequence[int]) -> None:
 
 async def test_nothing_is_lost_or_doubled_or_left_whichever_rank_is_killed() -> None:
     wanted = Wanted("target", f"bundled:{TARGET}", 1, ("--tensor-parallel-size", "2", "--pace", "15,0"))
-    one_process = Wanted("target", f"bundled:{TARGET}", 1)
     async with asyncio.timeout(SECONDS * KILLS), AsyncExitStack() as stack:
-        alone, victim = await asyncio.gather(*(Killable.started(one, stack) for one in (one_process, wanted)))
-        async with connect(alone.address) as pipeline:
-            undisturbed = await asyncio.gather(*(heard(one, asyncio.Event()) for one in generations(pipeline)))
+        victim = await Killable.started(wanted, stack)
         pipeline = await stack.enter_async_context(connect(victim.address, patience=Patience(target_seconds=SECONDS)))
+        undisturbed = await asyncio.gather(*(heard(one, asyncio.Event()) for one in generations(pipeline)))
         for number in range(KILLS):
             begun = [asyncio.Event() for _ in range(STREAMS)]
             running = generations(pipeline)

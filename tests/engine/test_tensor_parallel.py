@@ -30,6 +30,26 @@ def options(**changes: object) -> ModelOptions:
     return ModelOptions(**{**settings, "tensor_parallel_size": 2, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"tensor_parallel_size": 3}, "must divide num_attention_heads, 4, got 3"),
+        ({"quantization": "int8"}, "--quantization and --tensor-parallel-size do not go together"),
+        ({"name": "random:llama"}, "random:llama is made in one process: leave out --tensor-parallel-size"),
+        ({"device": "meta"}, "takes the first .* devices, not --device meta"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_before_anything_starts(changes: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ModelLoadError, match=complaint):
+        run_ranks(options(**changes), Side.TARGET)
+
+
+def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
+    tiny_gpt2().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="no tensor-parallel plan for gpt2"):
+        run_ranks(options(name=str(tmp_path)), Side.TARGET)
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningModel]:
     """Two ranks, of which this process is the first."""
@@ -91,26 +111,6 @@ def test_batches_with_trees_shares_endings_and_too_little_room(shared: RunningMo
                 latest.pop(session, None)
     assert answered > STEPS // 2
     assert denied
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"tensor_parallel_size": 3}, "must divide num_attention_heads, 4, got 3"),
-        ({"quantization": "int8"}, "--quantization and --tensor-parallel-size do not go together"),
-        ({"name": "random:llama"}, "random:llama is made in one process: leave out --tensor-parallel-size"),
-        ({"device": "meta"}, "takes the first .* devices, not --device meta"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused_before_anything_starts(changes: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ModelLoadError, match=complaint):
-        run_ranks(options(**changes), Side.TARGET)
-
-
-def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
-    tiny_gpt2().save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="no tensor-parallel plan for gpt2"):
-        run_ranks(options(name=str(tmp_path)), Side.TARGET)
 
 
 def test_a_process_has_one_shared_model(shared: RunningModel) -> None:
