@@ -11,9 +11,10 @@ import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from threading import Thread
@@ -47,7 +48,6 @@ from crossdraft.serving.logs import LogFormat, logged
 
 if TYPE_CHECKING:
     from crossdraft.engine.served_model import ModelOptions
-    from crossdraft.engine.tensor_parallel import Rank
 
 log = logging.getLogger(__name__)
 PORT_SECONDS = 5.0  # how long a fixed port may still be in use by the actor's predecessor
@@ -174,6 +174,7 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
     from crossdraft.drafter.service import ServeDrafter, drafter_server
     from crossdraft.engine.loader import Pruning
     from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.engine.tensor_parallel import run_ranks
     from crossdraft.target.service import ServeTarget, target_server
 
     drafter = service if isinstance(service, DrafterService) else None
@@ -197,23 +198,22 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))
-    return target_server(ServeTarget(model, listening, node_address(), _started))
+    return target_server(ServeTarget(model, listening, partial(run_ranks, host=node_address(), start=_started)))
 
 
-def _started(options: "ModelOptions", ranks: "Sequence[Rank]") -> list[Connection]:
+def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
     """As `StartRanks`: tasks, each with one of the other places of this actor's placement group."""
     group, key = get_current_placement_group(), secrets.token_bytes()
     assert group is not None
-    with Listener((node_address(), ANY_PORT), authkey=key) as listener:
+    with Listener((host, ANY_PORT), authkey=key) as listener:
         ends = []
-        for rank, has in zip(ranks, group.bundle_specs[1:], strict=True):
-            place = PlacementGroupSchedulingStrategy(group, rank.number)
+        for number, has in enumerate(group.bundle_specs[1:], 1):
+            place = PlacementGroupSchedulingStrategy(group, number)
             cpus, gpus = has.pop(CPUS, 0), has.pop(GPUS, 0)
             task = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=has, max_retries=0, scheduling_strategy=place)
-            # Each sees only the GPU that Ray has given it.
-            ends.append(task(_followed).remote(listener.address, key, options, replace(rank, device=0)))
+            ends.append(task(_followed).remote(options, number, host, port, listener.address, key))
         Thread(target=_end_with, args=(ends,), name="rank tasks", daemon=True).start()
-        return [listener.accept() for _ in ranks]
+        return [listener.accept() for _ in ends]
 
 
 def _end_with(ends: list[Any]) -> None:
@@ -227,11 +227,11 @@ def _end_with(ends: list[Any]) -> None:
         os._exit(1)
 
 
-def _followed(address: Any, key: bytes, options: "ModelOptions", rank: "Rank") -> None:
+def _followed(options: "ModelOptions", number: int, host: str, port: int, address: Any, key: bytes) -> None:
     """Runs in a task."""
     from crossdraft.engine.tensor_parallel import follow
 
-    follow(options, rank, Client(address, authkey=key))
+    follow(options, number, host, port, Client(address, authkey=key))
 
 
 class ServerActor:

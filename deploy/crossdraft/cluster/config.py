@@ -154,6 +154,7 @@ class DrafterService(Service):
     """Replicas of a drafter."""
 
     name: Name  # that requests may choose
+    tensor_parallel_size: Literal[1] = 1  # it has one device
     trusted: bool = True  # False: only methods whose output does not depend on the rows it sends
     vocab_keep: Annotated[int, Field(ge=1)] | None = None  # rows of its output layer that are kept
     frequencies: File | None = None  # which ones: a file of `crossdraft frequencies`
@@ -163,8 +164,6 @@ class DrafterService(Service):
     def _together(self) -> Self:
         if (self.frequencies is None) != (self.vocab_keep is None):
             raise ValueError("vocab_keep, a number of ids, and frequencies, the file that ranks them, go together")
-        if self.tensor_parallel_size > 1:
-            raise ValueError("tensor_parallel_size is for targets: a drafter has one device")
         return self
 
 

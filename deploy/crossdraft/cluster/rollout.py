@@ -107,6 +107,7 @@ def _asked(names: Iterable[str], method: str, seconds: float) -> dict[str, Any]:
 
 
 def named_actors() -> set[str]:
+    """All that `deploy` has started."""
     named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return {one["name"] for one in named if one["namespace"] == NAMESPACE}
 

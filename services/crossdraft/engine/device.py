@@ -65,9 +65,7 @@ def _numbers(file: Path) -> dict[str, float]:
 
 
 def unused_memory(device: torch.device, utilization: float, ranks: int = 1) -> float:
-    """MiB that each rank may still take: on CUDA up to this share of all that the device has, else half of what is free
-    divided among them.
-    """
+    """MiB that a rank may still take: on CUDA up to this share of its device, else its part of half of what is free."""
     if device.type != "cuda":
         return least(available_memory() / 2 / ranks, device, ranks)
     free, total = torch.cuda.mem_get_info(device)

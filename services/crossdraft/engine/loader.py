@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from crossdraft.engine.compatibility import embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
@@ -89,12 +89,12 @@ def load_model(
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
-    if ranks > 1:
-        with _placed_by_itself() if runs_on.type == "cpu" else nullcontext():
-            shared = DistributedConfig(tp_size=ranks)
-            model = _weights(source, dtype, runs_on, trust_remote_code, distributed_config=shared)
-    else:
+    if ranks == 1:
         model = _model(name, source, dtype, runs_on, trust_remote_code)
+    else:  # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway
+        on_cpu = patch("transformers.modeling_utils.check_and_set_device_map", lambda _: None)
+        with on_cpu if runs_on.type == "cpu" else nullcontext():
+            model = _weights(source, dtype, runs_on, trust_remote_code, DistributedConfig(tp_size=ranks))
     if quantization is not None:
         quantize(model)
     description = Description(
@@ -149,9 +149,7 @@ def check_divisible(name: str, ranks: int, trust_remote_code: bool) -> None:
     with _said_of(source):
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
     if not config.base_model_tp_plan:
-        raise ModelLoadError(
-            f"transformers has no tensor-parallel plan for {config.model_type}: serve it on one device"
-        )
+        raise ModelLoadError(f"transformers has no tensor-parallel plan for {config.model_type}: use one device")
     for what in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, what, None) or 0
         if count % ranks:
@@ -171,19 +169,6 @@ def _model(name: str, source: str, dtype: str, device: torch.device, trust_remot
 
 
 @contextmanager
-def _placed_by_itself() -> Iterator[None]:
-    """transformers needs `accelerate` to place a model that is shared, also on a CPU, where it is anyway."""
-    usual = PreTrainedModel.prepare_distribute_model
-
-    def prepared(wanted: DistributedConfig, device_map: object) -> object:
-        config, _, mesh = usual(wanted, device_map)
-        return config, None, mesh
-
-    with patch.object(PreTrainedModel, "prepare_distribute_model", prepared):
-        yield
-
-
-@contextmanager
 def _said_of(source: str) -> Iterator[None]:
     """What transformers and safetensors raise becomes a ModelLoadError."""
     try:
@@ -193,7 +178,7 @@ def _said_of(source: str) -> Iterator[None]:
 
 
 def _weights(
-    source: str, dtype: str, device: torch.device, trust_remote_code: bool, **options: DistributedConfig
+    source: str, dtype: str, device: torch.device, trust_remote_code: bool, shared: DistributedConfig | None = None
 ) -> PreTrainedModel:
     with _said_of(source):
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -201,7 +186,7 @@ def _weights(
             dtype=DTYPES.get(dtype, "auto"),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-            **options,
+            distributed_config=shared,
         )
     if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
         model = model.float()

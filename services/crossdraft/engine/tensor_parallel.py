@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from multiprocessing.connection import Connection, wait
@@ -24,6 +24,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]  # there are no stubs
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from crossdraft.engine.device import device_of
 from crossdraft.engine.engine import Engine
@@ -36,67 +37,57 @@ from crossdraft.text.letters import Side
 from crossdraft.types.trees import TokenTree
 
 log = logging.getLogger(__name__)
-LOOPBACK = "127.0.0.1"
 LOADING = timedelta(hours=2)  # that ranks wait for each other: their disks may differ; the dead are noticed sooner
 OWN_SECONDS = 3.0  # for rank 0 to meet an error that has ended another one while they load, and to say so itself
 END_SECONDS = 10.0  # for ranks to end when they are told to
 END = b""  # in place of a call
+# Starts processes that call `follow`, all but the first of a model; given the host and the port of the store by which
+# ranks find each other, it returns this side of their connections.
+StartRanks = Callable[[ModelOptions, str, int], list[Connection]]
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One of the processes that share a model."""
-
-    number: int  # 0 serves
-    host: str  # address of rank 0
-    port: int  # of the store there, by which they find each other
-    device: int  # number of its GPU, among those that it sees
-
-
-# Starts processes that call `follow`; returns this side of their connections.
-StartRanks = Callable[[ModelOptions, Sequence[Rank]], list[Connection]]
-
-
-def start_here(options: ModelOptions, ranks: Sequence[Rank]) -> list[Connection]:
+def start_here(options: ModelOptions, host: str, port: int) -> list[Connection]:
     """Processes of this machine, which end with this one; raises NumberOutOfRangeError if it has too few GPUs."""
-    gpus = torch.cuda.device_count()
-    if 0 < gpus <= len(ranks):
-        raise NumberOutOfRangeError(f"--tensor-parallel-size takes a GPU for each, and {gpus} can be seen here")
+    gpus, size = torch.cuda.device_count(), options.tensor_parallel_size
+    if 0 < gpus < size:
+        raise NumberOutOfRangeError(f"--tensor-parallel-size {size} takes as many GPUs, and {gpus} can be seen here")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", socket.if_nameindex()[0][1])  # loopback: nobody else can join
     context, connections = multiprocessing.get_context("spawn"), []
-    for rank in ranks:
+    for number in range(1, size):
         ours, theirs = context.Pipe()
-        context.Process(target=_followed, args=(options, rank, theirs), daemon=True).start()
+        context.Process(target=_followed, args=(options, number, host, port, theirs), daemon=True).start()
         theirs.close()
         connections.append(ours)
     return connections
 
 
-def _followed(options: ModelOptions, rank: Rank, connection: Connection) -> None:
+def _followed(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
     """The main function of a process: signals are for rank 0, which may have to drain."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    follow(options, rank, connection)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    follow(options, number, host, port, connection)
 
 
-def run_ranks(options: ModelOptions, side: Side, host: str = LOOPBACK, start: StartRanks = start_here) -> RunningModel:
-    """As `run_model`, as rank 0 of `options.tensor_parallel_size`; starts the others, which find it at `host`.
+def run_ranks(
+    options: ModelOptions, side: Side, host: str = "127.0.0.1", start: StartRanks = start_here
+) -> RunningModel:
+    """As `run_model`, with `options.tensor_parallel_size` ranks: the others are started, and find this one at `host`.
 
     Raises:
         ValueError: with a text that says what to change.
     """
+    if options.tensor_parallel_size == 1:
+        return run_model(options, side)
     _check(options)
-    size = options.tensor_parallel_size
     if options.threads is None and not torch.accelerator.is_available():
-        options = replace(options, threads=max(1, torch.get_num_threads() // size))
+        options = replace(options, threads=max(1, torch.get_num_threads() // options.tensor_parallel_size))
     # The store by itself would listen on all interfaces.
     listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port, held = listening.getsockname()[1], listening.detach()
-    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=held)
-    ranks = [Rank(number, host, port, number) for number in range(size)]
-    leader = Leader(start(options, ranks[1:]))
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=held)
+    leader = Leader(start(options, host, port))
     try:
-        _join(ranks[0], size, store)
+        _join(options, 0, store)
         running = run_model(options, side)
     except BaseException:
         leader.end()
@@ -119,23 +110,20 @@ def _check(options: ModelOptions) -> None:
     check_divisible(options.name, options.tensor_parallel_size, options.trust_remote_code)
 
 
-def _join(rank: Rank, size: int, store: dist.Store) -> None:
-    """Makes this process one of so many ranks, for transformers; returns once all are there."""
-    os.environ["LOCAL_RANK"] = str(rank.device)
-    kind, device = torch.accelerator.current_accelerator(), None
-    if kind is not None:
-        device = torch.device(kind.type, rank.device)
-        torch.accelerator.set_device_index(rank.device)
-    backend = dist.get_default_backend_for_device(kind or "cpu")
-    dist.init_process_group(backend, timeout=LOADING, rank=rank.number, world_size=size, store=store, device_id=device)
+def _join(options: ModelOptions, number: int, store: TCPStore) -> None:
+    """Makes this process the rank with this number, for transformers; returns once all are there."""
+    device, local = torch.accelerator.current_accelerator(), 0
+    if device is not None:
+        local = number % torch.accelerator.device_count()  # in a cluster each sees only its own device
+        torch.accelerator.set_device_index(local)
+        device = torch.device(device.type, local)
+    os.environ["LOCAL_RANK"] = str(local)
+    backend, size = dist.get_default_backend_for_device(device or "cpu"), options.tensor_parallel_size
+    dist.init_process_group(backend, timeout=LOADING, rank=number, world_size=size, store=store, device_id=device)
 
 
 class Leader:
-    """Rank 0's side of the connections. Where one of the others dies or fails, this process ends.
-
-    Args:
-        connections: to the others.
-    """
+    """Rank 0's side of its connections to the others. Where one of these dies, this process ends."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self._connections = connections
@@ -197,12 +185,11 @@ class Leader:
                 left.remove(one)
 
 
-def follow(options: ModelOptions, rank: Rank, connection: Connection) -> None:
-    """Does what rank 0 does, on its `connection`, until it ends; where it is lost this process ends at once."""
+def follow(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
+    """As the rank with this number does what rank 0 tells, until that ends; where it is lost this process ends."""
     calls: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_receive, args=(connection, calls), daemon=True).start()
-    store = dist.TCPStore(rank.host, rank.port, is_master=False, timeout=LOADING)
-    _join(rank, options.tensor_parallel_size, store)
+    _join(options, number, TCPStore(host, port, is_master=False, timeout=LOADING))
     loaded, graphs = load(options), False if options.eager else None
     pack(loaded.model)
     engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graphs=graphs)

@@ -12,8 +12,8 @@ from crossdraft.engine.distributions import History, Logits, Nodes, distribution
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
-from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
-from crossdraft.engine.tensor_parallel import LOOPBACK, StartRanks, run_ranks, start_here
+from crossdraft.engine.served_model import ModelOptions, RunningModel
+from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
@@ -49,8 +49,7 @@ class ServeTarget:
 
     model: ModelOptions
     listening: Listening = field(default_factory=Listening)
-    rank_host: str = LOOPBACK  # where other processes that share the model find this one, if it is to have several
-    start_ranks: StartRanks = start_here
+    run: Callable[[ModelOptions, Side], RunningModel] = run_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,8 +358,5 @@ async def target_server(options: ServeTarget) -> TargetServer:
     Raises:
         ValueError: the model cannot be run with these options.
     """
-    run = partial(run_ranks, host=options.rank_host, start=options.start_ranks)
-    running = await asyncio.to_thread(
-        run if options.model.tensor_parallel_size > 1 else run_model, options.model, Side.TARGET
-    )
+    running = await asyncio.to_thread(options.run, options.model, Side.TARGET)
     return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)
