@@ -16,7 +16,7 @@ from crossdraft.rpc.clients import Patience
 from tests.endtoend.stack import TARGET
 from tests.prompts import prompts
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 KILLS = 20 if "CROSSDRAFT_FULL_TESTS" in os.environ else 2
 TOKENS = 60
 BEFORE = 8  # tokens of each stream, at least, when a rank is killed
