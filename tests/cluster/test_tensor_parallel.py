@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,14 @@ ALONE = "resources: {cpus: 0.5, custom: {target: 1}}"
 SHARED = "resources: {cpus: 6}, tensor_parallel_size: 2"  # more than one node has
 
 
-def rank_of(cluster: RunningCluster, number: int) -> int:
-    """The process of a rank."""
-    if not number:
-        return cluster.entries(Role.TARGET)[0].process
-    (found,) = (one.parent.name for one in Path("/proc").glob("[0-9]*/cmdline") if is_other_rank(one))
-    return int(found)
-
-
-def is_other_rank(command: Path) -> bool:
-    """Whether a process, by the file with its command line, runs the task that is a rank but the first."""
-    try:
-        return command.read_bytes().startswith(b"ray::_followed")
-    except OSError:  # it is gone
-        return False
+def others() -> list[int]:
+    """Processes of ranks but the first, which run in tasks."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it is gone
+            if command.read_bytes().startswith(b"ray::_followed"):
+                found.append(int(command.parent.name))
+    return found
 
 
 def groups() -> list[set[str]]:
@@ -48,14 +43,14 @@ async def test_streams_go_on_whichever_rank_is_killed(cluster: RunningCluster) -
             pass
         await asyncio.to_thread(cluster.deploy, text)
         assert [len(nodes) for nodes in groups()] == [2]
-        for number in (1, 0):
-            (serving,) = cluster.entries(Role.TARGET)
+        for first in (False, True):
+            (serving,), (other,) = cluster.entries(Role.TARGET), others()
             async with streams(client, SEEDS, TOKENS) as heard:
-                os.kill(rank_of(cluster, number), signal.SIGKILL)
+                os.kill(serving.process if first else other, signal.SIGKILL)
             assert [one.text for one in heard] == [one.text for one in undisturbed]
             assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
             await eventually(
                 lambda gone=serving: any(one.process != gone.process for one in cluster.entries(Role.TARGET))
             )
     await asyncio.to_thread(cluster.deploy, before)
-    await eventually(lambda: cluster.complete() and not groups())
+    await eventually(lambda: cluster.complete() and not groups() and not others())

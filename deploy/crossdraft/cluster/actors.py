@@ -205,13 +205,13 @@ def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
     """As `StartRanks`: tasks, each with one of the other places of this actor's placement group."""
     group, key = get_current_placement_group(), secrets.token_bytes()
     assert group is not None
+    run: Any = ray.remote(max_calls=1, max_retries=0)(_followed)  # its process ends with it
     with Listener((host, ANY_PORT), authkey=key) as listener:
         ends = []
         for number, has in enumerate(group.bundle_specs[1:], 1):
-            place = PlacementGroupSchedulingStrategy(group, number)
-            cpus, gpus = has.pop(CPUS, 0), has.pop(GPUS, 0)
-            task = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=has, max_retries=0, scheduling_strategy=place)
-            ends.append(task(_followed).remote(options, number, host, port, listener.address, key))
+            takes = {"num_cpus": has.pop(CPUS, 0), "num_gpus": has.pop(GPUS, 0), "resources": has}
+            task = run.options(**takes, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number))
+            ends.append(task.remote(options, number, host, port, listener.address, key))
         Thread(target=_end_with, args=(ends,), name="rank tasks", daemon=True).start()
         return [listener.accept() for _ in ends]
 
