@@ -7,7 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import HEAD, Need, Nodes, Waiting, amounts_of, fits, needs_of, pending_in, placed
+from crossdraft.cluster.capacity import (
+    HEAD,
+    Need,
+    Nodes,
+    Waiting,
+    amounts_of,
+    fits,
+    needs_of,
+    pending_in,
+    placed,
+    taken,
+)
 from crossdraft.cluster.config import Resources, parse
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
@@ -34,6 +45,17 @@ def test_every_replica_of_a_configuration_is_counted() -> None:
     ]
     assert needs[0].amounts == {"CPU": 1, "GPU": 0.5, "target": 1}
     assert needs[2].amounts == {"CPU": 0.25}
+
+
+def test_a_replica_on_several_devices_needs_places_for_each_of_its_processes() -> None:
+    target = "{model: m, replicas: 2, tensor_parallel_size: 4, resources: {cpus: 8, gpus: 4, custom: {target: 1}}}"
+    need, *_ = needs_of(parse(f"models: [{{name: small, target: {target}}}]"))
+    assert (need.count, need.most, need.amounts) == (8, float("inf"), {"CPU": 2, "GPU": 1, "target": 0.25})
+    free = {"a": {"GPU": 2.0, "CPU": 9.0, "target": 1.0}, "b": {"GPU": 3.0, "CPU": 4.0, "target": 1.0}}
+    assert not taken(need.amounts, free, 5)
+    assert free["a"]["GPU"] == 2
+    assert taken(need.amounts, free, 4)
+    assert {name: has["GPU"] for name, has in free.items()} == {"a": 0, "b": 1}
 
 
 @pytest.mark.parametrize(

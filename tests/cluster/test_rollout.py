@@ -187,7 +187,7 @@ def test_what_ended_for_one_that_cannot_be_served_is_started_again(
     doing = Simulated(changed, free, port, fails=True)
     monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
     monkeypatch.setattr(rollout, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(rollout, "_kill", lambda _: None)
+    monkeypatch.setattr(rollout, "kill", lambda _: None)
     doing.begin()
     with pytest.raises(NotServedError):
         doing.finish()

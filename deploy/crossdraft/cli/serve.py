@@ -59,10 +59,11 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
+def serve_target(model: ModelChoice, tensor_parallel_size: int, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    options = ServeTarget(_model_options(model, service), _listening(service))
+    shared = replace(_model_options(model, service), tensor_parallel_size=tensor_parallel_size)
+    options = ServeTarget(shared, _listening(service))
     _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 

@@ -7,17 +7,25 @@ of which Serve knows nothing, so it would end a replica while its sessions are o
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from crossdraft.cluster.capacity import CPUS, GPUS
 from crossdraft.cluster.config import (
     ANY_PORT,
     Configuration,
@@ -38,6 +46,9 @@ from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.logs import LogFormat, logged
 
+if TYPE_CHECKING:
+    from crossdraft.engine.served_model import ModelOptions
+
 log = logging.getLogger(__name__)
 PORT_SECONDS = 5.0  # how long a fixed port may still be in use by the actor's predecessor
 PORT_INTERVAL = 0.25  # seconds between attempts to listen
@@ -56,7 +67,8 @@ class ServerConfig(ABC):
     model: str  # name of the served model; empty for a front
     name: str  # of a drafter, else empty
     port: int  # 0: any free one
-    resources: Resources
+    resources: Resources  # of each process
+    ranks: int  # processes of a replica, of which the actor is the first
     log_format: LogFormat
     digest: str  # of everything that matters, file contents and the installed package included
 
@@ -118,7 +130,8 @@ class ModelServerConfig(ServerConfig):
             model=model,
             name="" if drafter is None else drafter.name,
             port=service.port,
-            resources=service.resources,
+            resources=service.resources.divided(service.tensor_parallel_size),
+            ranks=service.tensor_parallel_size,
             log_format=configuration.log_format,
             digest=version_of(model, alone, tls, grace, metrics, configuration.log_format, contents(files)),
             service=service,
@@ -161,6 +174,7 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
     from crossdraft.drafter.service import ServeDrafter, drafter_server
     from crossdraft.engine.loader import Pruning
     from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.engine.tensor_parallel import run_ranks
     from crossdraft.target.service import ServeTarget, target_server
 
     drafter = service if isinstance(service, DrafterService) else None
@@ -180,10 +194,44 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
         eager=service.enforce_eager,
         chat_template=service.chat_template,
         quantization=service.quantization,
+        tensor_parallel_size=service.tensor_parallel_size,
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))
-    return target_server(ServeTarget(model, listening))
+    return target_server(ServeTarget(model, listening, partial(run_ranks, host=node_address(), start=_started)))
+
+
+def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
+    """As `StartRanks`: tasks, each with one of the other places of this actor's placement group."""
+    group, key = get_current_placement_group(), secrets.token_bytes()
+    assert group is not None
+    run: Any = ray.remote(max_calls=1, max_retries=0)(_followed)  # its process ends with it
+    with Listener((host, ANY_PORT), authkey=key) as listener:
+        ends = []
+        for number, has in enumerate(group.bundle_specs[1:], 1):
+            takes = {"num_cpus": has.pop(CPUS, 0), "num_gpus": has.pop(GPUS, 0), "resources": has}
+            task = run.options(**takes, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number))
+            ends.append(task.remote(options, number, host, port, listener.address, key))
+        Thread(target=_end_with, args=(ends,), name="rank tasks", daemon=True).start()
+        return [listener.accept() for _ in ends]
+
+
+def _end_with(ends: list[Any]) -> None:
+    """Ends this process when one of the tasks is lost, also with its node, of which no connection tells."""
+    try:
+        ray.get(ray.wait(ends)[0])
+    except RayTaskError:  # this process meets the same, or notices the end of the task
+        return
+    except RayError as error:
+        log.critical("a rank of the model is lost, all end: %s", error)
+        os._exit(1)
+
+
+def _followed(options: "ModelOptions", number: int, host: str, port: int, address: Any, key: bytes) -> None:
+    """Runs in a task."""
+    from crossdraft.engine.tensor_parallel import follow
+
+    follow(options, number, host, port, Client(address, authkey=key))
 
 
 class ServerActor:

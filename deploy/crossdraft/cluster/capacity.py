@@ -85,8 +85,9 @@ def _needs(configuration: Configuration) -> Iterator[Need]:
             (Role.TARGET, "", model.target),
             *((Role.DRAFTER, one.name, one) for one in model.drafters),
         ):
-            most = 1 if service.port else inf
-            yield Need(shown(role, model.name, name), service.replicas, amounts_of(service.resources), most)
+            most, ranks = 1 if service.port else inf, service.tensor_parallel_size
+            amounts = amounts_of(service.resources.divided(ranks))
+            yield Need(shown(role, model.name, name), service.replicas * ranks, amounts, most)
         amounts = amounts_of(model.orchestrator_resources)
         yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts, spread=True)
     for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
@@ -218,13 +219,14 @@ def fits(amounts: Amounts, nodes: Nodes) -> bool:
     return any(_times(amounts, has) >= 1 for has in nodes.values())
 
 
-def taken(amounts: Amounts, free: Mapping[str, dict[str, float]]) -> bool:
-    """Whether one node has all of it, which it has then no more."""
-    for has in free.values():
-        if _times(amounts, has) >= 1:
-            has.update({name: has.get(name, 0.0) - amount for name, amount in amounts.items()})
-            return True
-    return False
+def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1) -> bool:
+    """Whether nodes have all of it so many times, each time on one of them, which has it then no more."""
+    if sum(_times(amounts, has) for has in free.values()) < times:
+        return False
+    for _ in range(times):
+        has = next(has for has in free.values() if _times(amounts, has) >= 1)
+        has.update({name: has.get(name, 0.0) - amount for name, amount in amounts.items()})
+    return True
 
 
 def written(amounts: Amounts) -> str:

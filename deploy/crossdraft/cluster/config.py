@@ -78,6 +78,11 @@ class Resources(Part):
     gpus: Annotated[float, Field(ge=0)] = 0.0
     custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # as nodes offer when started: {"target": 1}
 
+    def divided(self, parts: int) -> "Resources":
+        """Of one of so many equal parts."""
+        custom = {name: amount / parts for name, amount in self.custom.items()}
+        return Resources(cpus=self.cpus / parts, gpus=self.gpus / parts, custom=custom)
+
 
 class Sessions(Part):
     """Limits of the sessions of one replica."""
@@ -133,15 +138,23 @@ class Service(Part):
     enforce_eager: bool = False  # no CUDA graphs
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
+    tensor_parallel_size: Count = 1  # of a target: processes that share a replica's model, and its resources
     trust_remote_code: bool = False
     chat_template: File | None = None  # a file with Jinja, on every node where it may run; None: the model's own
     sessions: Sessions = Sessions()
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.tensor_parallel_size > 1 and (self.port or self.resources.gpus % self.tensor_parallel_size):
+            raise ValueError("tensor_parallel_size must divide gpus, and port be left out: any free one is taken")
+        return self
 
 
 class DrafterService(Service):
     """Replicas of a drafter."""
 
     name: Name  # that requests may choose
+    tensor_parallel_size: Literal[1] = 1  # it has one device
     trusted: bool = True  # False: only methods whose output does not depend on the rows it sends
     vocab_keep: Annotated[int, Field(ge=1)] | None = None  # rows of its output layer that are kept
     frequencies: File | None = None  # which ones: a file of `crossdraft frequencies`

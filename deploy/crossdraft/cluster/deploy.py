@@ -66,6 +66,8 @@ from crossdraft.cluster.rollout import (
     free_nodes,
     fronts_of,
     is_front,
+    kill,
+    named_actors,
     running,
     servers,
     services_of,
@@ -200,9 +202,7 @@ def undeploy() -> None:
         serve.delete(APPLICATION)
     if not serve.status().applications:
         serve.shutdown()
-    for named in ray.util.list_named_actors(all_namespaces=True):
-        if named["namespace"] == NAMESPACE:
-            ray.kill(ray.get_actor(named["name"], NAMESPACE))
+    kill(named_actors())
 
 
 def start_directory() -> None:

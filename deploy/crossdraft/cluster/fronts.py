@@ -217,6 +217,7 @@ class GrpcFrontConfig(ServerConfig):
             name="",
             port=grpc.port,
             resources=grpc.resources,
+            ranks=1,
             log_format=config.log_format,
             digest=digest_of(config.digest, alone, grace, contents(files)),
             config=config,

@@ -9,8 +9,10 @@ from math import inf
 from typing import Any
 
 import ray
+from ray import PlacementGroupID
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from crossdraft.cluster.actors import ModelServerConfig, ServerActor, ServerConfig
 from crossdraft.cluster.capacity import (
@@ -22,7 +24,6 @@ from crossdraft.cluster.capacity import (
     NotServedError,
     Say,
     amounts_of,
-    fits,
     shown,
     taken,
     written,
@@ -66,7 +67,7 @@ def actors() -> tuple[Actor, ...]:
 
 def servers() -> list[Actor]:
     """The actors that run servers, or are to."""
-    named = _named()
+    named = named_actors()
     return [one for one in actors() if slot_of(one.name) and one.name in named]
 
 
@@ -77,7 +78,7 @@ def running(say: Say) -> dict[str, Actor]:
     for name in _failed([one.name for one in ours if one.name not in useless]):
         say(f"{slot_of(name)} does not serve, and ends")
         useless.add(name)
-    _kill(useless)
+    kill(useless)
     return {one.name: one for one in ours if one.name not in useless}
 
 
@@ -105,7 +106,8 @@ def _asked(names: Iterable[str], method: str, seconds: float) -> dict[str, Any]:
     return asked
 
 
-def _named() -> set[str]:
+def named_actors() -> set[str]:
+    """All that `deploy` has started."""
     named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return {one["name"] for one in named if one["namespace"] == NAMESPACE}
 
@@ -135,7 +137,7 @@ class Replica:
 
     @property
     def amounts(self) -> Amounts:
-        """What it takes of a node."""
+        """What each of its processes takes of a node."""
         return amounts_of(self.config.resources)
 
 
@@ -185,7 +187,7 @@ class Rollout:
         self._before = self._configured([*self._over, *(old for old, _ in waiting if old)])
         self._waiting, free = [], _free()
         for old, new in waiting:
-            beside = self._beside(old, new) and taken(new.amounts, free)
+            beside = self._beside(old, new) and taken(new.amounts, free, new.config.ranks)
             (at_once if beside else self._waiting).append((old, new))
         self._check()
         self._ready([new for _, new in at_once])
@@ -231,7 +233,7 @@ class Rollout:
         Returns:
             The slots in which nothing serves now.
         """
-        _kill([*(one.name for one in self._started), *self._gone])
+        kill([*(one.name for one in self._started), *self._gone])
         self._means = replace(self._means, until=time.monotonic() + UNDO_SECONDS)
         gone, self._started, self._gone = self._gone, [], []
         return tuple(slot_of(name) for name in gone if not self._again(self._before.get(name)))
@@ -245,7 +247,7 @@ class Rollout:
             self._wait([before])
         except NotServedError as error:
             self._means.say(str(error))
-            _kill([before.name])
+            kill([before.name])
             return False
         return True
 
@@ -293,7 +295,7 @@ class Rollout:
     def _wait(self, replicas: Sequence[Replica]) -> None:
         """Starts actors, unless they run, and returns once all of them serve; raises NotServedError."""
         free, began = _free(), time.monotonic()
-        roomy = {one.name for one in replicas if taken(one.amounts, free)}
+        roomy = {one.name for one in replicas if taken(one.amounts, free, one.config.ranks)}
         waiting = {_started(one, self._node(one)).ready.remote(): one for one in replicas}
         while waiting:
             left = max(0.0, self._means.until - time.monotonic())
@@ -358,7 +360,7 @@ class Rollout:
         """Ends actors; what replaces them is final."""
         if draining:
             ray.wait(draining, num_returns=len(draining), timeout=self._means.grace_seconds + BEYOND_GRACE)
-        _kill(names)
+        kill(names)
         final = {slot_of(name) for name in names} & {one.slot for one in self._started}
         self._started = [one for one in self._started if one.slot not in final]
         self._gone = [name for name in self._gone if slot_of(name) not in final]
@@ -373,7 +375,7 @@ def _started(replica: Replica, node: str | None) -> Any:
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
-            scheduling_strategy=_near(node),
+            scheduling_strategy=_near(node) if config.ranks == 1 else _first_place(replica),
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
             resources=dict(resources.custom) | alone_on_a_node(config),
@@ -384,6 +386,20 @@ def _started(replica: Replica, node: str | None) -> Any:
         )
         .remote(config)
     )
+
+
+def _first_place(replica: Replica) -> PlacementGroupSchedulingStrategy:
+    """Of a group with places for all its processes, on few nodes, which lasts until the replica is ended."""
+    group = _groups().get(replica.name)
+    if group is None:
+        group = placement_group([dict(replica.amounts)] * replica.config.ranks, "PACK", replica.name, "detached")
+    return PlacementGroupSchedulingStrategy(group, 0)
+
+
+def _groups() -> dict[str, PlacementGroup]:
+    """Placement groups by the names of their replicas; Ray itself finds only names of its own job's namespace."""
+    found = {one["name"]: id for id, one in placement_group_table().items() if one["state"] != "REMOVED"}
+    return {name: PlacementGroup(PlacementGroupID.from_hex(id)) for name, id in found.items()}
 
 
 def alone_on_a_node(config: ServerConfig) -> dict[str, float]:
@@ -414,7 +430,7 @@ def _free() -> dict[str, dict[str, float]]:
 
 
 def _fits(replica: Replica) -> bool:
-    return fits(replica.amounts, free_nodes())
+    return taken(replica.amounts, _free(), replica.config.ranks)
 
 
 def _soon(holds: Callable[[], bool], until: float = inf) -> bool:
@@ -425,16 +441,18 @@ def _soon(holds: Callable[[], bool], until: float = inf) -> bool:
     return found
 
 
-def _kill(names: Iterable[str]) -> None:
+def kill(names: Iterable[str]) -> None:
     """Returns once they are gone, so that their names may be given again."""
-    gone = set()
+    gone, groups = set(), _groups()
     for name in names:
+        if name in groups:
+            remove_placement_group(groups[name])
         try:
             ray.kill(ray.get_actor(name, NAMESPACE))
         except ValueError:  # it has ended
             continue
         gone.add(name)
-    _soon(lambda: not gone & _named())
+    _soon(lambda: not gone & named_actors())
 
 
 def services_of(configuration: Configuration) -> tuple[Replica, ...]:

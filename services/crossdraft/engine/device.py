@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from crossdraft.engine.names import ModelLoadError
@@ -63,12 +64,21 @@ def _numbers(file: Path) -> dict[str, float]:
     return {name: float(number) for name, number in named if number.isdecimal()}
 
 
-def unused_memory(device: torch.device, utilization: float) -> float:
-    """MiB that may still be taken: on CUDA up to this share of all that the device has, else half of what is free."""
+def unused_memory(device: torch.device, utilization: float, ranks: int = 1) -> float:
+    """MiB that a rank may still take: on CUDA up to this share of its device, else its part of half of what is free."""
     if device.type != "cuda":
-        return available_memory() / 2
+        return least(available_memory() / 2 / ranks, device, ranks)
     free, total = torch.cuda.mem_get_info(device)
-    return (free - (1 - utilization) * total) / (1 << 20)
+    return least((free - (1 - utilization) * total) / (1 << 20), device, ranks)
+
+
+def least(number: float, device: torch.device, ranks: int) -> float:
+    """The least number that any of a model's ranks gives: each calls this, so that what only one knows parts none."""
+    if ranks == 1:
+        return number
+    shared = torch.tensor(number, dtype=torch.float64, device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MIN)
+    return float(shared)
 
 
 def staged(numbers: Tensor, device: torch.device) -> Tensor:

@@ -3,7 +3,9 @@
 import logging
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, M
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
 from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, ScheduledRequest, plan_inputs
 from crossdraft.engine.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from crossdraft.engine.tensor_parallel import Leader
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
@@ -104,9 +109,11 @@ class Engine:
         self.computed = 0  # tokens computed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
+        self.leader: Leader | None = None  # of other ranks, if the model has some: told what changes this engine
+        ranks = model.tp_size or 1
         layers = layers_of(model)
         pools = LayerPools.of(model, layers, context, chunk)
-        unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else math.inf
+        unused = unused_memory(self.device, budget.utilization, ranks) if isinstance(budget, MemoryShare) else math.inf
         plan = CachePlan.of(pools.slot_bytes, budget, unused, context, max_length is not None, pools.windowed)
         self.max_length = plan.length
         check_rotary_positions(model, plan.length)
@@ -116,7 +123,7 @@ class Engine:
         self.windows = layers.windows(model, plan.length) if pools.windowed is None else pools.windows
         self._windowed = pools.windowed is not None
         slots = [plan.slots, plan.window_slots] if plan.window_slots else [plan.slots]
-        self._cache = KVCache(layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers)
+        self._cache = KVCache(layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers, ranks)
         self._log_size(context)
         self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
@@ -173,6 +180,10 @@ class Engine:
             token, then after each node. None: schedule the same request again. Nothing is computed for a request that
             `admits` would deny when its turn comes in this step, or whose session is in the step already.
         """
+        with nullcontext() if self.leader is None else self.leader.step(scheduled):
+            return self._step(scheduled)
+
+    def _step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(scheduled)
         admitted = self._admitted(scheduled)
         slices = self._slices(admitted, scheduled)
@@ -210,6 +221,8 @@ class Engine:
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
+        if self.leader is not None:
+            self.leader.close(session)
         self._manager.close(session)
 
     def _log_size(self, context: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from crossdraft.engine.device import available_memory, sent
+from crossdraft.engine.device import available_memory, least, sent
 from crossdraft.engine.kv_cache_manager import UNIT, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 
@@ -126,10 +126,13 @@ class KVPool:
         slots: that are handed out.
         dtype: of the model.
         device: of the model.
+        ranks: processes that share the model, each with a cache for its heads.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.slots = slots
+    def __init__(
+        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device, ranks: int = 1
+    ) -> None:
+        self.slots, self.ranks = slots, ranks
         self.null_slot = slots  # never written: read in place of slots that do not exist
         self.padding_slot = slots + 1  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
@@ -158,7 +161,8 @@ class KVPool:
         The last layer is enough, as a NaN of any layer is in all layers after it.
         """
         held = (tensor[:, :, start : start + count] for tensor in (self.keys[-1], self.values[-1]))
-        return all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
+        finite = all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
+        return bool(least(finite, self.keys[0].device, self.ranks))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies slots to others, as if all at once; no target is named twice."""
@@ -181,6 +185,7 @@ class KVCache(Cache):
         gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
             attention): then only the slots that the forward reads are returned.
         pool_of: of each layer, the number of the pool that it is in; None: there is one.
+        ranks: processes that share the model, each with a cache for its heads.
     """
 
     def __init__(
@@ -191,13 +196,14 @@ class KVCache(Cache):
         device: torch.device,
         gathers: bool = False,
         pool_of: Sequence[int] | None = None,
+        ranks: int = 1,
     ) -> None:
         super().__init__(layers=[])
-        self.gathers = gathers
+        self.gathers, self.ranks = gathers, ranks
         self.pool_of = pool_of or [0] * len(shapes)
         self.pools = [
             KVPool([shape for shape, number in zip(shapes, self.pool_of, strict=True) if number == pool], *given)
-            for pool, given in enumerate((count, dtype, device) for count in slots)
+            for pool, given in enumerate((count, dtype, device, ranks) for count in slots)
         ]
         tensors = [zip(pool.keys, pool.values, strict=True) for pool in self.pools]
         self.keys, self.values = zip(*(next(tensors[number]) for number in self.pool_of), strict=True)

@@ -3,13 +3,17 @@
 import copy
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from crossdraft.engine.compatibility import embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
@@ -63,6 +67,7 @@ def load_model(
     pruning: Pruning | None = None,
     template: Path | None = None,
     quantization: str | None = None,  # of QUANTIZATIONS; a checkpoint that is quantized already names none
+    ranks: int = 1,  # processes that share the weights, of which this is one: as `tensor_parallel` has made it
 ) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
 
@@ -83,7 +88,13 @@ def load_model(
         tokenizer = load_tokenizer_json(source, template)
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
-    model = _model(name, source, dtype, runs_on, trust_remote_code)
+    leave_out_cudnn(runs_on)
+    if ranks == 1:
+        model = _model(name, source, dtype, runs_on, trust_remote_code)
+    else:  # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway
+        on_cpu = patch("transformers.modeling_utils.check_and_set_device_map", lambda _: None)
+        with on_cpu if runs_on.type == "cpu" else nullcontext():
+            model = _weights(source, dtype, runs_on, trust_remote_code, DistributedConfig(tp_size=ranks))
     if quantization is not None:
         quantize(model)
     description = Description(
@@ -130,9 +141,23 @@ def _no_weights(folder: Path) -> str:
     )
 
 
+def check_divisible(name: str, ranks: int, trust_remote_code: bool) -> None:
+    """Raises ModelLoadError for a model that so many ranks cannot share, by its configuration."""
+    if name.startswith(RANDOM_PREFIX) or size_of(name) is not None:
+        raise ModelLoadError(f"{name} is made in one process: leave out --tensor-parallel-size, or give a folder")
+    source = _source(name)
+    with _said_of(source):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
+    if not config.base_model_tp_plan:
+        raise ModelLoadError(f"transformers has no tensor-parallel plan for {config.model_type}: use one device")
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(config, what, None) or 0
+        if count % ranks:
+            raise NumberOutOfRangeError(f"--tensor-parallel-size must divide {what}, {count}, got {ranks}")
+
+
 def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
     """The model of a name, in a larger shape if the name says so: that one is made on its device."""
-    leave_out_cudnn(device)
     if name.startswith(RANDOM_PREFIX):
         made = random_model(name.removeprefix(RANDOM_PREFIX), load_tokenizer_json(source).vocabulary_size)
         made.to(device, DTYPES.get(dtype, made.dtype))  # type: ignore[arg-type]  # transformers wraps torch's signature
@@ -143,16 +168,26 @@ def _model(name: str, source: str, dtype: str, device: torch.device, trust_remot
     return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
 
 
-def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+@contextmanager
+def _said_of(source: str) -> Iterator[None]:
+    """What transformers and safetensors raise becomes a ModelLoadError."""
     try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(f"{source} cannot be loaded as a causal language model: {error}") from error
+
+
+def _weights(
+    source: str, dtype: str, device: torch.device, trust_remote_code: bool, shared: DistributedConfig | None = None
+) -> PreTrainedModel:
+    with _said_of(source):
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=DTYPES.get(dtype, "auto"),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            distributed_config=shared,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(f"{source} cannot be loaded as a causal language model: {error}") from error
     if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
         model = model.float()
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature

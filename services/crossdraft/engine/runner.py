@@ -27,7 +27,7 @@ from crossdraft.engine.batch import (
     bucket_of,
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
-from crossdraft.engine.device import staged
+from crossdraft.engine.device import least, staged
 from crossdraft.engine.kv_cache import KVCache, KVPool
 
 log = logging.getLogger(__name__)
@@ -137,10 +137,12 @@ class GraphRunner:
 
     def _captured(self, bucket: Bucket) -> Callable[[], None] | None:
         assert self._capture is not None
+        replay, why = None, "another rank cannot capture it"
         try:
             replay = self._capture(lambda: self._forward(bucket))
         except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
             why = str(error).partition("\n")[0]
+        if not least(replay is not None, self._numbers.device, self._cache.ranks) or replay is None:
             log.warning("no more forwards are captured as CUDA graphs, the others go on without: %s", why)
             self._capture = None
             return None

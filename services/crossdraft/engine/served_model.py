@@ -42,6 +42,7 @@ class ModelOptions:
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
+    tensor_parallel_size: int = 1  # processes that share it, each with a device of its own (`tensor_parallel`)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +118,8 @@ class RunningModel:
 
     def close(self) -> None:
         self.thread.close()
+        if self.thread.engine.leader is not None:
+            self.thread.engine.leader.end()
 
 
 def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepFunction:
@@ -128,13 +131,13 @@ def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepF
     return step if emulation.pace is None else Paced(emulation.pace, engine.remaining, step)
 
 
-def run_model(options: ModelOptions, side: Side) -> RunningModel:
-    """Loads and starts a model; takes seconds. Raises ValueError with a text that says what to change."""
+def load(options: ModelOptions) -> LoadedModel:
+    """Loads a model; raises ValueError with a text that says what to change."""
     if options.threads is not None:
         if options.threads < 1:
             raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
-    loaded = load_model(
+    return load_model(
         options.name,
         options.dtype,
         options.device,
@@ -143,8 +146,13 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
         options.pruning,
         options.chat_template,
         options.quantization,
+        options.tensor_parallel_size,
     )
-    running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
+
+
+def run_model(options: ModelOptions, side: Side) -> RunningModel:
+    """Loads and starts a model; takes seconds. Raises ValueError with a text that says what to change."""
+    running = RunningModel.of(load(options), side, options.budget, options.emulation, options.reuse, options.eager)
     try:
         running.thread.engine.populate()
     except NumberOutOfRangeError:

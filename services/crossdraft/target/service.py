@@ -12,7 +12,8 @@ from crossdraft.engine.distributions import History, Logits, Nodes, distribution
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
-from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
+from crossdraft.engine.served_model import ModelOptions, RunningModel
+from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
@@ -48,6 +49,7 @@ class ServeTarget:
 
     model: ModelOptions
     listening: Listening = field(default_factory=Listening)
+    run: Callable[[ModelOptions, Side], RunningModel] = run_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,5 +358,5 @@ async def target_server(options: ServeTarget) -> TargetServer:
     Raises:
         ValueError: the model cannot be run with these options.
     """
-    running = await asyncio.to_thread(run_model, options.model, Side.TARGET)
+    running = await asyncio.to_thread(options.run, options.model, Side.TARGET)
     return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)

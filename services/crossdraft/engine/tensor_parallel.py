@@ -1,0 +1,220 @@
+"""One model over several devices, each with a process of its own: a rank, with its share of transformers' plan.
+
+All ranks run the same engine, on their own heads of weights and KV cache. What an engine does follows from the calls
+that change it: rank 0, which serves, tells the others each of these before it makes it, and all meet in the forward.
+Calls go over connections, not over collectives: ranks wait for them without a time-out, and a process that dies is
+noticed at once. Then all end, as none can go on alone; whoever started rank 0 starts it again, and it the others.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]  # there are no stubs
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from crossdraft.engine.device import device_of
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import check_divisible
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
+from crossdraft.engine.packed_linear import pack
+from crossdraft.engine.requests import ForwardRequest, ScheduledRequest, common_prefix
+from crossdraft.engine.served_model import ModelOptions, RunningModel, load, run_model
+from crossdraft.text.letters import Side
+from crossdraft.types.trees import TokenTree
+
+log = logging.getLogger(__name__)
+LOADING = timedelta(hours=2)  # that ranks wait for each other: their disks may differ; the dead are noticed sooner
+OWN_SECONDS = 3.0  # for rank 0 to meet an error that has ended another one while they load, and to say so itself
+END_SECONDS = 10.0  # for ranks to end when they are told to
+END = b""  # in place of a call
+# Starts processes that call `follow`, all but the first of a model; given the host and the port of the store by which
+# ranks find each other, it returns this side of their connections.
+StartRanks = Callable[[ModelOptions, str, int], list[Connection]]
+
+
+def start_here(options: ModelOptions, host: str, port: int) -> list[Connection]:
+    """Processes of this machine, which end with this one; raises NumberOutOfRangeError if it has too few GPUs."""
+    gpus, size = torch.cuda.device_count(), options.tensor_parallel_size
+    if 0 < gpus < size:
+        raise NumberOutOfRangeError(f"--tensor-parallel-size {size} takes as many GPUs, and {gpus} can be seen here")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", socket.if_nameindex()[0][1])  # loopback: nobody else can join
+    context, connections = multiprocessing.get_context("spawn"), []
+    for number in range(1, size):
+        ours, theirs = context.Pipe()
+        context.Process(target=_followed, args=(options, number, host, port, theirs), daemon=True).start()
+        theirs.close()
+        connections.append(ours)
+    return connections
+
+
+def _followed(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
+    """The main function of a process: signals are for rank 0, which may have to drain."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    follow(options, number, host, port, connection)
+
+
+def run_ranks(
+    options: ModelOptions, side: Side, host: str = "127.0.0.1", start: StartRanks = start_here
+) -> RunningModel:
+    """As `run_model`, with `options.tensor_parallel_size` ranks: the others are started, and find this one at `host`.
+
+    Raises:
+        ValueError: with a text that says what to change.
+    """
+    if options.tensor_parallel_size == 1:
+        return run_model(options, side)
+    _check(options)
+    if options.threads is None and not torch.accelerator.is_available():
+        options = replace(options, threads=max(1, torch.get_num_threads() // options.tensor_parallel_size))
+    # The store by itself would listen on all interfaces.
+    listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port, held = listening.getsockname()[1], listening.detach()
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=held)
+    leader = Leader(start(options, host, port))
+    try:
+        _join(options, 0, store)
+        running = run_model(options, side)
+    except BaseException:
+        leader.end()
+        raise
+    running.thread.engine.leader, leader.patience = leader, 0.0
+    return running
+
+
+def _check(options: ModelOptions) -> None:
+    if dist.is_initialized():
+        raise ModelLoadError("this process has a model over several devices already, and can have one only")
+    device, usual = device_of(options.device), torch.accelerator.current_accelerator() or torch.device("cpu")
+    if device.type != usual.type or (device.index is not None and options.device != "auto"):
+        raise ModelLoadError(
+            f"--tensor-parallel-size takes the first {usual.type} devices, not --device {options.device}: leave that "
+            "out; CUDA_VISIBLE_DEVICES chooses among GPUs, and hides them if it is empty"
+        )
+    if options.quantization is not None:
+        raise ModelLoadError("--quantization and --tensor-parallel-size do not go together: leave one of them out")
+    check_divisible(options.name, options.tensor_parallel_size, options.trust_remote_code)
+
+
+def _join(options: ModelOptions, number: int, store: TCPStore) -> None:
+    """Makes this process the rank with this number, for transformers; returns once all are there."""
+    device, local = torch.accelerator.current_accelerator(), 0
+    if device is not None:
+        local = number % torch.accelerator.device_count()  # in a cluster each sees only its own device
+        torch.accelerator.set_device_index(local)
+        device = torch.device(device.type, local)
+    os.environ["LOCAL_RANK"] = str(local)
+    backend, size = dist.get_default_backend_for_device(device or "cpu"), options.tensor_parallel_size
+    dist.init_process_group(backend, timeout=LOADING, rank=number, world_size=size, store=store, device_id=device)
+
+
+class Leader:
+    """Rank 0's side of its connections to the others. Where one of these dies, this process ends."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = connections
+        self._sessions: dict[Hashable, tuple[int, tuple[int, ...]]] = {}  # their numbers, and contexts as told last
+        self._numbers = count()
+        self._ending = Event()
+        self.patience = OWN_SECONDS  # with those that die
+        self._watching = Thread(target=self._watch, name="ranks", daemon=True)
+        self._watching.start()
+
+    @contextmanager
+    def step(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[None]:
+        """Context of a step that all make, in which any error ends this process: ranks do not agree any more."""
+        try:
+            self._tell([self._told(one) for one in scheduled])
+            yield
+        except BaseException as error:
+            log.critical("a step of rank 0 failed, all ranks of the model end", exc_info=error)
+            os._exit(1)
+
+    def close(self, session: Hashable) -> None:
+        """Tells the others that a session ends."""
+        if session in self._sessions:
+            self._tell(self._sessions.pop(session)[0])
+
+    def end(self) -> None:
+        """Ends the others."""
+        self._ending.set()
+        for one in self._connections:
+            with suppress(OSError):
+                one.send_bytes(END)
+        self._watching.join(END_SECONDS)
+        for one in self._connections:
+            one.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _told(self, one: ScheduledRequest) -> tuple[object, ...]:
+        """Of a context only what is new: it may have a hundred thousand tokens."""
+        request = one.request
+        number, before = self._sessions.get(request.session) or (next(self._numbers), ())
+        self._sessions[request.session] = number, request.context
+        shared, tree = common_prefix(before, request.context), request.tree
+        return number, shared, request.context[shared:], tree.tokens, tree.parents, request.wanted, one.tokens
+
+    def _tell(self, call: object) -> None:
+        data = msgpack.packb(call, default=int)
+        for one in self._connections:
+            one.send_bytes(data)
+
+    def _watch(self) -> None:
+        left = [*self._connections]
+        while left:
+            for one in wait(left):
+                assert isinstance(one, Connection)  # which nothing but its end comes from
+                if not self._ending.wait(self.patience):
+                    log.critical("a rank of the model has died, and all end")
+                    os._exit(1)
+                left.remove(one)
+
+
+def follow(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
+    """As the rank with this number does what rank 0 tells, until that ends; where it is lost this process ends."""
+    calls: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_receive, args=(connection, calls), daemon=True).start()
+    _join(options, number, TCPStore(host, port, is_master=False, timeout=LOADING))
+    loaded, graphs = load(options), False if options.eager else None
+    pack(loaded.model)
+    engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graphs=graphs)
+    engine.populate()
+    contexts: dict[int, tuple[int, ...]] = {}
+    while (call := calls.get()) is not None:
+        if isinstance(call, int):
+            engine.close(call)
+            del contexts[call]
+        else:
+            engine.step([_scheduled(one, contexts) for one in call])
+
+
+def _receive(connection: Connection, calls: "SimpleQueue[Any]") -> None:
+    """In a thread: the main one may be in a collective whose other side is gone."""
+    with suppress(EOFError, OSError):
+        while (data := connection.recv_bytes()) != END:
+            calls.put(msgpack.unpackb(data, use_list=False))
+        calls.put(None)
+        connection.recv_bytes()
+    os._exit(0)
+
+
+def _scheduled(told: tuple[Any, ...], contexts: dict[int, tuple[int, ...]]) -> ScheduledRequest:
+    """What `Leader` told, with the contexts that sessions had."""
+    session, shared, rest, tokens, parents, wanted, most = told
+    contexts[session] = context = contexts.get(session, ())[:shared] + rest
+    return ScheduledRequest(ForwardRequest(session, context, TokenTree(tokens, parents), wanted), most)
