@@ -27,11 +27,24 @@ def test_tables_for_people(cli: Cli) -> None:
         assert part in shown
 
 
+def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
+    """As a target and as a drafter, whose drafts are its own tokens, and as a drafter for another model."""
+    for target in ("random:mamba", "random:llama"):
+        (found,) = json.loads(cli("check", target, "--drafter", "random:mamba", "--json").out)
+        assert found["outcome"] == "exact"
+        assert found["outputs"] == dict.fromkeys(("plain", "lock-step", "overlapped"), check.ALL_TOKENS)
+        assert found["judged"] > 0
+    shown = cli("check", "random:mamba").out
+    assert "run one after another, and none begins with a prefix of another one: this model does not keep" in shown
+    assert "saved states 0 bytes a token" in shown
+    assert "a reused prefix" not in shown
+
+
 def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("check", "random:mamba", "random:llama")
+    ended = cli("check", "random:bert", "random:llama")
     assert ended.code == 1
     assert "1 exact, 0 differs, 1 refused, 0 not loaded" in ended.out
-    assert "random:mamba refused: this model does not keep keys and values" in ended.err
+    assert "random:bert refused: this model does not keep keys and values" in ended.err
     ended = cli("check", "bundled:nothing")
     assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
     assert "there is no bundled model 'bundled:nothing'" in ended.err
@@ -48,7 +61,7 @@ def test_what_differs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_architecture(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are refused, or have no small random model, are no failure."""
-    monkeypatch.setattr(check, "architectures", lambda: ["llama", "mamba", "no such model"])
+    monkeypatch.setattr(check, "architectures", lambda: ["llama", "bert", "no such model"])
     ended = cli("check", "random:all")
     assert ended.code == 0
     assert "1 exact, 0 differs, 1 refused, 1 not loaded" in ended.out

@@ -42,6 +42,9 @@ class Engine:
         UnsupportedModelError: the model cannot be run correctly this way.
     """
 
+    unbatched = ""  # why sessions run one after another and share no prefixes, where they do
+    session_bytes = 0  # that a session takes beside its tokens
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -52,15 +55,9 @@ class Engine:
         graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
     ) -> None:
         context = length_of(model, max_length)
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {chunk}")
-        self.model = model.eval()
-        self.chunk = chunk
-        self.computed = 0  # tokens computed so far
-        self.device = embedding_weight(model).device
-        self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
+        self._begin(model, chunk)
         layers = layers_of(model)
-        size = KVCache.slot_bytes(layers.shapes, model.dtype)
+        self.token_bytes = size = KVCache.slot_bytes(layers.shapes, model.dtype)
         unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else math.inf
         plan = CachePlan.of(size, budget, unused, context, asked=max_length is not None)
         self.max_length = plan.length
@@ -69,7 +66,8 @@ class Engine:
         self.windows = layers.windows(model, plan.length)  # of each attention layer
         self._shares_memory = isinstance(budget, MemoryShare) and self.device.type == "cpu"
         self._cache = KVCache(layers.shapes, plan.slots, model.dtype, self.device, layers.gathers)
-        self._log_size(-(-plan.slots * size // MIB), context)
+        mib = -(-plan.slots * size // MIB)
+        self._log_size(f"KV cache of {mib} MiB on {self.device} for {self._cache.slots} tokens", context)
         self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
@@ -77,6 +75,15 @@ class Engine:
         if graphs or (graphs is None and self.device.type == "cuda"):
             self._use_graphs(expected)
         self.computed = 0
+
+    def _begin(self, model: PreTrainedModel, chunk: int) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {chunk}")
+        self.model = model.eval()
+        self.chunk = chunk
+        self.computed = 0  # tokens computed so far
+        self.device = embedding_weight(model).device
+        self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
 
     @property
     def slots(self) -> int:
@@ -103,14 +110,17 @@ class Engine:
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
         request.check(self.max_length - more)
-        tokens = self._plan(request).tokens  # what is cached was checked before
+        tokens = self.due(request)  # what is cached was checked before
         if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary_size):
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)
             raise ValueError(f"ids must be 0 to {self.vocabulary_size - 1}, got {wrong}")
 
     def remaining(self, request: ForwardRequest) -> int:
-        """Tokens still to be computed for this request, without a prefix that another session has computed."""
-        return len(self._plan(request).tokens)
+        return len(self.due(request))
+
+    def due(self, request: ForwardRequest) -> Sequence[int]:
+        """The tokens still to be computed for this request, without a prefix that another session has computed."""
+        return self._plan(request).tokens
 
     def admits(self, request: ForwardRequest) -> bool:
         """Whether the request's session has slots for all of it, or can get them without preempting a live session."""
@@ -162,8 +172,7 @@ class Engine:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
         self._manager.close(session)
 
-    def _log_size(self, mib: int, context: int) -> None:
-        held = f"KV cache of {mib} MiB on {self.device} for {self._cache.slots} tokens"
+    def _log_size(self, held: str, context: int) -> None:
         if self.max_length < context:
             log.warning(
                 "%s: sessions have at most %d tokens, not the model's %d (--max-model-len sets this, --cache-mib the "

@@ -16,6 +16,7 @@ from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
@@ -71,7 +72,7 @@ class RunningModel:
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
         pack(loaded.model)
-        engine = Engine(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
+        engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
         about = replace(about, context=engine.max_length)
         return RunningModel(
             ModelThread(engine, _step_of(engine, loaded, emulation)),
