@@ -30,12 +30,14 @@ SERVED = (
 SEQUENTIAL = {
     "mamba": "does not keep keys and values",
     "rwkv": "does not keep keys and values",
-    "qwen3_next": "more than keys and values (LinearAttentionLayer",
+    "jamba": "more than keys and values (LinearAttentionLayer",
+    "lfm3": "more than keys and values (LinearAttentionLayer",
     "deepseek_v32": "more than keys and values (DynamicIndexedLayer",
     "bloom": "does not go through the interface",
 }
 REFUSED = {
-    "bert": "does not keep keys and values .*; session by session: this model keeps nothing of a text",
+    "bert": "does not keep keys and values .*; session by session: .* no causal mask",
+    "recurrent_gemma": "does not keep keys and values .*; session by session: .* not those along its paths",
     "zamba2": "no plain call",
 }
 

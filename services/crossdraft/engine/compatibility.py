@@ -186,14 +186,14 @@ def lay_out(model: PreTrainedModel, layers: ModelLayers) -> Layouts:
     return layouts
 
 
-def install(model: PreTrainedModel, name: str = NAME) -> None:
-    """Makes an attention implementation the model's own: the engine's, if no other is named.
+def install(model: PreTrainedModel) -> None:
+    """Makes the engine's attention the model's own.
 
     Raises:
         UnsupportedModelError: the model computes attention in its own way.
     """
-    model.set_attn_implementation(name)
-    if model.config.get_text_config()._attn_implementation != name:
+    model.set_attn_implementation(NAME)
+    if model.config.get_text_config()._attn_implementation != NAME:
         raise UnsupportedModelError("attention in this model does not go through the interface of transformers")
 
 
@@ -209,11 +209,11 @@ def plain_call(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
 
 
 def plain_logits(model: PreTrainedModel, request: ForwardRequest = PROBE) -> list[Tensor]:
-    """The model's logits after each path of a small tree, with eager attention and no cache: float32 (V,) each.
+    """The model's logits after each path of a small tree, with no cache and eager attention: float32 (V,) each.
 
-    Leaves eager attention installed; raises UnsupportedModelError as `install` and `plain_call` do.
+    Leaves eager attention installed, where the model lets it be changed; raises UnsupportedModelError as `plain_call`.
     """
-    install(model, "eager")
+    model.set_attn_implementation("eager")
     return [plain_call(model, request.context + path)[-1].float() for path in request.tree.paths()]
 
 

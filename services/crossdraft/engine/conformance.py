@@ -19,7 +19,6 @@ from crossdraft.engine.compatibility import (
     TOLERANCES,
     UnsupportedModelError,
     embedding_weight,
-    install,
     layers_of,
     length_of,
     plain_call,
@@ -161,7 +160,7 @@ def stored_bytes(weight: Tensor) -> int:
 
 def own_logits(model: PreTrainedModel, texts: Iterable[Ids]) -> dict[Ids, Tensor]:
     """The model's own logits after each text, float32 (V,), with eager attention and without a cache."""
-    install(model, "eager")
+    model.set_attn_implementation("eager")
     found: dict[Ids, Tensor] = {}
     wanted = set(texts)
     for text in sorted(wanted, key=len, reverse=True):

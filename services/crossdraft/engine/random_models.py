@@ -15,14 +15,17 @@ from crossdraft.engine.names import ModelLoadError
 
 WINDOW = 24  # tokens, of layers with a window
 SWITCHES = ("sliding_window", "attention_chunk_size", "q_lora_rank")  # 0 or None: off, and then they stay so
+KINDS = ("layer_types", "mlp_layer_types")  # of layers
 LAYERS = 4
 LARGEST = 10_000_000  # parameters: some architectures have parts whose sizes are not among those that are set
 RANDOM_CONTEXT = 512
 SIZES: dict[str, int] = {  # what configurations call their sizes: those that one has are set
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp"), 96),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp", "decoder_ffn_dim"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
+    **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_d_state": 16, "expand": 1},
+    **{"attn_layer_period": 2, "attn_layer_offset": 1, "n_groups": 1},
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), RANDOM_CONTEXT),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k"), 2),
@@ -69,14 +72,16 @@ def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
 def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
     """The configuration with small sizes, and with as many kinds of layers as it has."""
     off = {name for name in SWITCHES if not getattr(usual, name, None)}
-    derived = {name for name in SIZES if isinstance(getattr(type(usual), name, None), property)}
+    names = {name: usual.attribute_map.get(name, name) for name in (*SIZES, *KINDS)}
+    derived = {name for name, own in names.items() if isinstance(getattr(type(usual), own, None), property)}
     sizes = {name: size for name, size in SIZES.items() if hasattr(usual, name) and name not in off | derived}
     changes: dict[str, Any] = {**sizes, "vocab_size": vocabulary}
     if "qk_rope_head_dim" in sizes:
         changes["num_key_value_heads"] = SIZES["num_attention_heads"]  # latent attention has no fewer
-    for name in ("layer_types", "mlp_layer_types"):
+    for name in KINDS:
         kinds = getattr(usual, name, None)
-        if kinds and not isinstance(getattr(type(usual), name, None), property):
+        if kinds and name not in derived:
+            kinds = [*kinds, "full_attention"] if {*kinds} == {"linear_attention"} else kinds  # as trained models have
             changes[name] = [*islice(cycle(dict.fromkeys(kinds)), LAYERS)]
     config = type(usual)(**changes)
     if getattr(config, "max_position_embeddings", None) is None:

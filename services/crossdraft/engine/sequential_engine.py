@@ -220,8 +220,6 @@ class SequentialEngine(Engine):
             options |= {} if cache is None else {self._name: cache}
             found = self.model(torch.tensor([piece], device=self.device), use_cache=True, **options)
             cache = getattr(found, self._name, None)
-            if cache is None:
-                raise UnsupportedModelError("this model keeps nothing of a text")
             rows.append(found.logits[0, -kept:].float())
             self.computed += len(piece)
         return cache, torch.cat(rows)[-kept:]
