@@ -16,8 +16,8 @@ from crossdraft.engine.random_models import random_model
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.sequential_engine import LAG, MARGIN, STATES, SequentialEngine, engine_of, plan_stretches
 from crossdraft.types.trees import TokenTree, tree_of
-from tests.engine.gathering import gathered
 from tests.engine import test_engine
+from tests.engine.gathering import gathered
 from tests.engine.test_engine import BRANCHES, plain
 from tests.engine.test_model_thread import greedy
 from tests.engine.tiny import VOCABULARY, tiny_llama

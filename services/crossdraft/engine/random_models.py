@@ -82,7 +82,7 @@ def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
         kinds = getattr(usual, name, None)
         if kinds and name not in derived:
             kinds = [*kinds, "full_attention"] if {*kinds} == {"linear_attention"} else kinds  # as trained models have
-            changes[name] = [*islice(cycle(dict.fromkeys(kinds)), LAYERS)]
+            changes[names[name]] = [*islice(cycle(dict.fromkeys(kinds)), LAYERS)]
     config = type(usual)(**changes)
     if getattr(config, "max_position_embeddings", None) is None:
         config.max_position_embeddings = RANDOM_CONTEXT
