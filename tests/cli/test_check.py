@@ -23,7 +23,7 @@ def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
 def test_tables_for_people(cli: Cli) -> None:
     shown = cli("check", "random:llama").out
     assert "1 exact, 0 differs, 0 refused, 0 not loaded" in shown
-    for part in ("a draft tree", "a reused prefix", "keys and values 1,024 bytes a token"):
+    for part in ("a draft tree", "a reused prefix", "cache 1,024 bytes a token"):
         assert part in shown
 
 
@@ -36,7 +36,7 @@ def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
         assert found["judged"] > 0
     shown = cli("check", "random:mamba").out
     assert "run one after another, and none begins with a prefix of another one: this model does not keep" in shown
-    assert "saved states 0 bytes a token" in shown
+    assert "cache 0 bytes a token" in shown
     assert "a reused prefix" not in shown
 
 

@@ -82,9 +82,24 @@ def test_drafting_computes_each_token_once() -> None:
     assert len(engine._sessions["a"]) < STATES
 
 
-def test_a_long_prompt_is_computed_in_parts() -> None:
-    engine = made("olmo_hybrid", chunk=10)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_long_prompt_is_computed_in_parts(name: str) -> None:
+    engine = made(name, chunk=10)
     serve(engine, Request("a", LONG, BRANCHES), Request("b", LONG[5:]))
+
+
+def test_a_large_tree_needs_no_more_states_than_it_has_forks_after_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, most = made("gptj"), []
+    compute = engine._computed  # type: ignore[attr-defined]
+
+    def computed(*given: Any) -> Any:
+        most.append(len(engine._sessions["a"]))  # type: ignore[attr-defined]
+        return compute(*given)
+
+    monkeypatch.setattr(engine, "_computed", computed)
+    serve(engine, Request("a", LONG, tree_of([(one, two, two) for one in range(8) for two in range(3)], 99)))
+    assert len(most) > 24
+    assert max(most) <= STATES + 1
 
 
 @pytest.mark.parametrize("lag", [0, LAG])

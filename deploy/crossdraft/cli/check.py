@@ -205,12 +205,10 @@ def _print_cases(logits: Conformance) -> None:
     rows = [(case.name, EXACT if case.exact else DIFFERS, f"{case.difference:.1e}") for case in logits.results]
     print_table("", ("the model's own logits after", "", "largest difference"), rows)
     memory = logits.memory
-    kept = "keys and values"
     if logits.unbatched:
-        kept = "saved states"
         print(f"its sessions run one after another, and none begins with a prefix of another one: {logits.unbatched}")
     print(
-        f"weights {memory.weights_mib:,.0f} MiB; {kept} {memory.token_bytes:,} bytes a token, "
+        f"weights {memory.weights_mib:,.0f} MiB; cache {memory.token_bytes:,} bytes a token, "
         f"{memory.session_mib:,.0f} MiB for a session of {memory.context:,} tokens "
         f"(--max-model-len makes it shorter, --cache-mib sets the size of all)"
     )

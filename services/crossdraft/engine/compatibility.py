@@ -19,8 +19,17 @@ from crossdraft.types.trees import ROOT, TokenTree
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # the same setting in different configurations
 NOTING = NAME + "-noting"  # an attention implementation that notes what a module sees, and computes nothing
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, position and that of a key: whether it does
+Forward = Callable[[Sequence[ForwardRequest]], list[Tensor]]  # as `Engine.forward`
 PROBE = ForwardRequest("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
-FAILURES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # of models, in calls
+FAILURES = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)  # of models, in calls
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}  # of 1 + the largest logit; less exact numbers: 0.1
 
 
@@ -218,10 +227,7 @@ def plain_logits(model: PreTrainedModel, request: ForwardRequest = PROBE) -> lis
 
 
 def check_agreement(
-    model: PreTrainedModel,
-    forward: Callable[[Sequence[ForwardRequest]], list[Tensor]],
-    expected: Sequence[Tensor],
-    request: ForwardRequest = PROBE,
+    model: PreTrainedModel, forward: Forward, expected: Sequence[Tensor], request: ForwardRequest = PROBE
 ) -> None:
     """Refuses a model whose logits over a small tree are not those of `plain_logits`.
 

@@ -82,7 +82,7 @@ class Engine:
         self.model = model.eval()
         self.chunk = chunk
         self.computed = 0  # tokens computed so far
-        self.device = embedding_weight(model).device
+        self.device: torch.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
 
     @property

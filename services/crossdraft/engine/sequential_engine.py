@@ -112,12 +112,7 @@ def plan_stretches(saved: Iterable[Ids], request: ForwardRequest, lag: int = LAG
 
 
 class SequentialEngine(Engine):
-    """Runs any causal language model whose forward takes and returns a cache that can be copied.
-
-    Raises:
-        ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
-        UnsupportedModelError: the model keeps no cache, or computes something else with it than without.
-    """
+    """Runs any causal language model whose forward takes and returns a cache that can be copied; raises as `Engine`."""
 
     def __init__(
         self, model: PreTrainedModel, max_length: int | None, budget: int | MemoryShare, chunk: int, unbatched: str
@@ -165,12 +160,12 @@ class SequentialEngine(Engine):
     @torch.inference_mode()
     def step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         """One request after another."""
-        results: list[Tensor | None] = [None] * len(scheduled)
+        results: list[Tensor | None] = []
         begun: set[Hashable] = set()
-        for index, one in enumerate(scheduled):
-            if one.request.session not in begun and self.admits(one.request):
-                begun.add(one.request.session)
-                results[index] = self._advance(one)
+        for one in scheduled:
+            begins = one.request.session not in begun and self.admits(one.request)
+            results.append(self._advance(one) if begins else None)
+            begun.add(one.request.session)
         return results
 
     def close(self, session: Hashable) -> None:
@@ -190,22 +185,26 @@ class SequentialEngine(Engine):
         size, plan = len(context), self._plan_stretches(request)
         self._taken[request.session] = self._size(size + len(request.tree))
         states = self._sessions.setdefault(request.session, {})
-        text = size - 1 - len(plan[0][0]) if plan else 0
-        part = text > 0 and scheduled.tokens < sum(len(end) - len(start) for start, end in plan)
+        start = plan[0][0] if plan else context
+        limit = inf if self._single and not start else scheduled.tokens  # in parts each token would be one forward
+        text = size - 1 - len(start)
+        part = text > 0 and limit < sum(len(end) - len(begin) for begin, end in plan)
         if part:
-            start = plan[0][0]
             plan = [(start, context[: len(start) + min(text, scheduled.tokens)])]
         rows = {ids[size:]: state.logits for ids, state in states.items() if ids[:size] == context}
+        last = {start: place for place, (start, _) in enumerate(plan)}
         for place, (start, end) in enumerate(plan):
             first = max(len(start), min(size, len(end)) - 1)  # the first token whose logits are kept
             # A saved cache is changed where neither a refused draft goes back to it, nor a fork, nor a changed text.
             near = any(0 < len(start) - len(ids) < MARGIN and start[: len(ids)] == ids for ids in states)
-            again = len(start) <= size < len(end) or any(start == other for other, _ in plan[place + 1 :])
+            again = len(start) <= size < len(end) or last[start] > place
             cache = states.pop(start).cache if near and not again else states[start].copied()[0] if start else None
             cache, logits = self._computed(cache, end[len(start) :], len(end) - first)
             states[end] = State(cache, logits[-1].clone())
             rows |= {end[size:stop]: row for stop, row in enumerate(logits, first + 1)}
-        _thin(states, context)
+            kept = _useful(states, context)
+            for ids in [ids for ids in states if ids not in kept and last.get(ids, place) <= place]:
+                del states[ids]
         if part:
             return None
         paths = [*request.tree.paths()]
@@ -247,15 +246,13 @@ class SequentialEngine(Engine):
         self.close(PROBE.session)
 
 
-def _thin(states: dict[Ids, State], context: Ids) -> None:
-    """Keeps STATES - 1 at most: of the text; of the latest draft; of MARGIN tokens before the text's end, and one
-    between, for when the text is longer; of other drafts.
+def _useful(states: Iterable[Ids], context: Ids) -> list[Ids]:
+    """Up to STATES - 1: of the text; of the latest draft; of MARGIN tokens before the text's end, and one between,
+    for when the text is longer; of other drafts.
     """
     size = len(context)
     usable = [ids for ids in states if ids[:size] == context[: len(ids)]]
     text = sorted((ids for ids in usable if len(ids) <= size), key=len)
     drafts = [ids for ids in reversed(usable) if len(ids) > size]
     behind = [ids for ids in text[:-1] if len(ids) <= size - MARGIN]
-    order = [*text[-1:], *drafts[:1], *behind[-1:], *text[len(behind) : -1][:1], *drafts[1:]]
-    for ids in {*states}.difference(order[: STATES - 1]):
-        del states[ids]
+    return [*text[-1:], *drafts[:1], *behind[-1:], *text[len(behind) : -1][:1], *drafts[1:]][: STATES - 1]
