@@ -11,7 +11,7 @@ import torch
 from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
-from crossdraft.engine.loader import LoadedModel, Pruning, load_model
+from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
@@ -43,6 +43,7 @@ class ModelOptions:
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
+    lora: LoraModule | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +145,7 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
         options.pruning,
         options.chat_template,
         options.quantization,
+        options.lora,
     )
     running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
     try:
