@@ -135,9 +135,7 @@ class ModelChoice:
         None, "Jinja template of chats; by default the model's own. Without one chats are refused.", metavar="FILE"
     )
     lora_modules: list[str] | None = option(
-        None,
-        "A LoRA adapter, a folder, which is merged into the weights: the model NAME (needs peft).",
-        metavar="NAME=PATH",
+        None, "A LoRA adapter, a folder: it is merged, and the model is called NAME (needs peft).", metavar="NAME=PATH"
     )
 
     @property

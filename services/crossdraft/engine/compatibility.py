@@ -21,15 +21,7 @@ NOTING = NAME + "-noting"  # an attention implementation that notes what a modul
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, position and that of a key: whether it does
 Forward = Callable[[Sequence[ForwardRequest]], list[Tensor]]  # as `Engine.forward`
 PROBE = ForwardRequest("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
-FAILURES = (
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)  # of models, in calls
+FAILURES = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}  # of 1 + the largest logit; less exact numbers: 0.1
 
 

@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from crossdraft.engine.compatibility import FAILURES
 from crossdraft.engine.names import ModelLoadError
 
 WINDOW = 24  # tokens, of layers with a window
@@ -36,8 +37,6 @@ SIZES: dict[str, int] = {  # what configurations call their sizes: those that on
     **{"num_key_value_heads": 2, "rotary_dim": 8, "hidden_size_per_layer_input": 16},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
-# What a configuration or a model raises for sizes that it cannot have.
-UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def architectures() -> list[str]:
@@ -63,7 +62,7 @@ def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
             for parameter in model.parameters():
                 if parameter.ndim > 1:  # larger than usual: the logits differ clearly
                     torch.nn.init.normal_(parameter, std=0.15)
-    except (*UNFIT, StrictDataclassError) as error:
+    except (*FAILURES, ArithmeticError, StrictDataclassError) as error:
         raise ModelLoadError(f"there is no small random model of {architecture}: {error}") from error
     model.eval()
     return model

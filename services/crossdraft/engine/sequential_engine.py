@@ -129,9 +129,8 @@ class SequentialEngine(Engine):
         self._single = False  # after the first forward each takes one token only
         self.token_bytes = 0
         self._probe()
-        context, unused = self.max_length, inf
-        if isinstance(budget, MemoryShare):
-            unused = unused_memory(self.device, budget.utilization)
+        context = self.max_length
+        unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else inf
         each = -(-self._size(context) // context)  # bytes of a token, with its part of what a session takes
         plan = CachePlan.of(each, budget, unused, context, asked=max_length is not None)
         self.max_length, self._budget = plan.length, max(each * plan.slots, self._size(plan.length))
