@@ -188,7 +188,8 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         adapted: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
     except (*FAILURES, OSError, SafetensorError) as error:
         raise ModelLoadError(f"{folder} is no LoRA adapter of this model: {error}") from error
-    return adapted.eval()
+    adapted.eval()
+    return adapted
 
 
 def quantize(model: PreTrainedModel) -> None:
