@@ -26,6 +26,8 @@ SIZES: dict[str, int] = {  # what configurations call their sizes: those that on
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
     **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_d_state": 16, "expand": 1},
+    **dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim"), 16),
+    **dict.fromkeys(("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "mamba_num_heads"), 4),
     **{"attn_layer_period": 2, "attn_layer_offset": 1, "n_groups": 1},
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), RANDOM_CONTEXT),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
