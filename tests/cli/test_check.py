@@ -23,15 +23,31 @@ def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
 def test_tables_for_people(cli: Cli) -> None:
     shown = cli("check", "random:llama").out
     assert "1 exact, 0 differs, 0 refused, 0 not loaded" in shown
-    for part in ("a draft tree", "a reused prefix", "keys and values 1,024 bytes a token"):
+    for part in ("a draft tree", "a reused prefix", "cache 1,024 bytes a token"):
         assert part in shown
 
 
+def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
+    """With a drafter of the same kind, whose drafts are right."""
+    shown = cli("check", "random:mamba", "--drafter", "random:mamba").out
+    assert "1 exact, 0 differs" in shown
+    assert ", ".join(3 * [str(check.ALL_TOKENS)]) in shown
+    assert "run one after another, and none begins with a prefix of another one: this model does not keep" in shown
+    assert "cache 0 bytes a token" in shown
+    assert "a reused prefix" not in shown
+
+
+def test_a_drafter_that_is_run_session_by_session(cli: Cli) -> None:
+    (found,) = json.loads(cli("check", "bundled:target", "--drafter", "random:mamba", "--json").out)
+    assert found["outputs"] == dict.fromkeys(("plain", "lock-step", "overlapped"), check.ALL_TOKENS)
+    assert found["judged"] > 0
+
+
 def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("check", "random:mamba", "random:llama")
+    ended = cli("check", "random:bert", "random:llama")
     assert ended.code == 1
     assert "1 exact, 0 differs, 1 refused, 0 not loaded" in ended.out
-    assert "random:mamba refused: this model does not keep keys and values" in ended.err
+    assert "random:bert refused: this model does not keep keys and values" in ended.err
     ended = cli("check", "bundled:nothing")
     assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
     assert "there is no bundled model 'bundled:nothing'" in ended.err
@@ -48,7 +64,7 @@ def test_what_differs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_architecture(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are refused, or have no small random model, are no failure."""
-    monkeypatch.setattr(check, "architectures", lambda: ["llama", "mamba", "no such model"])
+    monkeypatch.setattr(check, "architectures", lambda: ["llama", "bert", "no such model"])
     ended = cli("check", "random:all")
     assert ended.code == 0
     assert "1 exact, 0 differs, 1 refused, 1 not loaded" in ended.out

@@ -71,6 +71,12 @@ def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, d
     assert f"target at {target}: it does not speak TLS" in mistaken.err
 
 
+@pytest.mark.parametrize("given", [["mine"], ["=folder"], ["one=a", "--lora-modules", "two=b"]])
+def test_adapters_that_cannot_be_served(cli: Cli, given: list[str]) -> None:
+    for role in ("target", "drafter"):
+        cli("serve", role, "--model", "no-model", "--lora-modules", *given).failed("takes one adapter, as NAME=PATH")
+
+
 @pytest.mark.parametrize("option", ["--port", "--metrics-port"])
 def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(cli: Cli, target: str, option: str) -> None:
     port = target.rpartition(":")[2]

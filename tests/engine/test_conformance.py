@@ -27,14 +27,18 @@ SERVED = (
     "minicpm3", "jetmoe", "dots1", "ernie4_5_moe", "nanochat", "mimo_v2_flash", "vaultgemma", "solar_open",
     "seed_oss", "youtu",
 )  # fmt: skip
-REFUSED = {
+SEQUENTIAL = {
     "mamba": "does not keep keys and values",
     "rwkv": "does not keep keys and values",
-    "bert": "does not keep keys and values",
-    "qwen3_next": "more than keys and values .LinearAttentionLayer",
-    "deepseek_v32": "more than keys and values .DynamicIndexedLayer",
+    "jamba": "more than keys and values (LinearAttentionLayer",
+    "lfm3": "more than keys and values (LinearAttentionLayer",
+    "deepseek_v32": "more than keys and values (DynamicIndexedLayer",
     "bloom": "does not go through the interface",
-    "gptj": "does not go through the interface",
+}
+REFUSED = {
+    "bert": "does not keep keys and values .*; session by session: .* no causal mask",
+    "recurrent_gemma": "does not keep keys and values .*; session by session: .* not those along its paths",
+    "zamba2": "no plain call",
 }
 
 
@@ -44,6 +48,14 @@ def test_the_engine_computes_what_the_model_does(name: str) -> None:
     assert found.exact, found.results
     assert max(result.difference for result in found.results) < 1e-4
     assert found.memory.context == RANDOM_CONTEXT
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_so_does_the_one_that_runs_session_by_session(name: str) -> None:
+    found = conformance(random_model(name, VOCABULARY))
+    assert found.exact, found.results
+    assert SEQUENTIAL[name] in found.unbatched
+    assert "a reused prefix" not in {result.name for result in found.results}
 
 
 @pytest.mark.full

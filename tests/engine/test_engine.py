@@ -33,19 +33,19 @@ def plain(model: PreTrainedModel, ids: tuple[int, ...]) -> torch.Tensor:
         return eager(model)(torch.tensor([ids]), use_cache=False).logits[0, -1]
 
 
-def assert_right(model: PreTrainedModel, request: Request, logits: torch.Tensor) -> None:
+def assert_right(model: PreTrainedModel, request: Request, logits: torch.Tensor, apart: float = 1e-5) -> None:
     paths = list(request.tree.paths())
     assert logits.shape == (len(request.rows()), VOCABULARY)
     for row, found in zip(request.rows(), logits, strict=True):
-        torch.testing.assert_close(found, plain(model, request.context + paths[row]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, plain(model, request.context + paths[row]), atol=apart, rtol=0)
 
 
-def serve(engine: Engine, *requests: Request) -> int:
+def serve(engine: Engine, *requests: Request, apart: float = 1e-5) -> int:
     """Runs the requests, checks every logit, and returns how many tokens were fed."""
     before = engine.computed
     for request, logits in zip(requests, engine.forward(requests), strict=True):
         assert logits.dtype == torch.float32
-        assert_right(engine.model, request, logits)
+        assert_right(engine.model, request, logits, apart)
     return engine.computed - before
 
 

@@ -1,6 +1,7 @@
 """Loading models from folders and cutting their heads, and what is said when that fails."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.engine.device import leave_out_cudnn
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import cut_head, load_model
+from crossdraft.engine.loader import LoraModule, cut_head, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import RunningModel
@@ -191,3 +192,31 @@ def running(kept: np.ndarray | None) -> RunningModel:
     """Without a model: only what maps columns to ids."""
     nothing = object()
     return RunningModel(nothing, nothing, nothing, nothing, kept)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what PEFT still uses
+def test_an_adapter_is_merged_and_names_the_model(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.inference_mode():
+        usual = load_model("random:llama").model(ids).logits
+        settings = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4, init_lora_weights=False)
+        adapted = peft.get_peft_model(load_model("random:llama").model, settings)
+        adapted.save_pretrained(tmp_path)
+        expected = adapted.eval()(ids).logits
+        loaded = load_model("random:llama", lora=LoraModule("mine", tmp_path))
+        torch.testing.assert_close(loaded.model(ids).logits, expected, atol=1e-4, rtol=0)
+    assert float((expected - usual).abs().max()) > 0.1
+    assert loaded.description.model == "mine"
+    Engine(loaded.model)
+    with pytest.raises(ModelLoadError, match="is no LoRA adapter of this model"):
+        load_model("random:gpt2", lora=LoraModule("mine", tmp_path))
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"has no adapter_model\.safetensors"):
+        load_model("random:llama", lora=LoraModule("mine", tmp_path))
+
+
+def test_adapters_without_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelLoadError, match=r"adapters need peft: .* pip install"):
+        load_model("random:llama", lora=LoraModule("mine", tmp_path))

@@ -115,8 +115,8 @@ def test_a_session_whose_companion_left_soon_waits_no_more() -> None:
     assert max(late) == 0
 
 
-def test_no_pause_is_longer_in_all_than_its_share_of_a_step() -> None:
-    scheduler = Scheduler(CHUNK)
+def expecting(scheduler: Scheduler) -> float:
+    """A scheduler that expects eight sessions back in a moment, from the returned time on."""
     for _ in range(20):
         scheduler.stepped(6, 0.02)
     now = 0.0
@@ -125,14 +125,27 @@ def test_no_pause_is_longer_in_all_than_its_share_of_a_step() -> None:
             scheduler.returns.asked(name, now)
             scheduler.returns.answered(name, now)
         now += 0.01
+    return now
+
+
+def test_no_pause_is_longer_in_all_than_its_share_of_a_step() -> None:
+    scheduler = Scheduler(CHUNK)
+    began = now = expecting(scheduler)
     decided: ScheduledStep | Pause = Pause(None)
-    began = now
     while isinstance(decided := scheduler.next([ReadyRequest("z", began, 6, 6)], now), Pause):
         now += 0.0005
         for name in "abcdefgh":  # they put it off again and again
             scheduler.returns.answered(name, now - 0.009)
     assert 0 < now - began <= scheduling.MOST_PUT_OFF * 0.02 + 0.001
     assert decided == ScheduledStep({0: 6})
+
+
+def test_nobody_is_waited_for_where_a_shared_step_saves_nothing() -> None:
+    scheduler = Scheduler(CHUNK, shared=False)
+    now = expecting(scheduler)
+    for name in "abcdefgh":
+        scheduler.returns.answered(name, now - 0.009)
+    assert scheduler.next([ReadyRequest("z", now, 6, 6)], now) == ScheduledStep({0: 6})
 
 
 def test_the_rule_of_waiting() -> None:

@@ -124,7 +124,7 @@ def test_memory_of_gemma_3(layers: int, share: float) -> None:
     pools = LayerPools.of(model, kinds, length, CHUNK)
     whole = KVCache.slot_bytes(kinds.shapes, torch.float32) * length
     assert pools.windowed is not None
-    session = pools.session_bytes(length)
+    session = pools.slot_bytes * length + pools.window_bytes
     assert session <= share * whole
     plan = CachePlan.of(pools.slot_bytes, -(-session // MIB) + 1, 0.0, length, True, pools.windowed)
     assert plan.length == length

@@ -49,7 +49,7 @@ class ModelCheck:
 
     model: str
     outcome: str  # EXACT, DIFFERS, REFUSED or MISSING
-    reason: str = ""  # why it is refused or not loaded, or what differs
+    reason: str = ""  # why it is refused or not loaded, what differs, or why its sessions run one after another
     logits: Conformance | None = None
     outputs: dict[str, int] = field(default_factory=dict)  # by configuration: tokens that `generate` has, too
     judged: int = 0  # draft tokens that all outputs were compared with
@@ -122,7 +122,8 @@ async def _checked(name: str, drafter: str | None, engine: EngineOptions) -> Mod
     wrong = [f"{case.name} by {case.difference:.1g}" for case in logits.results if not case.exact]
     outputs, judged = ({}, 0) if drafter is None else await _outputs(name, drafter, engine)
     wrong += [f"{how}: {equal} of {ALL_TOKENS} tokens" for how, equal in outputs.items() if equal < ALL_TOKENS]
-    return ModelCheck(name, DIFFERS if wrong else EXACT, "; ".join(wrong), logits, outputs, judged)
+    notes = [f"session by session: {logits.unbatched}"] if logits.unbatched else []
+    return ModelCheck(name, DIFFERS if wrong else EXACT, "; ".join(wrong + notes), logits, outputs, judged)
 
 
 def _logits(name: str, engine: EngineOptions) -> Conformance:
@@ -200,8 +201,10 @@ def _print_cases(logits: Conformance) -> None:
     rows = [(case.name, EXACT if case.exact else DIFFERS, f"{case.difference:.1e}") for case in logits.results]
     print_table("", ("the model's own logits after", "", "largest difference"), rows)
     memory = logits.memory
+    if logits.unbatched:
+        print(f"its sessions run one after another, and none begins with a prefix of another one: {logits.unbatched}")
     print(
-        f"weights {memory.weights_mib:,.0f} MiB; keys and values {memory.token_bytes:,} bytes a token, "
+        f"weights {memory.weights_mib:,.0f} MiB; cache {memory.token_bytes:,} bytes a token, "
         f"{memory.session_mib:,.0f} MiB for a session of {memory.context:,} tokens "
         f"(--max-model-len makes it shorter, --cache-mib sets the size of all)"
     )

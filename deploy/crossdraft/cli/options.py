@@ -134,6 +134,9 @@ class ModelChoice:
     chat_template: Path | None = option(
         None, "Jinja template of chats; by default the model's own. Without one chats are refused.", metavar="FILE"
     )
+    lora_modules: list[str] | None = option(
+        None, "A LoRA adapter, a folder: it is merged, and the model is called NAME (needs peft).", metavar="NAME=PATH"
+    )
 
     @property
     def name(self) -> str:

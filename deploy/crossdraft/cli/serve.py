@@ -52,7 +52,7 @@ from crossdraft.text.frequencies import FrequenciesError
 
 if TYPE_CHECKING:
     from crossdraft.engine.emulation import Pace
-    from crossdraft.engine.loader import Pruning
+    from crossdraft.engine.loader import LoraModule, Pruning
     from crossdraft.engine.served_model import ModelOptions
     from crossdraft.serving.http.server import HttpServer
 
@@ -248,7 +248,20 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
         eager=engine.enforce_eager,
         chat_template=model.chat_template,
         quantization=engine.quantization,
+        lora=_lora(model.lora_modules),
     )
+
+
+def _lora(given: list[str] | None) -> "LoraModule | None":
+    """What --lora-modules says."""
+    from crossdraft.engine.loader import LoraModule
+
+    if not given:
+        return None
+    name, _, path = given[0].partition("=")
+    if len(given) > 1 or not name or not path:
+        raise UsageError(f"--lora-modules takes one adapter, as NAME=PATH, got {' '.join(given)}")
+    return LoraModule(name, Path(path))
 
 
 def _check_template(path: Path | None) -> None:

@@ -19,7 +19,9 @@ from crossdraft.types.trees import ROOT, TokenTree
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # the same setting in different configurations
 NOTING = NAME + "-noting"  # an attention implementation that notes what a module sees, and computes nothing
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, position and that of a key: whether it does
+Forward = Callable[[Sequence[ForwardRequest]], list[Tensor]]  # as `Engine.forward`
 PROBE = ForwardRequest("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
+FAILURES = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}  # of 1 + the largest logit; less exact numbers: 0.1
 
 
@@ -157,7 +159,7 @@ def layers_of(model: PreTrainedModel) -> ModelLayers:
     model.set_attn_implementation(NOTING)
     try:
         cache = getattr(model(ids, use_cache=True), "past_key_values", None)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except FAILURES as error:
         raise UnsupportedModelError(f"this model takes no plain call with a cache: {error!r}") from error
     finally:
         model.set_attn_implementation(usual)
@@ -185,49 +187,55 @@ def lay_out(model: PreTrainedModel, layers: ModelLayers) -> Layouts:
     return layouts
 
 
-def install(model: PreTrainedModel, name: str = NAME) -> None:
-    """Makes an attention implementation the model's own: the engine's, if no other is named.
+def install(model: PreTrainedModel) -> None:
+    """Makes the engine's attention the model's own.
 
     Raises:
         UnsupportedModelError: the model computes attention in its own way.
     """
-    model.set_attn_implementation(name)
-    if model.config.get_text_config()._attn_implementation != name:
+    model.set_attn_implementation(NAME)
+    if model.config.get_text_config()._attn_implementation != NAME:
         raise UnsupportedModelError("attention in this model does not go through the interface of transformers")
 
 
-def plain_logits(model: PreTrainedModel) -> list[Tensor]:
-    """The model's logits after each path of a small tree, with eager attention and no cache: float32 (V,) each.
+@torch.inference_mode()
+def plain_call(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
+    """The model's own logits after each token of a text, without a cache, (tokens, V); or UnsupportedModelError."""
+    ids = torch.tensor([text], device=embedding_weight(model).device)
+    try:
+        logits: Tensor = model(ids, use_cache=False).logits[0]
+    except FAILURES as error:
+        raise UnsupportedModelError(f"this model takes no plain call: {error!r}") from error
+    return logits
 
-    Leaves eager attention installed; raises UnsupportedModelError as `install` does.
+
+def plain_logits(model: PreTrainedModel, request: ForwardRequest = PROBE) -> list[Tensor]:
+    """The model's logits after each path of a small tree, with no cache and eager attention: float32 (V,) each.
+
+    Leaves eager attention installed, where the model lets it be changed; raises UnsupportedModelError as `plain_call`.
     """
-    install(model, "eager")
-    device = embedding_weight(model).device
-    with torch.inference_mode():
-        return [
-            model(torch.tensor([PROBE.context + path], device=device), use_cache=False).logits[0, -1].float()
-            for path in PROBE.tree.paths()
-        ]
+    model.set_attn_implementation("eager")
+    return [plain_call(model, request.context + path)[-1].float() for path in request.tree.paths()]
 
 
 def check_agreement(
-    model: PreTrainedModel, forward: Callable[[Sequence[ForwardRequest]], list[Tensor]], expected: Sequence[Tensor]
+    model: PreTrainedModel, forward: Forward, expected: Sequence[Tensor], request: ForwardRequest = PROBE
 ) -> None:
     """Refuses a model whose logits over a small tree are not those of `plain_logits`.
 
     Raises:
-        UnsupportedModelError: they differ, or the model cannot take explicit positions and a layout at all.
+        UnsupportedModelError: they differ, or the model cannot take what the engine gives it.
     """
     try:
-        (found,) = forward([PROBE])
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise UnsupportedModelError(f"this model takes no layout with explicit positions: {error}") from error
+        (found,) = forward([request])
+    except FAILURES as error:
+        raise UnsupportedModelError(f"this model does not take what the engine gives it: {error!r}") from error
     for plain, logits in zip(expected, found, strict=True):
         apart = float((plain - logits).abs().max() / (1 + plain.abs().max()))
         if not apart <= TOLERANCES.get(model.dtype, 0.1):
             raise UnsupportedModelError(
                 f"this model's logits over a tree are not those along its paths (relative difference {apart:.1g}): "
-                "its attention is not a function of what is seen and of positions (ALiBi, recurrence)"
+                "they depend on more than what a token sees and its position (recurrence, no causal mask)"
             )
 
 

@@ -6,6 +6,7 @@ own forward can have it. Each row of logits is compared with that forward, with 
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from crossdraft.engine.attention import Window
-from crossdraft.engine.compatibility import TOLERANCES, embedding_weight, install, layers_of, length_of
+from crossdraft.engine.compatibility import (
+    TOLERANCES,
+    UnsupportedModelError,
+    embedding_weight,
+    layers_of,
+    length_of,
+    plain_call,
+)
 from crossdraft.engine.engine import CHUNK, Engine, LayerPools
-from crossdraft.engine.kv_cache import MIB, KVCache
+from crossdraft.engine.kv_cache import MIB, MemoryShare
 from crossdraft.engine.kv_cache_manager import BLOCK
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.types.trees import TokenTree, tree_of
 
 SHORT = BLOCK + 8  # tokens of a text of which a prefix can be reused
@@ -58,9 +67,14 @@ class ModelMemory:
     """What a served model needs of memory."""
 
     weights_mib: float
-    token_bytes: int  # of keys and values of one token, in all layers
+    token_bytes: int  # of one token, in layers that keep all
+    session_bytes: int  # of a session in all others, however long it is
     context: int  # tokens of a session at most
-    session_mib: float  # of keys and values of a session as long as the context: layers with a window keep its end
+
+    @property
+    def session_mib(self) -> float:
+        """Of a session as long as the context."""
+        return (self.session_bytes + self.token_bytes * self.context) / MIB
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,10 @@ class Conformance:
     """What was found of a model."""
 
     architecture: str  # as its configuration names it
-    windows: tuple[Window | None, ...]  # the different ones of its layers; None: a layer sees the whole text
+    windows: tuple[Window | None, ...]  # the different ones of its layers, if known; None: one sees the whole text
     memory: ModelMemory
     results: tuple[CaseResult, ...]
+    unbatched: str  # why sessions run one after another, none with what another has computed; empty: they do not
 
     @property
     def exact(self) -> bool:
@@ -119,22 +134,25 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
         ValueError: `max_length` does not fit the model's context.
     """
     context, vocabulary = length_of(model, max_length), len(embedding_weight(model))
-    layers = layers_of(model)
-    windows = layers.windows(model, context)
-    memory = ModelMemory(
-        sum(map(stored_bytes, model.parameters())) / MIB,
-        KVCache.slot_bytes(layers.shapes, model.dtype),
-        context,
-        LayerPools.of(model, layers, context, CHUNK).session_bytes(context) / MIB,
-    )
+    windows: tuple[Window | None, ...] = ()
+    pools: LayerPools | None = None
+    with suppress(UnsupportedModelError):
+        layers = layers_of(model)
+        windows, pools = layers.windows(model, context), LayerPools.of(model, layers, context, CHUNK)
+    weights = sum(map(stored_bytes, model.parameters())) / MIB
     cases = cases_of(vocabulary, context, max((window.size for window in windows if window), default=0))
     expected = own_logits(model, [text for case in cases for text in case.texts()])
     if packed:
         pack(model)
-    length = min(context, LONGEST + SHORT)
-    engine = Engine(model, length, -(-8 * memory.token_bytes * length // MIB) + 1, chunk=2 * SHORT - 1)
+    engine = engine_of(model, min(context, LONGEST + SHORT), MemoryShare(sessions=8), chunk=2 * SHORT - 1)
+    cases = [case for case in cases if not (engine.unbatched and case.closed)]
+    if engine.unbatched or pools is None:
+        memory = ModelMemory(weights, engine.token_bytes, engine.session_bytes, context)
+    else:  # as in an engine for the whole context
+        memory = ModelMemory(weights, pools.slot_bytes, pools.window_bytes, context)
     results = tuple(_compared(engine, case, expected, TOLERANCES.get(model.dtype, 0.1)) for case in cases)
-    return Conformance(model.config.get_text_config().model_type, tuple(dict.fromkeys(windows)), memory, results)
+    name = model.config.get_text_config().model_type
+    return Conformance(name, tuple(dict.fromkeys(windows)), memory, results, engine.unbatched)
 
 
 def stored_bytes(weight: Tensor) -> int:
@@ -145,16 +163,14 @@ def stored_bytes(weight: Tensor) -> int:
     return sum(stored_bytes(part) for name in names if (part := getattr(weight, name)) is not None)
 
 
-@torch.inference_mode()
 def own_logits(model: PreTrainedModel, texts: Iterable[Ids]) -> dict[Ids, Tensor]:
     """The model's own logits after each text, float32 (V,), with eager attention and without a cache."""
-    install(model, "eager")
+    model.set_attn_implementation("eager")
     found: dict[Ids, Tensor] = {}
-    device = embedding_weight(model).device
     wanted = set(texts)
     for text in sorted(wanted, key=len, reverse=True):
         if text not in found:
-            rows = model(torch.tensor([text], device=device), use_cache=False).logits[0]
+            rows = plain_call(model, text)
             prefixes = (text[:end] for end in range(1, len(text) + 1))
             found |= {prefix: rows[len(prefix) - 1].float() for prefix in prefixes if prefix in wanted}
     return found

@@ -67,10 +67,10 @@ class LayerPools:
         numbers = [int(window is not None and whole > 0) for window in windows]
         return LayerPools(windows, numbers, whole, WindowedLayers(part, kept))
 
-    def session_bytes(self, length: int) -> int:
-        """Of keys and values of a session of so many tokens."""
-        part = self.windowed
-        return self.slot_bytes * length + (0 if part is None else part.slot_bytes * min(length, part.kept))
+    @property
+    def window_bytes(self) -> int:
+        """Of a session in layers with a window, however long it is."""
+        return 0 if self.windowed is None else self.windowed.slot_bytes * self.windowed.kept
 
     def of_cache(self, cache: KVCache, chunk: int) -> list[SlotPool]:
         """The slots of each pool."""
@@ -92,6 +92,8 @@ class Engine:
         UnsupportedModelError: the model cannot be run correctly this way.
     """
 
+    unbatched = ""  # why sessions run one after another and share no prefixes, where they do
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -102,17 +104,11 @@ class Engine:
         graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
     ) -> None:
         context = length_of(model, max_length)
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {chunk}")
-        self.model = model.eval()
-        self.chunk = chunk
-        self.computed = 0  # tokens computed so far
-        self.device = embedding_weight(model).device
-        self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
-        self.leader: Leader | None = None  # of other ranks, if the model has some: told what changes this engine
+        self._begin(model, chunk)
         ranks = model.tp_size or 1
         layers = layers_of(model)
         pools = LayerPools.of(model, layers, context, chunk)
+        self.token_bytes, self.session_bytes = pools.slot_bytes, pools.window_bytes
         unused = unused_memory(self.device, budget.utilization, ranks) if isinstance(budget, MemoryShare) else math.inf
         plan = CachePlan.of(pools.slot_bytes, budget, unused, context, max_length is not None, pools.windowed)
         self.max_length = plan.length
@@ -124,7 +120,8 @@ class Engine:
         self._windowed = pools.windowed is not None
         slots = [plan.slots, plan.window_slots] if plan.window_slots else [plan.slots]
         self._cache = KVCache(layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers, ranks)
-        self._log_size(context)
+        slots_of = f"{self._cache.pools[0].slots} tokens"
+        self._log_size(f"KV cache of {self._cache.mib} MiB on {self.device} for {slots_of}", context)
         self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
@@ -132,6 +129,16 @@ class Engine:
         if graphs or (graphs is None and self.device.type == "cuda"):
             self._use_graphs(expected)
         self.computed = 0
+
+    def _begin(self, model: PreTrainedModel, chunk: int) -> None:
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {chunk}")
+        self.model = model.eval()
+        self.chunk = chunk
+        self.computed = 0  # tokens computed so far
+        self.device: torch.device = embedding_weight(model).device
+        self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
+        self.leader: Leader | None = None  # of other ranks, if the model has some: told what changes this engine
 
     @property
     def slots(self) -> int:
@@ -158,14 +165,17 @@ class Engine:
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
         request.check(self.max_length - more)
-        tokens = self._plan(request).tokens  # what is cached was checked before
+        tokens = self.due(request)  # what is cached was checked before
         if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary_size):
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)
             raise ValueError(f"ids must be 0 to {self.vocabulary_size - 1}, got {wrong}")
 
     def remaining(self, request: ForwardRequest) -> int:
-        """Tokens still to be computed for this request, without a prefix that another session has computed."""
-        return len(self._plan(request).tokens)
+        return len(self.due(request))
+
+    def due(self, request: ForwardRequest) -> Sequence[int]:
+        """The tokens still to be computed for this request, without a prefix that another session has computed."""
+        return self._plan(request).tokens
 
     def admits(self, request: ForwardRequest) -> bool:
         """Whether the request's session has slots for all of it, or can get them without preempting a live session."""
@@ -225,8 +235,7 @@ class Engine:
             self.leader.close(session)
         self._manager.close(session)
 
-    def _log_size(self, context: int) -> None:
-        held = f"KV cache of {self._cache.mib} MiB on {self.device} for {self._cache.pools[0].slots} tokens"
+    def _log_size(self, held: str, context: int) -> None:
         if self.max_length < context:
             log.warning(
                 "%s: sessions have at most %d tokens, not the model's %d (--max-model-len sets this, --cache-mib the "

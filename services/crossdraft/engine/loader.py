@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from crossdraft.engine.compatibility import embedding_weight, length_of
+from crossdraft.engine.compatibility import FAILURES, embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
 from crossdraft.engine.random_models import random_model
@@ -58,6 +58,14 @@ class Pruning:
         return ranking.most_frequent(self.keep, description.vocabulary_size, description.stops)
 
 
+@dataclass(frozen=True)
+class LoraModule:
+    """A LoRA adapter, which is merged into the weights of a model when they are loaded."""
+
+    name: str  # of the model with it
+    folder: Path  # what PEFT's save_pretrained wrote
+
+
 def load_model(
     name: str,  # `inflated:LAYERSxHIDDEN:` before any other name is the same function in a larger shape (`grown`)
     dtype: str = "auto",  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
@@ -68,12 +76,13 @@ def load_model(
     template: Path | None = None,
     quantization: str | None = None,  # of QUANTIZATIONS; a checkpoint that is quantized already names none
     ranks: int = 1,  # processes that share the weights, of which this is one: as `tensor_parallel` has made it
+    lora: LoraModule | None = None,
 ) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
 
     Raises:
-        ModelLoadError: folder, weights, tokenizer, dtype, device, max_length or quantization do not fit, or the head
-            cannot be cut.
+        ModelLoadError: folder, weights, tokenizer, dtype, device, max_length, quantization or adapter do not fit, or
+            the head cannot be cut.
         FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
     if dtype != "auto" and dtype not in DTYPES:
@@ -95,10 +104,12 @@ def load_model(
         on_cpu = patch("transformers.modeling_utils.check_and_set_device_map", lambda _: None)
         with on_cpu if runs_on.type == "cpu" else nullcontext():
             model = _weights(source, dtype, runs_on, trust_remote_code, DistributedConfig(tp_size=ranks))
+    if lora is not None:
+        model = merged(model, lora.folder)
     if quantization is not None:
         quantize(model)
     description = Description(
-        model=name,
+        model=name if lora is None else lora.name,
         tokenizer_json=tokenizer.tokenizer_json,
         controls=tokenizer.controls,
         stops=tokenizer.stops,
@@ -193,6 +204,27 @@ def _weights(
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
     model.eval()
     return model
+
+
+def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model with a LoRA adapter added to its weights; it is changed.
+
+    Raises:
+        ModelLoadError: PEFT is not installed, or there is no adapter for this model, as .safetensors.
+    """
+    try:
+        from peft import PeftModel
+    except ModuleNotFoundError as error:
+        how = "in the checkout, run pip install -c constraints.txt -e '.[lora]'"
+        raise ModelLoadError(f"adapters need peft: {how}") from error
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ModelLoadError(f"{folder} has no adapter_model.safetensors: give what PEFT's save_pretrained wrote")
+    try:
+        adapted: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
+    except (*FAILURES, OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{folder} is no LoRA adapter of this model: {error}") from error
+    adapted.eval()
+    return adapted
 
 
 def quantize(model: PreTrainedModel) -> None:

@@ -216,7 +216,7 @@ class ModelThread:
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
         self._clock = clock
-        self._scheduler = Scheduler(engine.chunk)
+        self._scheduler = Scheduler(engine.chunk, shared=not engine.unbatched)
         self._admission = Admission(engine.admits, engine.close)
         self._outbox = LoopCalls()
         self._live: list[RunningJob[Any]] = []

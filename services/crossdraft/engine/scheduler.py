@@ -66,12 +66,13 @@ class Scheduler:
 
     Args:
         chunk: tokens of one step, unless its first request alone has more.
+        shared: whether a step takes less time than the same requests one by one; else none is put off for others.
     """
 
-    def __init__(self, chunk: int) -> None:
+    def __init__(self, chunk: int, shared: bool = True) -> None:
         self.costs = StepCosts()
         self.returns = ReturnTimes()
-        self._chunk = chunk
+        self._chunk, self._shared = chunk, shared
         self._paused: float | None = None  # since when, since the last step
 
     def stepped(self, tokens: int, seconds: float) -> None:
@@ -90,7 +91,8 @@ class Scheduler:
         seconds = self.costs.seconds(sum(step.tokens.values()))
         began = now if self._paused is None else self._paused
         latest = began + MOST_PUT_OFF * seconds - now
-        wait = worth_waiting(len(step.tokens), seconds, [until for until in expected if until <= latest])
+        soon = [until for until in expected if until <= latest] if self._shared else []
+        wait = worth_waiting(len(step.tokens), seconds, soon)
         self._paused = began if wait else None
         return Pause(wait) if wait else step
 

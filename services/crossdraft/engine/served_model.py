@@ -11,11 +11,12 @@ import torch
 from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
-from crossdraft.engine.loader import LoadedModel, Pruning, load_model
+from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
@@ -43,6 +44,7 @@ class ModelOptions:
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
     tensor_parallel_size: int = 1  # processes that share it, each with a device of its own (`tensor_parallel`)
+    lora: LoraModule | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ class RunningModel:
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
         pack(loaded.model)
-        engine = Engine(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
+        engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
         about = replace(about, context=engine.max_length)
         return RunningModel(
             ModelThread(engine, _step_of(engine, loaded, emulation)),
@@ -147,6 +149,7 @@ def load(options: ModelOptions) -> LoadedModel:
         options.chat_template,
         options.quantization,
         options.tensor_parallel_size,
+        options.lora,
     )
 
 
