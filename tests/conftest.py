@@ -29,6 +29,7 @@ sys.dont_write_bytecode = False
 TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
 LONGEST = (  # then the others, those with most tests first
     *TOGETHER,
+    "tests/endtoend/test_tensor_parallel.py",
     "tests/endtoend/test_failures.py",
     "tests/endtoend/test_greedy.py",
     "tests/endtoend/test_distribution.py",

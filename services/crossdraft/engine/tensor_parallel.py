@@ -102,8 +102,7 @@ def _check(options: ModelOptions) -> None:
     device, usual = device_of(options.device), torch.accelerator.current_accelerator() or torch.device("cpu")
     if device.type != usual.type or (device.index is not None and options.device != "auto"):
         raise ModelLoadError(
-            f"--tensor-parallel-size takes the first {usual.type} devices, not --device {options.device}: leave that "
-            "out; CUDA_VISIBLE_DEVICES chooses among GPUs, and hides them if it is empty"
+            f"--tensor-parallel-size takes {usual.type}, by CUDA_VISIBLE_DEVICES: leave out --device {options.device}"
         )
     if options.quantization is not None:
         raise ModelLoadError("--quantization and --tensor-parallel-size do not go together: leave one of them out")
