@@ -200,7 +200,7 @@ class GreedyToken:
 def greedy(model: PreTrainedModel, prompt: Ids, tokens: int) -> list[GreedyToken]:
     """So many tokens of transformers' own `generate`; none ends the text, from now on."""
     ids = torch.tensor([prompt], device=embedding_weight(model).device)
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     generate: Any = model.generate  # its own annotations are those of a tensor
     found = generate(
         ids,

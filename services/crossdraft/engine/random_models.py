@@ -84,6 +84,8 @@ def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
         if kinds and name not in derived:
             kinds = [*kinds, "full_attention"] if {*kinds} == {"linear_attention"} else kinds  # as trained models have
             changes[names[name]] = [*islice(cycle(dict.fromkeys(kinds)), LAYERS)]
+    if hasattr(usual, "attn_layer_indices"):
+        changes["attn_layer_indices"] = [1, 3]
     config = type(usual)(**changes)
     if getattr(config, "max_position_embeddings", None) is None:
         config.max_position_embeddings = RANDOM_CONTEXT
