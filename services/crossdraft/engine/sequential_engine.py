@@ -127,7 +127,7 @@ class SequentialEngine(Engine):
         self._taken: dict[Hashable, int] = {}  # bytes of each session
         self._budget: float = inf  # bytes
         self._single = False  # after the first forward each takes one token only
-        self.token_bytes = 0
+        self.token_bytes = self.session_bytes = 0
         self._probe()
         context = self.max_length
         unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else inf
