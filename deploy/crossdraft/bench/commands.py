@@ -121,17 +121,6 @@ class PromptsPlan:
 
 
 @dataclass(frozen=True)
-class PairPlan(PromptsPlan):
-    """A target and a drafter, perhaps slower than they are."""
-
-    limit: Limit = 8
-    drafter: OneDrafter = DRAFTER
-    pace_target: PaceTarget = None
-    pace_drafter: PaceDrafter = None
-    engine: EngineOptions = STARTED
-
-
-@dataclass(frozen=True)
 class SettingsPlan(PromptsPlan):
     """Every combination of drafters, methods, temperatures and numbers of draft tokens, in lock-step rounds."""
 
@@ -198,36 +187,6 @@ class RdkPlan:
 
 
 # Speed.
-
-
-@command("overlap", SPEED, "overlap.OverlapBenchmark")
-@dataclass(frozen=True)
-class OverlapPlan(PairPlan):
-    """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
-
-    logit_noise: tuple[float, ...] = option(
-        (0.0,), "Noise on the drafter's logits; repeatable.", "--logit-noise", metavar="SIGMA"
-    )
-    delay_ms: str = option("0", "One-way delays to the drafter on an emulated network; each in turn.", metavar="MS,MS")
-    temperatures: Temperatures = (0.0, 1.0)
-    method: Method = None
-    row_width: int = option(64, "Ids of a draft token's row; the drafter draws among them.")
-    max_tokens: MaxTokens = 128
-    repeat: int = option(1, "Repetitions of each prompt with each configuration.", min=1)
-    k: tuple[int, ...] = option((1, 2, 3, 5, 8), "Draft tokens in a lock-step round; repeatable.", *DRAFT_TOKENS, min=1)
-    window: tuple[str, ...] = option(
-        ("8,1", "8,4", "16,1", "16,4", "32,1", "32,8"),
-        "Max and min draft tokens of overlapped drafts; repeatable.",
-        "--draft-tokens",
-        "--window",
-        metavar="MAX,MIN",
-    )
-    branches: tuple[str, ...] = option(
-        ("2,1", "4,1", "4,2"), "Shape of prepared continuations; repeatable.", metavar="DEPTH,WIDTH"
-    )
-    assisted: tuple[int, ...] = option(
-        (), "Also run transformers' assisted generation with this many threads; repeatable.", metavar="THREADS"
-    )
 
 
 @command("controller", SPEED, "controller.ControllerBenchmark")
@@ -298,11 +257,13 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True)
-class FaultsPlan(PairPlan):
+class FaultsPlan(PromptsPlan):
     """Faults while seeded outputs stream."""
 
+    drafter: OneDrafter = DRAFTER
     pace_target: PaceTarget = "40,0.1"
     pace_drafter: PaceDrafter = "4,0"
+    engine: EngineOptions = STARTED
     tokens: int = option(256, "Tokens of each output.", min=8)
     times: int = option(10, "How often each fault happens.", min=1)
     seed: int = option(0, "Random seed.")

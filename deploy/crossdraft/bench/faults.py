@@ -18,7 +18,8 @@ from typing import ClassVar, TypeVar
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.bench.harness import SEED, Columns, Table
-from crossdraft.bench.services import Killable, OfPair, delays_of
+from crossdraft.bench.services import Killable, Served, delays_of
+from crossdraft.bench.workload import Prompted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
@@ -198,10 +199,15 @@ class Outcomes:
         return [one.pause for one in self.struck if one.pause is not None]
 
 
-class Disturbance(OfPair[FaultsPlanned, Outcomes]):
+class Disturbance(Prompted[FaultsPlanned, Outcomes]):
     """Faults while seeded streams run."""
 
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
+
+    def __init__(self, plan: FaultsPlanned) -> None:
+        super().__init__(plan)
+        self.target = Served(plan.target, plan.pace_target, engine=plan.engine)
+        self.drafter = Served(plan.drafter, plan.pace_drafter, engine=plan.engine)
 
     async def streams(self, targets: Sequence[str], drafter: str, stack: AsyncExitStack) -> Streams:
         """Streams with these addresses."""

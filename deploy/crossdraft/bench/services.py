@@ -8,19 +8,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from crossdraft.bench.commands import PairPlan
 from crossdraft.bench.emulation import EmulatedHost, network
-from crossdraft.bench.harness import Result, numbers_of, on_core
-from crossdraft.bench.workload import Prompted
+from crossdraft.bench.harness import numbers_of, on_core
 from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
-PairPlanned = TypeVar("PairPlanned", bound=PairPlan)
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,6 @@ class Served:
         pace = () if self.pace is None else ("--pace", self.pace)
         noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
         return (*self.engine.arguments, *pace, *noise)
-
-
-class OfPair(Prompted[PairPlanned, Result]):
-    """A benchmark of a target and a drafter, perhaps slower than they are, on prompts."""
-
-    def __init__(self, plan: PairPlanned) -> None:
-        super().__init__(plan)
-        self.target = Served(plan.target, plan.pace_target, engine=plan.engine)
-        self.drafter = Served(plan.drafter, plan.pace_drafter, engine=plan.engine)
 
 
 def delays_of(text: str) -> tuple[float, ...]:
