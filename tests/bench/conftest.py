@@ -21,16 +21,7 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
-from tests.cli.conftest import (  # noqa: F401 - fixtures
-    Cli,
-    Outcome,
-    cli,
-    drafter_folder,
-    one_thread,
-    others_awaited,
-    target_folder,
-    unhurried,
-)
+from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, others_awaited, target_folder, unhurried  # noqa: F401 - fixtures
 from tests.rpc.unhurried import unhurry
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"

@@ -11,16 +11,7 @@ import pytest
 from scipy import stats
 
 from crossdraft.bench import harness
-from crossdraft.bench.harness import (
-    LEAST,
-    Benchmark,
-    Ratio,
-    Timed,
-    fit_of,
-    in_turns,
-    speed_of,
-    speed_ratio,
-)
+from crossdraft.bench.harness import LEAST, Benchmark, Ratio, Timed, fit_of, in_turns, speed_of, speed_ratio
 from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError
 
 

@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.integrations.vllm.streams import (
-    MOST_BEHIND,
-    DrafterFaultError,
-    DraftStream,
-    Guess,
-    Outcome,
-    Pull,
-)
+from crossdraft.integrations.vllm.streams import MOST_BEHIND, DrafterFaultError, DraftStream, Guess, Outcome, Pull
 from crossdraft.speculation.choice import DraftSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted

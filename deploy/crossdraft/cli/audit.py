@@ -10,15 +10,7 @@ from typing import Any
 
 from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, LoadFiles, named
 from crossdraft.client.api import software
-from crossdraft.console.processes import (
-    MIN_OUTPUTS,
-    EngineOptions,
-    HttpServer,
-    Wanted,
-    base_url,
-    running,
-    threads_each,
-)
+from crossdraft.console.processes import MIN_OUTPUTS, EngineOptions, HttpServer, Wanted, base_url, running, threads_each
 from crossdraft.console.running import (
     PICTURES,
     PROMPTS,

@@ -17,14 +17,7 @@ from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.types.messages import (
-    MOST_DRAFT_TOKENS,
-    Description,
-    NoiseKey,
-    OpenDrafter,
-    OpenTarget,
-    SamplingOptions,
-)
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Description, NoiseKey, OpenDrafter, OpenTarget, SamplingOptions
 from crossdraft.types.output import Written
 from crossdraft.types.request import (
     Asked,

@@ -9,14 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from crossdraft.engine.requests import (
-    NO_TREE,
-    CachedTokens,
-    ForwardRequest,
-    InputTokens,
-    common_prefix,
-    plan_inputs,
-)
+from crossdraft.engine.requests import NO_TREE, CachedTokens, ForwardRequest, InputTokens, common_prefix, plan_inputs
 
 if TYPE_CHECKING:
     from crossdraft.engine.kv_cache import KVPool

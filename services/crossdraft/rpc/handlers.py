@@ -21,14 +21,7 @@ from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError
 from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
 from crossdraft.rpc.links import Inbox, Join, Outbox
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.types.messages import (
-    Description,
-    Drafted,
-    Opened,
-    PassDone,
-    PromptScored,
-    Scored,
-)
+from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
 
 Opening_contra = TypeVar("Opening_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
