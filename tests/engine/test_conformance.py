@@ -38,7 +38,7 @@ SEQUENTIAL = {
 REFUSED = {
     "bert": "does not keep keys and values .*; session by session: .* no causal mask",
     "recurrent_gemma": "does not keep keys and values .*; session by session: .* not those along its paths",
-    "zamba2": "no plain call",
+    "xmod": "no plain call",
 }
 
 
@@ -78,7 +78,7 @@ def test_a_random_model_has_the_data_type_that_is_asked_for() -> None:
 
 
 def test_what_fails_while_weights_are_watched_is_refused_by_the_engine() -> None:
-    model = random_model("zamba2", VOCABULARY)
+    model = random_model("xmod", VOCABULARY)
     pack(model)
     assert not any("Watched" in type(module).__name__ for module in model.modules())
     with pytest.raises(UnsupportedModelError, match="no plain call"):
