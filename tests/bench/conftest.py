@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import controller, dataplane, overlap, workload
+from crossdraft.bench import controller, dataplane, workload
 from crossdraft.bench.services import Distant, Killable, Served
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
@@ -126,7 +126,6 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
         return killed
 
     monkeypatch.setattr(workload, "running", running)
-    monkeypatch.setattr(overlap, "service", service)
     monkeypatch.setattr(controller, "service", service)
     monkeypatch.setattr(dataplane, "service", service)
     monkeypatch.setattr(Killable, "started", killable)

@@ -62,8 +62,9 @@ class CachePlan:
     ) -> "CachePlan":
         """What fits.
 
-        Slots of layers with a window are as many as sessions of a quarter of the context need, and those of one session
-        more: where sessions are shorter these slots are used up first, where they are longer the others.
+        Slots of layers with a window are as many as sessions need that are a quarter as long as the context, or eight
+        times as what these layers keep: where sessions are shorter these slots are used up first, where they are longer
+        the others.
 
         Args:
             slot_bytes: of a token, in all layers that see the whole text.
@@ -98,7 +99,8 @@ class CachePlan:
                 f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
             )
         if windowed is not None and apart:
-            shared = (size - apart) // (cost + windowed.slot_bytes * windowed.kept / max(windowed.kept, context / 4))
+            usual = max(windowed.kept, min(context / 4, 8 * windowed.kept))
+            shared = (size - apart) // (cost + windowed.slot_bytes * windowed.kept / usual)
             slots = max(shared, min(slots, size_for(longest)))
         slots = min(slots, most * size_for(longest))
         left = (size - slots * cost) // windowed.slot_bytes if windowed is not None and apart else 0
