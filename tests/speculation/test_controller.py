@@ -623,3 +623,16 @@ def test_rounds_that_no_drafter_could_make_pay_are_not_tried() -> None:
     shared = beside_others(0.02)
     chosen = decoded(shared, shared.output(KIND, Limits()), 1000, 0.001)
     assert not [choice for choice in chosen if choice.reason.startswith("trying lock-step")]
+
+
+def test_a_clear_change_of_acceptance_is_looked_at_at_once() -> None:
+    shared, output = taught(accepted=4)
+    other = shared.output(KIND, Limits())
+    for _ in range(400):  # observations, an eighth of which is many
+        output.observe(PassSeen(0.009, 0.008), 10.0)
+    for one in (output, other, output, other):
+        assert one.choose(10.0).drafts
+    for _ in range(12):
+        output.observe(Judged(0, 0, True, 1, 0), 10.0)
+    assert output.choose(10.0).reason == "measuring the drafter"
+    assert not other.choose(10.0).drafts

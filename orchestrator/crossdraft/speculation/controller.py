@@ -342,9 +342,10 @@ class TargetController:
         latest = before = self._policies.get(key)
         if before is not None and not 1 / SAME_LOAD < before.conditions.outputs / self.outputs < SAME_LOAD:
             before = None
-        known = before is not None and self._seen - before.seen < min(before.seen / GROWN, RENEWED * self.outputs)
-        if before is not None and known and before.trial is self._under_way and self._emitted < before.due:
-            return before
+        if before is not None and before.changes == output.acceptance.changes:
+            known = self._seen - before.seen < min(before.seen / GROWN, RENEWED * self.outputs)
+            if known and before.trial is self._under_way and self._emitted < before.due:
+                return before
         if not (self.known and output.acceptance.tested) or self._too_many:
             return None
         most = POLICIES if latest is None else POLICIES // 2
@@ -373,7 +374,7 @@ class TargetController:
 
     def _decide(self, limits: Limits, acceptance: Acceptance, before: Policy | None) -> Policy:
         given = self.conditions(acceptance, limits.samples)
-        policy = self._usual(given, limits, before)
+        policy = self._usual(given, limits, before, acceptance.changes)
         rounds_tried, worth = self._worth_trying(given, limits, policy)
         self._due, now = self._trial_due(policy, worth), self._emitted
         if self._under_way is None and now >= self._due:
@@ -410,7 +411,7 @@ class TargetController:
         lost = TRIAL * max(LEAST_LOST, policy.best.speed / worth[0].speed - 1)
         return before + lost / (FIRST_BUDGET if unknown else BUDGET) * self.outputs
 
-    def _usual(self, given: Conditions, limits: Limits, before: Policy | None) -> Policy:
+    def _usual(self, given: Conditions, limits: Limits, before: Policy | None, changes: int) -> Policy:
         """By the forecasts, corrected by what their modes have brought."""
         rated = self._modes(given, limits)
         best = max(rated.values(), key=lambda one: one.speed)
@@ -422,7 +423,7 @@ class TargetController:
             least = MARGIN if self._emitted > before.until else FAR
             if best is stays or (best is not rated[Mode.PLAIN] and best.speed < least * stays.speed):
                 best, until = stays, before.until
-        return Policy(best, rated, given, self._seen, until)
+        return Policy(best, rated, given, self._seen, until, changes)
 
     def _modes(self, given: Conditions, limits: Limits) -> dict[Mode, Rated]:
         """The best choice of each mode."""

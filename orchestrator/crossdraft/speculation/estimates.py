@@ -174,6 +174,7 @@ class Acceptance:
             Share(*one) for one in before
         )  # worth: target tokens of an accepted one
         self._latest = Share(memory=LATEST)
+        self.changes = 0  # times that the drafter or the text has clearly changed
 
     @property
     def state(self) -> tuple[tuple[float, float], ...]:
@@ -212,7 +213,8 @@ class Acceptance:
         usual = self._all.mean(0.5)
         latest = self._latest.mean(usual, 1.0)  # the first draft tokens say little: it begins at the usual share
         variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen)
-        if (latest - usual) ** 2 > CLEAR**2 * variance:  # the drafter or the text has changed
+        if (latest - usual) ** 2 > CLEAR**2 * variance:
+            self.changes += 1
             for share in (self._all, *self._places):
                 share.seen = min(share.seen, PRIOR)
                 share.held = share.seen * self._latest.mean(usual, 0.0)

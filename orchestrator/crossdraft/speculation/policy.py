@@ -90,6 +90,7 @@ class Policy:
     conditions: Conditions
     seen: int  # observations that it rests on
     until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
+    changes: int = 0  # of acceptance, before it was made
     trial: Trial | None = None  # that was under way
     due: float = inf  # tokens of all outputs at which it is decided again, for a trial or for what its mode has brought
 
