@@ -95,14 +95,7 @@ def test_only_methods_that_take_a_seed_get_one_and_each_prompt_other_noise() -> 
 def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
     # Equally many passes: the ratio is the mean of 1 and 2, whose standard error is (2 − 1) / 2.
     counts: list[dict[str, Any]] = [
-        {
-            "tokens": 10,
-            "accepted": 3,
-            "corrected": 1,
-            "drafted_at": (4, 2),
-            "judged_at": (4, 1),
-            "accepted_at": (3, 1),
-        },
+        {"tokens": 10, "accepted": 3, "corrected": 1, "drafted_at": (4, 2), "judged_at": (4, 1), "accepted_at": (3, 1)},
         {"tokens": 20, "accepted": 6, "drafted_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
     ]
     cell = cell_of(SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], 1.5)

@@ -44,9 +44,7 @@ def plan(**changed: Any) -> Throughput:
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
     outputs = (made(1.0, 1.5, 2.0), made(3.0, 3.5, 4.0, asked=2.0))
     found = measured(
-        "plain",
-        2,
-        [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))],
+        "plain", 2, [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))]
     )
     assert (found.tokens, found.outputs, found.tokens_per_second) == (12, 4, 1.0)
     assert found.first_token_ms is not None
@@ -118,8 +116,7 @@ def test_prompts_are_enough_and_no_two_begin_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}],
+    "changed", [{"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}]
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(UsageError):

@@ -53,10 +53,7 @@ def expected(name: str) -> Matrix:
     for text in TEXTS:
         alignment.add(text)
         windows.add(text)
-    matrices = {
-        "aligned": alignment.matrix(64),
-        "co-occurrence": co_occurrence(pair, windows, 1e-4, 64),
-    }
+    matrices = {"aligned": alignment.matrix(64), "co-occurrence": co_occurrence(pair, windows, 1e-4, 64)}
     return matrices[name]
 
 

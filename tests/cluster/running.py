@@ -29,10 +29,7 @@ from tests.serving.exposed import samples
 
 __all__ = ["NoCapacityError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
-OFFERS = {
-    HEAD: {"ingress": 4, "drafter": 3},
-    TARGETS: {"target": 3, "orchestrator": 8},
-}
+OFFERS = {HEAD: {"ingress": 4, "drafter": 3}, TARGETS: {"target": 3, "orchestrator": 8}}
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",

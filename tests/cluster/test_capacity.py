@@ -100,10 +100,7 @@ def test_of_a_resource_that_no_node_offers_only_that_is_said() -> None:
 
 def test_nodes_that_are_set_up_are_read_from_the_autoscaler() -> None:
     report = {"pending_nodes": [["10.77.0.2", "local", "setting-up"]], "pending_launches": {"gpu": 2}}
-    assert pending_in(json.dumps({"autoscaler_report": report})) == (
-        "10.77.0.2 setting-up",
-        "2 of type gpu, launching",
-    )
+    assert pending_in(json.dumps({"autoscaler_report": report})) == ("10.77.0.2 setting-up", "2 of type gpu, launching")
     assert pending_in(json.dumps({"load_metrics_report": {}})) == ()
 
 

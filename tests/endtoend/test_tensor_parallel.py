@@ -18,7 +18,7 @@ from tests.prompts import prompts
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 KILLS = 20 if "CROSSDRAFT_FULL_TESTS" in os.environ else 2
-TOKENS = 60
+TOKENS = 200
 BEFORE = 8  # tokens of each stream, at least, when a rank is killed
 STREAMS = 3
 SECONDS = 300.0

@@ -14,7 +14,7 @@ from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.random_models import random_model
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.sequential_engine import LAG, MARGIN, STATES, SequentialEngine, engine_of, plan_stretches
+from crossdraft.engine.sequential_engine import LAG, MARGIN, STATES, Ids, SequentialEngine, engine_of, plan_stretches
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine import test_engine
 from tests.engine.gathering import gathered
@@ -88,7 +88,14 @@ def test_a_long_prompt_is_computed_in_parts(name: str) -> None:
     serve(engine, Request("a", LONG, BRANCHES), Request("b", LONG[5:]))
 
 
-def test_a_large_tree_needs_no_more_states_than_it_has_forks_after_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "paths",
+    [[(one, two, two) for one in range(8) for two in range(3)], [(1,) * depth + (2,) for depth in range(30)]],
+    ids=["wide", "forks after each other"],
+)
+def test_a_large_tree_needs_no_more_states_than_a_session_has(
+    paths: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, most = made("gptj"), []
     compute = engine._computed  # type: ignore[attr-defined]
 
@@ -97,7 +104,7 @@ def test_a_large_tree_needs_no_more_states_than_it_has_forks_after_each_other(mo
         return compute(*given)
 
     monkeypatch.setattr(engine, "_computed", computed)
-    serve(engine, Request("a", LONG, tree_of([(one, two, two) for one in range(8) for two in range(3)], 99)))
+    serve(engine, Request("a", LONG, tree_of(paths, 99)))
     assert len(most) > 24
     assert max(most) <= STATES + 1
 

@@ -36,7 +36,7 @@ def options(**changes: object) -> ModelOptions:
         ({"tensor_parallel_size": 3}, "must divide num_attention_heads, 4, got 3"),
         ({"quantization": "int8"}, "--quantization and --tensor-parallel-size do not go together"),
         ({"name": "random:llama"}, "random:llama is made in one process: leave out --tensor-parallel-size"),
-        ({"device": "meta"}, "takes .*, by CUDA_VISIBLE_DEVICES: leave out --device meta"),
+        ({"device": "meta"}, "--device must be .* or auto and is meta"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_starts(changes: dict[str, object], complaint: str) -> None:

@@ -134,12 +134,7 @@ class Streams:
 
     def _request(self, number: int) -> GenerationRequest:
         return GenerationRequest(
-            self.prompts[number],
-            "seeded",
-            max_tokens=self.max_tokens,
-            seed=SEED,
-            choice=number,
-            ignore_eos=True,
+            self.prompts[number], "seeded", max_tokens=self.max_tokens, seed=SEED, choice=number, ignore_eos=True
         )
 
 
@@ -370,11 +365,7 @@ class Cuts(Disturbance[CutsPlan]):
                     yield await self.outcomes(case.name, streams, undisturbed, cut, advance, case.healed)
 
     async def _cut(
-        self,
-        case: CutLink,
-        streams: Streams,
-        by_address: Mapping[str, EmulatedHost],
-        rng: random.Random,
+        self, case: CutLink, streams: Streams, by_address: Mapping[str, EmulatedHost], rng: random.Random
     ) -> Hit:
         """One cut, healed again; pauses count from the cut, or from the healing where only that ends them."""
         hold, rest = self.plan.seconds

@@ -200,9 +200,7 @@ def rotated(count: int, turn: int) -> list[int]:
 
 
 async def in_turns(
-    configurations: Sequence[Configuration],
-    turns: int,
-    run: Callable[[Configuration, int], Awaitable[Result]],
+    configurations: Sequence[Configuration], turns: int, run: Callable[[Configuration, int], Awaitable[Result]]
 ) -> dict[Configuration, list[Result]]:
     """Runs each configuration once in each turn, one at a time; `run` gets the configuration and the turn's number."""
     found: dict[Configuration, list[Result]] = {one: [] for one in configurations}

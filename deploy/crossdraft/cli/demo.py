@@ -49,12 +49,7 @@ class SpeedComparison:
 
 
 def demo(
-    prompt: str | None,
-    k: int,
-    max_tokens: int,
-    temperature: Sequence[float],
-    seed: int,
-    engine: EngineOptions = DEMO,
+    prompt: str | None, k: int, max_tokens: int, temperature: Sequence[float], seed: int, engine: EngineOptions = DEMO
 ) -> None:
     """Generates with a drafter and without at each temperature, and compares: both texts must be equal.
 

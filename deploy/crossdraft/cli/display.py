@@ -18,11 +18,7 @@ RATIOS = (
     *("acceptance_at", "accepted_length", "tokens_per_pass", "acceptance", "tokens_per_second", "idle_share"),
     *("branch_hits", "round_milliseconds", "bytes_per_token"),
 )
-STYLES = {
-    Kind.ACCEPTED: Style(color="green"),
-    Kind.CORRECTED: Style(color="red"),
-    Kind.BONUS: Style(color="cyan"),
-}
+STYLES = {Kind.ACCEPTED: Style(color="green"), Kind.CORRECTED: Style(color="red"), Kind.BONUS: Style(color="cyan")}
 LEGEND = (
     "accepted (agrees with the draft)  corrected (in place of a refused draft token)  "
     "bonus (while there was no draft token to judge)"

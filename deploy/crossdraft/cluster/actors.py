@@ -218,11 +218,13 @@ def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
 
 def _end_with(ends: list[Any]) -> None:
     """Ends this process when one of the tasks is lost, also with its node, of which no connection tells."""
+    from crossdraft.engine.tensor_parallel import OWN_SECONDS
+
     try:
         ray.get(ray.wait(ends)[0])
-    except RayTaskError:  # this process meets the same, or notices the end of the task
-        return
     except RayError as error:
+        if isinstance(error, RayTaskError):  # this process may meet the same, and say so itself
+            time.sleep(OWN_SECONDS)
         log.critical("a rank of the model is lost, all end: %s", error)
         os._exit(1)
 

@@ -63,10 +63,7 @@ class PlainFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {
-    LogFormat.PLAIN: PlainFormatter,
-    LogFormat.JSON: JsonFormatter,
-}
+FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {LogFormat.PLAIN: PlainFormatter, LogFormat.JSON: JsonFormatter}
 
 
 @contextmanager

@@ -135,9 +135,7 @@ class Metrics:
     def _make_ended(self) -> None:
         self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
         self._success = self._counter(
-            "request_success",
-            "Outputs, by how they ended; abort: the client left.",
-            (*LABELS, "finished_reason"),
+            "request_success", "Outputs, by how they ended; abort: the client left.", (*LABELS, "finished_reason")
         )
         self._failures = self._counter("request_failures", "Outputs that failed, by cause.", (*LABELS, "cause"))
         self._accepted = self._counter(

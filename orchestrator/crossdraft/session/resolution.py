@@ -377,12 +377,7 @@ def _open_target(
 
 
 def _open_drafter(
-    request: GenerationRequest,
-    models: Models,
-    prompts: Prompts,
-    method: Method,
-    audit: Audit | None,
-    noise: NoiseKey,
+    request: GenerationRequest, models: Models, prompts: Prompts, method: Method, audit: Audit | None, noise: NoiseKey
 ) -> OpenDrafter | None:
     if models.pair is None or not request.max_tokens:
         return None

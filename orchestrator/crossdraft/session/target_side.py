@@ -468,13 +468,7 @@ class TargetSide:
         return [self._send(lane, plan, wanted, epoch.draws, now)]
 
     def _send(
-        self,
-        lane: TargetLane,
-        plan: Plan,
-        wanted: tuple[int, ...] | None,
-        draws: bool,
-        now: float,
-        run: int = 1,
+        self, lane: TargetLane, plan: Plan, wanted: tuple[int, ...] | None, draws: bool, now: float, run: int = 1
     ) -> Send:
         """Send a pass, answered by draws or by rows; or a run of so many tokens."""
         ids = self._output.ids

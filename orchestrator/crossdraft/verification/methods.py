@@ -13,13 +13,7 @@ RDK = Method("rdk", rejection.walk, (Guess.OWN,), shared_only=True, redistribute
 COUPLED = Method("coupled", coupling.walk, (Guess.CANONICAL, Guess.OWN))
 COUPLED_SHARED = Method("coupled-shared", coupling.walk, (Guess.OWN, Guess.CANONICAL), shared_only=True)
 SLEM = Method(
-    "slem",
-    matching.walk,
-    (Guess.CANONICAL, Guess.OWN),
-    samples=True,
-    drafter_rows=False,
-    trusting=False,
-    seedable=True,
+    "slem", matching.walk, (Guess.CANONICAL, Guess.OWN), samples=True, drafter_rows=False, trusting=False, seedable=True
 )
 SEEDED = replace(SLEM, name="seeded", keyed=True)
 SLRS = Method("slrs", prefixes.walk, (Guess.LONGEST,), whole_draft=True)

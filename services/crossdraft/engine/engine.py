@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.batch import BatchSlice, Windows
+from crossdraft.engine.batch import NODES, BatchSlice, Windows
 from crossdraft.engine.compatibility import (
     PROBE,
     ModelLayers,
@@ -28,7 +28,14 @@ from crossdraft.engine.compatibility import (
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
-from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, ScheduledRequest, plan_inputs
+from crossdraft.engine.requests import (
+    CachedTokens,
+    ContextOverflowError,
+    ForwardRequest,
+    InputTokens,
+    ScheduledRequest,
+    plan_inputs,
+)
 from crossdraft.engine.runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ class LayerPools:
         except UnsupportedModelError:  # a shorter session may yet be possible
             windows = ()
         largest = max((window.size for window in windows if window is not None), default=0)
-        kept = size_for(largest + chunk)
+        kept = size_for(largest + chunk + 1 + 2 * NODES)  # with a tree, and with the one before it
         # Each module must read the layer of the cache that has its number.
         own = [getattr(layer.module, "layer_idx", None) for layer in layers.attention] == [*range(len(layers.shapes))]
         if not largest or kept >= size_for(length) or layers.gathers or not own:
@@ -136,6 +143,7 @@ class Engine:
         self.model = model.eval()
         self.chunk = chunk
         self.computed = 0  # tokens computed so far
+        self._windowed = False  # whether layers with a window have slots of their own
         self.device: torch.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
         self.leader: Leader | None = None  # of other ranks, if the model has some: told what changes this engine
@@ -161,10 +169,12 @@ class Engine:
         """Raises what `forward` would raise for this request, also after so many `more` nodes; changes nothing.
 
         Raises:
-            ContextOverflowError: context and tree are longer than `max_length`.
+            ContextOverflowError: context and tree are longer than `max_length`, or the tree is too large for a window.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
         request.check(self.max_length - more)
+        if self._windowed and not self._manager.could_ever_allocate(request):
+            raise ContextOverflowError(f"a tree of {len(request.tree)} nodes does not fit beside the model's window")
         tokens = self.due(request)  # what is cached was checked before
         if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary_size):
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)

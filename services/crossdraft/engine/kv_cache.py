@@ -250,10 +250,7 @@ class KVCache(Cache):
             block[:, :, : int(share * block.shape[2])].zero_()
 
     def map_slots(
-        self,
-        mappings: Sequence[slice | Tensor],
-        positions: Tensor | None = None,
-        gathered: Tensor | None = None,
+        self, mappings: Sequence[slice | Tensor], positions: Tensor | None = None, gathered: Tensor | None = None
     ) -> None:
         """Sets where the next forward's keys and values go, and what it reads.
 

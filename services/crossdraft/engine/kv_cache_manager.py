@@ -264,12 +264,21 @@ class KVCacheManager:
 
     @property
     def slots_in_use(self) -> int:
-        """Of the first pool."""
-        free = self.pools[0].allocator.free_slots
-        return self.slots - free - sum(entry.extent.size for entry in [*self._ended])
+        """Of the first pool, or as large a share of them as sessions use of a pool of which they use more."""
+        ended = [*self._ended]
+        used = [
+            1 - (pool.allocator.free_slots + sum(entry.extents[number].size for entry in ended)) / pool.allocator.slots
+            for number, pool in enumerate(self.pools)
+        ]
+        return round(max(used) * self.slots)
 
     def get(self, session: Hashable) -> CacheEntry | None:
         return self._live.get(session)
+
+    def could_ever_allocate(self, request: ForwardRequest) -> bool:
+        """Whether its session would have slots if it were alone, also after another tree of this size."""
+        counts = [pool.needed(request, CachedTokens(tree=request.tree)) for pool in self.pools]
+        return all(size_for(count) <= one.allocator.slots for count, one in zip(counts, self.pools, strict=True))
 
     def can_allocate(self, request: ForwardRequest) -> bool:
         known = self._live.get(request.session)
@@ -302,7 +311,7 @@ class KVCacheManager:
         count = pool.needed(request, entry.cached)
         if entry.extents[number].size < count and not self._grow(entry, number, size_for(count)):
             return False
-        pool.note_written(entry.extents[number], count)
+        pool.note_written(entry.extents[number], count if pool.window is None else entry.extents[number].size)
         return True
 
     def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens) -> None:
@@ -314,10 +323,11 @@ class KVCacheManager:
             inputs: what is computed next, at least one token.
         """
         held = len(cached.ids) + len(cached.tree.tokens)
+        first = inputs.move_start if inputs.moves else inputs.slots[0]
         for number, pool in enumerate(self.pools):
             before, extent = entry.bases[number], entry.extents[number]
             last = max(held - 1, inputs.slots[-1])
-            base = entry.bases[number] = pool.base(before, inputs.slots[0], last, extent.size)
+            base = entry.bases[number] = pool.base(before, first, last, extent.size)
             if base > before:
                 pool.memory.copy(extent.start + base - before, extent.start, held - base)
 

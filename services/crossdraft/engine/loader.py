@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -214,15 +215,24 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """
     try:
         from peft import PeftModel
+        from peft.tuners.tuners_utils import BaseTunerLayer
     except ModuleNotFoundError as error:
         how = "in the checkout, run pip install -c constraints.txt -e '.[lora]'"
         raise ModelLoadError(f"adapters need peft: {how}") from error
     if not (folder / "adapter_model.safetensors").is_file():
         raise ModelLoadError(f"{folder} has no adapter_model.safetensors: give what PEFT's save_pretrained wrote")
+    ends = (model.get_input_embeddings, model.get_output_embeddings)
+    tied = len({id(getattr(end(), "weight", None)) for end in ends}) == 1
     try:
-        adapted: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
-    except (*FAILURES, OSError, SafetensorError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            adapter = PeftModel.from_pretrained(model, str(folder))
+        shared = tied and any(isinstance(end(), BaseTunerLayer) for end in ends)
+        adapted: PreTrainedModel = adapter.merge_and_unload(safe_merge=True)
+    except (*FAILURES, OSError, SafetensorError, UserWarning) as error:
         raise ModelLoadError(f"{folder} is no LoRA adapter of this model: {error}") from error
+    if shared:
+        raise ModelLoadError(f"{folder} changes the embedding or the head, and in this model they are one matrix")
     adapted.eval()
     return adapted
 

@@ -7,6 +7,7 @@ forward, a tree one for each branch, and sessions run one after another.
 """
 
 import copy
+import gc
 import inspect
 import logging
 from collections.abc import Hashable, Iterable, Sequence
@@ -55,7 +56,12 @@ def engine_of(model: PreTrainedModel, max_length: int | None, budget: int | Memo
     try:
         return Engine(model, max_length, budget, **options)
     except UnsupportedModelError as error:
+        if (model.tp_size or 1) > 1:  # the other ranks have ended
+            raise UnsupportedModelError(f"{error}: leave out --tensor-parallel-size") from error
         reason = str(error)
+    if model.device.type == "cuda":  # for the memory of what was refused
+        gc.collect()
+        torch.cuda.empty_cache()
     model.set_attn_implementation(usual)
     try:
         return SequentialEngine(model, max_length, budget, options.get("chunk", CHUNK), reason)
@@ -192,7 +198,8 @@ class SequentialEngine(Engine):
             plan = [(start, context[: len(start) + min(text, scheduled.tokens)])]
         rows = {ids[size:]: state.logits for ids, state in states.items() if ids[:size] == context}
         last = {start: place for place, (start, _) in enumerate(plan)}
-        for place, (start, end) in enumerate(plan):
+        for place, (wanted_start, end) in enumerate(plan):
+            start = max((ids for ids in ((), *states) if ids == wanted_start[: len(ids)]), key=len)
             first = max(len(start), min(size, len(end)) - 1)  # the first token whose logits are kept
             # A saved cache is changed where neither a refused draft goes back to it, nor a fork, nor a changed text.
             near = any(0 < len(start) - len(ids) < MARGIN and start[: len(ids)] == ids for ids in states)
@@ -202,8 +209,11 @@ class SequentialEngine(Engine):
             states[end] = State(cache, logits[-1].clone())
             rows |= {end[size:stop]: row for stop, row in enumerate(logits, first + 1)}
             kept = _useful(states, context)
-            for ids in [ids for ids in states if ids not in kept and last.get(ids, place) <= place]:
-                del states[ids]
+            others = [ids for ids in states if ids not in kept]
+            forks = [ids for ids in others if last.get(ids, place) > place][len(kept) - STATES :]
+            for ids in others:
+                if ids not in forks:  # of many, those before the latest are computed again
+                    del states[ids]
         if part:
             return None
         paths = [*request.tree.paths()]

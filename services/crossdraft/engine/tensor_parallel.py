@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -51,7 +52,7 @@ def start_here(options: ModelOptions, host: str, port: int) -> list[Connection]:
     gpus, size = torch.cuda.device_count(), options.tensor_parallel_size
     if 0 < gpus < size:
         raise NumberOutOfRangeError(f"--tensor-parallel-size {size} takes as many GPUs, and {gpus} can be seen here")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", socket.if_nameindex()[0][1])  # loopback: nobody else can join
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     context, connections = multiprocessing.get_context("spawn"), []
     for number in range(1, size):
         ours, theirs = context.Pipe()
@@ -101,9 +102,13 @@ def _check(options: ModelOptions) -> None:
         raise ModelLoadError("this process has a model over several devices already, and can have one only")
     device, usual = device_of(options.device), torch.accelerator.current_accelerator() or torch.device("cpu")
     if device.type != usual.type or (device.index is not None and options.device != "auto"):
+        seen = "" if device.type == "cuda" or torch.accelerator.is_available() else ", and it sees none"
         raise ModelLoadError(
-            f"--tensor-parallel-size takes {usual.type}, by CUDA_VISIBLE_DEVICES: leave out --device {options.device}"
+            f"with --tensor-parallel-size torch runs on {usual.type} here{seen}: --device must be {usual.type} or auto "
+            f"and is {options.device} (CUDA_VISIBLE_DEVICES chooses GPUs)"
         )
+    if options.lora is not None:
+        raise ModelLoadError("--lora-modules and --tensor-parallel-size do not go together: leave one of them out")
     if options.quantization is not None:
         raise ModelLoadError("--quantization and --tensor-parallel-size do not go together: leave one of them out")
     check_divisible(options.name, options.tensor_parallel_size, options.trust_remote_code)

