@@ -79,7 +79,10 @@ def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path
             SMALLEST + "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
             r"line 6: models\.0\.drafters\.0: vocab_keep, a number of ids, and frequencies",
         ),
-        (SMALLEST + "      tensor_parallel_size: 2\n      port: 7001\n", "must divide gpus, and port be left out"),
+        (
+            SMALLEST + "      tensor_parallel_size: 2\n      port: 7001\n",
+            "with tensor_parallel_size port and quantization are left out",
+        ),
         (
             SMALLEST + "      tensor_parallel_size: 2\n      resources: {gpus: 3}\n",
             "tensor_parallel_size must divide gpus",

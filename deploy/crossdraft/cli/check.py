@@ -205,6 +205,6 @@ def _print_cases(logits: Conformance) -> None:
         print(f"its sessions run one after another, and none begins with a prefix of another one: {logits.unbatched}")
     print(
         f"weights {memory.weights_mib:,.0f} MiB; cache {memory.token_bytes:,} bytes a token, "
-        f"{memory.session_mib:,.0f} MiB for a session of {memory.context:,} tokens "
+        f"{memory.session_mib:,.2f} MiB for a session of {memory.context:,} tokens "
         f"(--max-model-len makes it shorter, --cache-mib sets the size of all)"
     )

@@ -145,8 +145,10 @@ class Service(Part):
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
-        if self.tensor_parallel_size > 1 and (self.port or self.resources.gpus % self.tensor_parallel_size):
-            raise ValueError("tensor_parallel_size must divide gpus, and port be left out: any free one is taken")
+        if self.tensor_parallel_size > 1 and self.resources.gpus % self.tensor_parallel_size:
+            raise ValueError("tensor_parallel_size must divide gpus")
+        if self.tensor_parallel_size > 1 and (self.port or self.quantization):
+            raise ValueError("with tensor_parallel_size port and quantization are left out: any free port is taken")
         return self
 
 
