@@ -13,10 +13,9 @@ from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import conformance, greedy
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import load_model, quantize
+from crossdraft.engine.loader import RANDOM_CONTEXT, RANDOM_WINDOW, architectures, load_model, quantize, random_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.packed_linear import pack
-from crossdraft.engine.random_models import RANDOM_CONTEXT, WINDOW, architectures, random_model
 from tests.engine.architectures import ARCHITECTURES
 from tests.engine.tiny import VOCABULARY
 
@@ -158,7 +157,7 @@ def test_greedy_output_goes_on_behind_an_end() -> None:
 
 def test_a_window_of_a_random_model_is_short() -> None:
     windows = conformance(random_model("mistral", VOCABULARY)).windows
-    assert windows == (Window(WINDOW),)
+    assert windows == (Window(RANDOM_WINDOW),)
 
 
 def test_a_quantized_model_is_served_as_it_is() -> None:

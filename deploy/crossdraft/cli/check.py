@@ -21,9 +21,8 @@ from crossdraft.console.running import CommandFailed, check_output, run_to_end, 
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
-from crossdraft.engine.loader import LoadedModel, load_model
+from crossdraft.engine.loader import LoadedModel, architectures, load_model
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
-from crossdraft.engine.random_models import architectures
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server

@@ -101,11 +101,18 @@ def batch_of(
             slots_of.append(np.concatenate([np.arange(used) + one.extent.start for one in members]))
             keys = Strided(sum(map(len, slots_of[:-1])), used)
         _add_groups(groups, members, begin, keys, own, dtype, device)
+        others = [window for window in windows if window not in own]
         for run in _runs([one.windowed for one in members if one.windowed is not None], heads):
-            _add_groups(
-                groups, run, begin, _strided(run), [window for window in windows if window not in own], dtype, device
-            )
+            _add_groups(groups, run, begin, _strided(run), others, dtype, device)
             begin += sum(one.count for one in run)
+    layouts = tuple(tuple(groups[window]) for window in windows)
+    return _sent_batch(ordered, layouts, np.concatenate(slots_of) if gathers else None, device)
+
+
+def _sent_batch(
+    ordered: Sequence[BatchSlice], layouts: tuple[Layout, ...], gathered: Numbers | None, device: torch.device
+) -> Batch:
+    """The numbers of slices in the order of their tokens, on the device."""
     tokens = _flat([one.inputs.tokens for one in ordered])
     positions = _flat([one.inputs.positions for one in ordered])
     kept = wanted_tokens(ordered)
@@ -124,9 +131,9 @@ def batch_of(
         places[None],
         tuple(mapping if isinstance(mapping, slice) else mapped.pop(0) for mapping in mappings),
         None if len(kept) == len(tokens) else rows,
-        tuple(tuple(groups[window]) for window in windows),
+        layouts,
         tuple(ordered),
-        sent(torch.from_numpy(np.concatenate(slots_of)), device) if gathers else None,
+        None if gathered is None else sent(torch.from_numpy(gathered), device),
     )
 
 

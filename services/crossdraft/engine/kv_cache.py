@@ -77,12 +77,8 @@ class CachePlan:
         Raises:
             NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
         """
-        mib: float = unused if math.isfinite(unused) else BUDGET
-        most: float = math.inf  # sessions
-        if isinstance(budget, MemoryShare):
-            most = budget.sessions
-        else:
-            mib = budget
+        most = budget.sessions if isinstance(budget, MemoryShare) else math.inf
+        mib: float = (unused if math.isfinite(unused) else BUDGET) if isinstance(budget, MemoryShare) else budget
         size, cost, apart, longest = max(0.0, mib * MIB), slot_bytes, 0, context
         if windowed is not None and slot_bytes:
             apart = windowed.kept * windowed.slot_bytes  # one session's
@@ -98,14 +94,14 @@ class CachePlan:
                 f"a session of up to {least} tokens needs {needed} MiB of keys and values, and the KV cache has "
                 f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
             )
-        if windowed is not None and apart:
-            usual = max(windowed.kept, min(context / 4, 8 * windowed.kept))
-            shared = (size - apart) // (cost + windowed.slot_bytes * windowed.kept / usual)
-            slots = max(shared, min(slots, size_for(longest)))
-        slots = min(slots, most * size_for(longest))
-        left = (size - slots * cost) // windowed.slot_bytes if windowed is not None and apart else 0
-        window_slots = min(left, most * windowed.kept) if windowed is not None else 0
-        return CachePlan(int(slots), context if fits >= longest else fits, int(window_slots))
+        length = context if fits >= longest else fits
+        if windowed is None or not apart:
+            return CachePlan(int(min(slots, most * size_for(longest))), length)
+        usual = max(windowed.kept, min(context / 4, 8 * windowed.kept))
+        shared = (size - apart) // (cost + windowed.slot_bytes * windowed.kept / usual)
+        slots = min(max(shared, min(slots, size_for(longest))), most * size_for(longest))
+        left = (size - slots * cost) // windowed.slot_bytes
+        return CachePlan(int(slots), length, int(min(left, most * windowed.kept)))
 
 
 @dataclass(frozen=True)
