@@ -202,7 +202,9 @@ class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
             async with aclosing(self._cells(heads, advance)) as cells:
                 async for one in cells:
                     if isinstance(one, MeasuredSetting):
-                        keep, covered = heads[Setting(one.method, one.drafter, one.temperature, one.k, one.options)]
+                        keep, covered = heads[
+                            Setting(one.method, one.drafter, one.temperature, one.k, one.options, one.nodes)
+                        ]
                         yield PrunedCell(**asdict(one), keep=keep, covered=covered)
                     else:
                         yield one
@@ -237,7 +239,7 @@ class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
 
 
 def _setting(cell: MeasuredSetting) -> tuple[object, ...]:
-    return (cell.method, cell.drafter, cell.temperature, cell.k)
+    return (cell.method, cell.drafter, cell.temperature, cell.k, cell.nodes)
 
 
 # Whether many continuations of one prompt have the target's own distribution. The services draw; a plain forward of the

@@ -36,6 +36,7 @@ class Setting:
     temperature: float
     k: int  # draft tokens in a round
     options: tuple[str, ...] = ()  # of the drafter's command
+    nodes: int = 0  # of a draft tree, of depth k; 0: a chain
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
@@ -55,6 +56,7 @@ class Setting:
                 choice=number,
                 allow_inexact=True,
                 overlap=Overlap.OFF,
+                tree_nodes=self.nodes,
             )
             for number, text in enumerate(prompts)
         ]
@@ -100,6 +102,7 @@ SETTING: Columns = {
     "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
     "T": lambda one: f"{one.temperature:g}",
     "k": lambda one: one.k,
+    "nodes": lambda one: one.nodes or "",
 }
 
 
@@ -126,7 +129,12 @@ class OfSettings(Prompted[SettingsPlanned, Result]):
         affinities = affinities_of(plan.affinity, plan.drafter)
         found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
         noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
-        return tuple(replace(one, options=(*one.options, *noise)) for one in found)
+        return tuple(
+            replace(one, options=(*one.options, *noise), nodes=nodes)
+            for one in found
+            for nodes in plan.tree
+            if not nodes or (nodes > one.k and method_named(one.method).samples)
+        )
 
     def check(self) -> None:
         with checked_options():

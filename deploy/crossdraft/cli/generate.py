@@ -114,6 +114,7 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
             ("max-draft-tokens", request.max_draft_tokens),
             ("min-draft-tokens", request.min_draft_tokens),
             ("branches", request.branches),
+            ("tree-nodes", request.tree_nodes),
         )
         names = ["-k"] * rounds + [f"--{name}" for name, value in given if value is not None]
         names += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter

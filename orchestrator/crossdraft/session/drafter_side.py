@@ -119,6 +119,7 @@ class DrafterSide:
             choice.branch_width,
             0 if branch is None else branch.number,
             max(choice.first, self._adopted),
+            choice.tree_nodes,
         )
         self.end_epoch()
         self.epoch, self.asked, self._aside = epoch.number, count, False
@@ -164,7 +165,10 @@ class DrafterSide:
             return "it sent a reply without anything in it"
         start, letters = self._known
         fault = self._given.fault_of(drafted, start + len(letters), self.asked - self.received)
-        return fault or self.branches.fault_of(drafted.branches, choice.branch_depth, choice.branch_width * self.asked)
+        depth, most = choice.branch_depth, choice.branch_width * self.asked
+        if choice.tree_nodes:
+            depth, most = self.asked, choice.tree_nodes
+        return fault or self.branches.fault_of(drafted.branches, depth, most)
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Add draft tokens that were due and have no fault to the epoch's draft."""
@@ -308,11 +312,11 @@ class Branches:
         return best
 
     def texts(self, epoch: Epoch, frontier: int) -> list[Letters]:
-        """The text of each branch from the frontier on, if its prefix is the draft; earlier refusals first."""
-        ahead = (branch for branch in self._by_number.values() if branch.offset >= max(frontier, epoch.start))
+        """The text of each branch from the frontier on, if its prefix is the draft, in the drafter's order."""
         return [
             Letters(epoch.drafted[frontier - epoch.start : branch.offset - epoch.start] + self._said(branch))
-            for branch in sorted(ahead, key=lambda branch: branch.offset)
+            for branch in self._by_number.values()
+            if branch.offset >= max(frontier, epoch.start)
         ]
 
     def _said(self, branch: Branch) -> str:

@@ -160,7 +160,8 @@ def controller_of(
     """The controller that a request asks for: one that always chooses the same, or its part of the shared one."""
     match request.overlap:
         case Overlap.OFF:
-            return lock_step(request.num_speculative_tokens)
+            nodes = request.tree_nodes or 0
+            return lock_step(request.num_speculative_tokens, nodes if method.samples else 0)
         case Overlap.ON:
             return Fixed(_always_overlapped(request))
     limits = Limits(

@@ -254,7 +254,7 @@ class Session:
         self._report_end()
         text, drafter = self.output.text, self.drafter
         choice = self._choose()
-        branch = self._continuation() if choice.drafts else None
+        branch = self._continuation() if choice.drafts and not choice.tree_nodes else None
         start = len(text) if branch is None else branch.offset + len(branch.letters)
         self.epoch = epoch = Epoch(self.epoch.number + 1, choice, self._given.pair, start, len(text))
         epoch.reviewed = self.counts.tokens
@@ -417,7 +417,8 @@ class Session:
                             return commands
                         commands += self._next_epoch()
                 case Refused():
-                    commands += self._next_epoch()
+                    commands += self._emit_known() if self._method.samples else []
+                    commands += [] if self._finished else self._next_epoch()
                 case NeedPrefix() as need:
                     if self.drafter.told_epoch:
                         return commands + self.drafter.score(need, epoch.start, self._now)
@@ -459,6 +460,14 @@ class Session:
         epoch.missed += 1
         epoch.answer(None)
         return True
+
+    def _emit_known(self) -> list[Command]:
+        """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
+        commands: list[Command] = []
+        while self._finished is None and (sample := self.target.answers.sample) is not None:
+            guessed = self.target.answers.after((sample.token,)) is not None
+            commands += self._emit(sample.token, Kind.ACCEPTED if guessed else Kind.BONUS)
+        return commands
 
     @property
     def _hurried(self) -> bool:

@@ -530,10 +530,11 @@ class TargetSide:
 
     def _plan(self, epoch: Epoch) -> Plan:
         given, frontier = self._given, len(self._output.text)
-        others = self._branches.texts(epoch, frontier) if given.paths > len(given.method.guesses) else ()
+        nodes = epoch.choice.tree_nodes
+        others = self._branches.texts(epoch, frontier) if nodes or given.paths > len(given.method.guesses) else ()
         first = epoch.passed(frontier)
         skip = frontier - epoch.start - epoch.letters_before(first)
-        return self._planner.plan(epoch.guessed(first), skip, self._output.room, others)
+        return self._planner.plan(epoch.guessed(first), skip, self._output.room, others, nodes)
 
     def _length(self, tree: TokenTree) -> int:
         """Letters of the longest path."""

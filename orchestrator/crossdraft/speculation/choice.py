@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN, MOST_TREE_NODES
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Choice:
     patience: float = 30.0  # seconds that the target stands idle for draft tokens at most, then it goes on without
     branch_depth: int = 0  # draft tokens of each prepared continuation; 0: none
     branch_width: int = 1  # prepared continuations for each draft token
+    tree_nodes: int = 0  # of a draft tree in each round, of paths of at most max_draft_tokens; 0: a chain
     chunk: int = 1  # draft tokens in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a free target begins a pass over later draft tokens before the first returns
     run: int = 1  # without a drafter: tokens that the target draws in one pass; extended if the next choice is plain
@@ -41,6 +42,8 @@ class Choice:
                 f"0 <= branch_depth <= {MOST_DRAFT_TOKENS} and 1 <= branch_width <= {MOST_DRAFT_TOKENS} must hold, "
                 f"got depth {self.branch_depth}, width {self.branch_width}"
             )
+        if not 0 <= self.tree_nodes <= (0 if self.overlap else MOST_TREE_NODES):
+            raise ValueError(f"tree_nodes must be between 0 and {MOST_TREE_NODES}, and 0 if drafts overlap passes")
         if not 1 <= self.chunk <= MOST_DRAFT_TOKENS:
             raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
         if not 1 <= self.run <= MOST_RUN:
@@ -69,7 +72,8 @@ class Choice:
             return "no drafter"
         branches = f", {self.branch_width} x {self.branch_depth} prepared" if self.branch_depth else ""
         if not self.overlap:
-            return f"lock-step (rounds of {self.max_draft_tokens}{branches})"
+            tree = f", trees of {self.tree_nodes}" if self.tree_nodes else ""
+            return f"lock-step (rounds of {self.max_draft_tokens}{tree}{branches})"
         waits = f"waits for {self.min_draft_tokens}" if self.patience else "never waits"
         return f"overlapped (at most {self.max_draft_tokens} ahead, {waits}{branches})"
 
@@ -188,10 +192,10 @@ class Fixed:
         return self.choice
 
 
-def lock_step(num_speculative_tokens: int) -> Fixed:
-    """The classic round: K draft tokens, one pass, a walk."""
+def lock_step(num_speculative_tokens: int, tree_nodes: int = 0) -> Fixed:
+    """The classic round: K draft tokens or a tree of that depth, one pass, a walk."""
     drafted = num_speculative_tokens
-    return Fixed(Choice(drafted, drafted, overlap=False, reason=f"lock-step, K = {drafted}"))
+    return Fixed(Choice(drafted, drafted, False, tree_nodes=tree_nodes, reason=f"lock-step, K = {drafted}"))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
 MOST_DRAFT_TOKENS = 64  # that can be requested at once
+MOST_TREE_NODES = 63  # of a draft tree: a node's ancestors are the bits of one number in the engine
 MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
 MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
 MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
@@ -241,6 +242,9 @@ class Draft:
     # newest MOST_DRAFT_TOKENS draft tokens or later.
     adopt: int = 0
     first: int = 0  # draft tokens of the first reply, adopted ones included; 0: `chunk`
+    # Set: the draft and its branches are a tree of so many nodes, those likeliest to be reached, on paths of at most
+    # `count` draft tokens; `branch_depth` and `branch_width` are not used. For drafts without rows.
+    tree_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,8 @@ class Advance:
 class Branch:
     """A prepared continuation: draft tokens in case that the token at `offset` is refused and replaced by `letters`.
 
-    It is drawn without looking at the target, and sent after a fixed number of steps.
+    It is drawn without looking at the target, and sent after a fixed number of steps. In a tree it is the path from the
+    draft to a leaf, so that several may begin alike.
     """
 
     number: int  # counts the branches of the session from 1

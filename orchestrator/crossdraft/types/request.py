@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, Self
 
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, MOST_TREE_NODES, SamplingOptions
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a gri
 # Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
 NUMBERS = (
     "num_speculative_tokens", "max_tokens", "row_width", "head", "seed", "choice", "max_draft_tokens",
-    "min_draft_tokens", "branches", "branch_width", "paths", "logprobs", "prompt_logprobs", "truncate_prompt_tokens",
+    "min_draft_tokens", "branches", "branch_width", "tree_nodes", "paths", "logprobs", "prompt_logprobs", "truncate_prompt_tokens",
 )  # fmt: skip
 SWITCHES = ("ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain")
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
@@ -82,7 +82,7 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
 )
 MAY_BE_LEFT_OUT = frozenset(
     ("method", "drafter_temperature", "seed", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width",
-     "record", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+     "tree_nodes", "record", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 )  # fmt: skip
 # Fields with a range: least and most, and how an error writes the most.
 RANGES = (
@@ -95,6 +95,7 @@ RANGES = (
     ("prompt_logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
     ("truncate_prompt_tokens", -1, 2**31 - 1, "2**31 - 1"),
     ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
+    ("tree_nodes", 0, MOST_TREE_NODES, f"{MOST_TREE_NODES}"),
 )
 # To MOST_DRAFT_TOKENS, from:
 OVERLAP_LEAST = {"max_draft_tokens": 1, "min_draft_tokens": 0, "branches": 0, "branch_width": 1}
@@ -154,6 +155,7 @@ class GenerationRequest:
     min_draft_tokens: int | None = None  # unrevealed draft tokens that a pass waits for
     branches: int | None = None  # draft tokens of each prepared continuation; 0: none are prepared
     branch_width: int | None = None  # prepared continuations for each draft token
+    tree_nodes: int | None = None  # of a draft tree in each round, with slem and seeded; 0: chains; None: as it pays
     paths: int = 2  # max guessed paths in the tree of a pass; 1: a chain
     speculation: bool = False  # with two targets a pass may begin on one before that of the other has returned
     explain: bool = False  # keep the controller's choices, to show them

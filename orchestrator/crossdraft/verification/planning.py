@@ -33,7 +33,12 @@ class Planner:
     most_paths: int = 2  # of a tree; 1: a chain
 
     def plan(
-        self, draft_tokens: Sequence[DraftToken], skip: int, room: int, alternatives: Sequence[Letters] = ()
+        self,
+        draft_tokens: Sequence[DraftToken],
+        skip: int,
+        room: int,
+        alternatives: Sequence[Letters] = (),
+        nodes: int = 0,
     ) -> Plan:
         """The tree of a pass at the frontier.
 
@@ -42,6 +47,7 @@ class Planner:
             skip: letters from the start of the first draft token to the frontier.
             room: max nodes that the target's context leaves.
             alternatives: other texts that may follow the frontier, the likeliest first; used while paths are left.
+            nodes: of a draft tree, whose leaves the alternatives are: all are used. 0: the draft is a chain.
         """
         starts, text = self._layout(draft_tokens, skip)
         guessed = {
@@ -51,8 +57,9 @@ class Planner:
         }
         paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
         own = paths[0] if self.method.guesses[0] is Guess.OWN else ()
-        paths += [encode_beginning(self.encode, other) for other in alternatives[: self.most_paths - len(paths)]]
-        budget = max(0, min(self.budget, room))
+        others = alternatives if nodes else alternatives[: self.most_paths - len(paths)]
+        paths += [encode_beginning(self.encode, other) for other in others]
+        budget = max(0, min(nodes or self.budget, room))
         tree = tree_of(paths, budget)
         return Plan(tree, self._listed(tree, starts), own[:budget])
 

@@ -105,9 +105,19 @@ class OwnTokens(DrawSource):
             return (yield from self._ranked(logits, draws, offsets, besides))
         found = yield from super().draw(logits, draws, offsets, besides)
         if len(found[0].others) < besides:  # at temperature 0 a distribution has one id
-            (best,) = yield from TopRequest(logits[:1], besides + 1, self._columns).result()
-            found[0].others.extend(self._ids(best))
+            (best,) = yield from self.likeliest(logits[:1], draws, offsets[:1], besides + 1)
+            found[0].others.extend(token for token, _ in best)
         return found
+
+    def likeliest(
+        self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
+    ) -> SamplerSteps[list[list[tuple[int, float]]]]:
+        """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
+        chances = [draws.chance(offset) for offset in offsets]
+        options, clocks = self._opening.options, self._running.clocks
+        rows = yield from TopRequest(logits, options, clocks, chances, count, self._columns).result()
+        kept = self._running.kept
+        return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
 
     def _path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
         kept, lengths = self._running.kept, self._running.lengths

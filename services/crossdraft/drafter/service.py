@@ -14,6 +14,7 @@ from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, 
 from crossdraft.drafter.drafting import BranchShape, Drafting, FinishedBranches, SessionState
 from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
 from crossdraft.drafter.scoring import Scoring, VocabularyIndex
+from crossdraft.drafter.tree_drafting import TreeDrafting, TreeShape
 from crossdraft.engine.model_thread import Job
 from crossdraft.engine.sampler import Draws, KeyedDraws, RandomDraws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
@@ -114,7 +115,7 @@ class DrafterSession:
         )
         self._random = RandomDraws(np.random.default_rng())  # seeded by the operating system
         self._pending: deque[DraftProgress] = deque()  # whose text is not the context's yet
-        self._latest: tuple[DraftProgress, Drafting, Scoring] | None = None
+        self._latest: tuple[DraftProgress, Drafting | TreeDrafting, Scoring] | None = None
 
     def close(self) -> None:
         self._thread.close_session(self)
@@ -153,9 +154,10 @@ class DrafterSession:
         if self._latest is not None and self._latest[0] is epoch:
             yield from self._latest[1].run(send, asked)
 
-    def _begin(self, epoch: DraftProgress) -> tuple[Drafting, Scoring]:
+    def _begin(self, epoch: DraftProgress) -> tuple[Drafting | TreeDrafting, Scoring]:
         """Brings the text to where a new epoch begins. Raises NoRoomError, NotExpressible and ProtocolBroken."""
         request, state, shape = epoch.request, self._state, self._shape(epoch.request)
+        tree = self._tree(epoch.request)
         adopted = state.branches.adopt(request, state.context)
         if state.source.obstacle:
             raise NoRoomError(state.source.obstacle)
@@ -164,9 +166,11 @@ class DrafterSession:
         else:  # its tokens as they were drafted, not as the tokenizer would write them
             state.context.rewind(adopted.offset, NOTHING)
             state.context.append(adopted.key)
-        state.context.fit(request.count + shape.room)
+        state.context.fit(request.count + (shape.room if tree is None else tree.room))
         service = self._service
         scoring = Scoring(service.running, lambda: service.index, state.source, self, state.context.ids)
+        if tree is not None:
+            return TreeDrafting(state, epoch, tree, self._draws(epoch.number)), scoring
         drafting = Drafting(state, epoch, shape, self._draws(epoch.number), scoring)
         if adopted is not None:
             drafting.adopt(adopted)
@@ -180,6 +184,13 @@ class DrafterSession:
         if self._opening.audited or foreign or not asked.fits(self._state.context.capacity):
             return BranchShape(0, 0)
         return asked
+
+    def _tree(self, request: Draft) -> TreeShape | None:
+        """A chain where draft tokens carry rows or belong to a branch, where each draw is audited, or room is short."""
+        tree, opening = TreeShape(request.tree_nodes, request.count), self._opening
+        chain = request.adopt or opening.audited or self._state.rows or opening.redistribute
+        small = request.tree_nodes <= request.count or 4 * tree.room > 3 * self._state.context.capacity
+        return None if chain or small else tree
 
     def _draws(self, epoch: int) -> Draws:
         noise = self._opening.noise

@@ -389,22 +389,45 @@ class DistributionRequest(_OfLogits[Sequence[Distribution]]):
 
 
 @dataclass(frozen=True, eq=False)
-class TopRequest(_OfLogits[Sequence[list[int]]]):
-    """The columns with the largest logits in each row, at most `count`, the largest first."""
+class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
+    """The columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
-    count: int
-    allowed: Columns | None = None
+    Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same noise,
+    how soon each id arrives in the drafter's race, which the target's resembles; at temperature 0 the model's own
+    probabilities.
+    """
+
+    options: SamplingOptions  # penalties and biases are not used
+    clocks: Clocks
+    chances: Sequence[Chance]  # of each row, all of one kind
+    count: int  # columns of each row, fewer where fewer are possible
+    allowed: Columns | None = None  # the only columns that may be returned; None: all
 
     @property
     def kind(self) -> Hashable:
-        return self.count, self.allowed
+        return self.options, self.clocks, type(self.chances[0]), self.count, self.allowed
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[int]]]:
+    def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[tuple[int, float]]]]:
         scores = columns_of(joined([one.logits for one in requests]), self.allowed)
-        places = scores.topk(min(self.count, scores.shape[-1])).indices.cpu().numpy()
-        found = places if self.allowed is None else self.allowed.numbers[places]
-        return _split(found.tolist(), [one.logits.shape[0] for one in requests])
+        weights = self._weights(scores, [chance for one in requests for chance in one.chances])
+        top = weights.topk(min(self.count, weights.shape[-1]))
+        places, values = top.indices.cpu().numpy(), (top.values / weights.sum(-1, keepdim=True)).tolist()
+        columns = places if self.allowed is None else self.allowed.numbers[places]
+        found = [
+            [(column, value) for column, value in zip(*row, strict=True) if value > 0]
+            for row in zip(columns.tolist(), values, strict=True)
+        ]
+        return _split(found, [one.logits.shape[0] for one in requests])
+
+    def _weights(self, scores: Tensor, chances: list[Chance]) -> Tensor:
+        if self.options.temperature == 0:
+            return scores.softmax(-1, dtype=torch.float64)
+        distribution = tempered(scores, self.options)
+        at = [chance for chance in chances if not isinstance(chance, float)]
+        if not at:
+            return distribution
+        return 1 / self.clocks.arrivals(distribution, at, None if self.allowed is None else self.allowed.on_device)
 
 
 @dataclass(frozen=True, eq=False)

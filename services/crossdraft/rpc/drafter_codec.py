@@ -12,6 +12,7 @@ from crossdraft.rpc.frames import BeginSession, EndSession, RoleCodec, SessionEn
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
+    MOST_TREE_NODES,
     Advance,
     Branch,
     Draft,
@@ -191,13 +192,12 @@ def _decode_draft(message: pb.Draft) -> Draft:
     _check_draft_tokens(chunk, "chunk", "how many draft tokens one reply has")
     width = message.branch_width if message.HasField("branch_width") else 1
     _check_draft_tokens(width, "branch_width", "how many branches each draft token has; for none, branch_depth is 0")
-    for name, value in (("branch_depth", message.branch_depth), ("first", message.first)):
-        if value > MOST_DRAFT_TOKENS:
-            raise BadMessage(f"{name} must be at most {MOST_DRAFT_TOKENS}, got {value}")
-    offset, letters, depth = message.offset, codec.decode_letters(message.letters, "letters"), message.branch_depth
-    return Draft(
-        message.epoch, offset, letters, message.count, chunk, depth, width, adopt=message.adopt, first=message.first
-    )
+    most = {"branch_depth": MOST_DRAFT_TOKENS, "first": MOST_DRAFT_TOKENS, "tree_nodes": MOST_TREE_NODES}
+    for name, limit in most.items():
+        if getattr(message, name) > limit:
+            raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
+    changed = {"letters": codec.decode_letters(message.letters, "letters"), "chunk": chunk, "branch_width": width}
+    return Draft(**codec.plain_fields(message) | changed)
 
 
 def _decode_score(message: pb.Score) -> Score:
@@ -273,6 +273,5 @@ def _decode_branch(message: pb.Branch, name: str, vocabulary_size: int | None) -
     letters = codec.decode_letters(message.letters, f"{name}.letters")
     if not letters:
         raise BadMessage(f"{name}.letters is empty; something must replace what is refused")
-    _check_draft_tokens(len(message.tokens), f"{name}.tokens", "how many tokens it has")
-    tokens = codec.decode_id_tuple(message.tokens, f"{name}.tokens", vocabulary_size)
+    tokens = codec.decode_id_tuple(message.tokens, f"{name}.tokens", vocabulary_size, MOST_DRAFT_TOKENS)
     return Branch(message.number, message.offset, letters, tokens)

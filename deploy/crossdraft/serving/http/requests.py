@@ -117,6 +117,7 @@ class Speculative(Body):
     )
     branches: MaybeDraftTokens | None = Field(None, description="Draft tokens of each prepared continuation.")
     branch_width: DraftTokens | None = Field(None, description="Prepared continuations for each draft token.")
+    tree_nodes: Whole | None = Field(None, ge=0, le=63, description="Nodes of a draft tree; 0: a chain.")
     paths: Whole = Field(2, ge=1, le=16, description="Max guessed paths in a pass.")
     allow_inexact: StrictBool = Field(False, description="Allow methods that change the distribution.")
     trace: StrictBool = Field(False, description="Report how each token was made, and what the output cost.")

@@ -1,0 +1,145 @@
+"""One epoch's draft as a tree of the continuations that the target is likeliest to write (as EAGLE-2, arXiv 2406.16858).
+
+A node's weight is the product of the weights of the tokens on its path, which the drafter takes for the probability that
+the target reaches it. Each step is one forward that expands the heaviest nodes together with the tip of the draft, which
+is the heaviest child of each node from the root on. The heaviest nodes of all are sent: the draft, and for each other
+leaf the path to it, as a branch. Which these are depends on the drafter's own draws: a tree is only for methods whose
+output does not depend on what is drafted.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
+from math import log
+
+from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
+from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
+from crossdraft.engine.model_thread import ForwardResult, Job
+from crossdraft.engine.sampler import Draws
+from crossdraft.text.letters import is_plain
+from crossdraft.types.messages import MOST_TREE_NODES, Drafted
+from crossdraft.types.rows import DraftToken
+
+EXPANDED = (4, 10)  # nodes that a step expands, at least and at most: a quarter of those that are sent
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How large a tree grows."""
+
+    nodes: int  # that are sent, the draft's included
+    depth: int  # tokens of the longest path
+
+    @property
+    def width(self) -> int:
+        """Nodes that a step expands."""
+        least, most = EXPANDED
+        return max(least, min(most, self.nodes // 4, MOST_TREE_NODES // self.depth))
+
+    @property
+    def room(self) -> int:
+        """Tokens that the model must hold besides the text."""
+        return 1 + self.width * (self.depth - 1)
+
+
+@dataclass(eq=False)
+class Node:
+    """A token that may follow its parent's; the root has none."""
+
+    parent: "Node | None"
+    token: int
+    cost: float  # minus the logarithm of its weight
+    end: int  # letters since the start of the output
+    depth: int
+    tip: Tip = field(default_factory=Tip)  # its place in what the model is fed, once it is
+    children: list["Node"] = field(default_factory=list)  # the heaviest first, once it is expanded
+
+    def __lt__(self, other: "Node") -> bool:
+        return self.cost < other.cost
+
+    def path(self, beginning: "set[Node]") -> list["Node"]:
+        """The nodes that lead to it from the first one on that is not one of these."""
+        path = [self]
+        while (parent := path[-1].parent) is not None and parent not in beginning:
+            path.append(parent)
+        return path[::-1]
+
+
+class TreeDrafting:
+    """An epoch under way, with a tree instead of a chain.
+
+    Args:
+        state: of the session; its context is the text that the epoch begins with.
+        epoch: what is wanted: `count` is the length of the draft.
+        shape: of the tree.
+        draws: the noise that is shared with the target, if any.
+    """
+
+    def __init__(self, state: SessionState, epoch: DraftProgress, shape: TreeShape, draws: Draws) -> None:
+        self._state = state
+        self._epoch = epoch
+        self._shape = shape
+        self._draws = draws
+        self._replies = ReplyBuffer(epoch)
+        self._fed = DraftTree(state.session, state.context.ids)
+        self._draft = [Node(None, -1, 0.0, state.context.offset, 0)]  # the root, then the draft's nodes
+        self._unexpanded: list[Node] = []  # a heap of the others
+        self._others: list[Node] = []  # all that are not the draft's
+
+    def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
+        """Grows the tree, a step for each token of the draft, and sends it."""
+        self._replies.resume(asked)
+        for _ in range(self._shape.depth):
+            if self._epoch.over:
+                return
+            nodes = [self._draft[-1], *self._heaviest(self._shape.width - 1)]
+            answer: ForwardResult = yield self._fed.work([node.tip for node in nodes])
+            self._replies.waited(answer.queued)
+            offsets = [node.end for node in nodes]
+            found = yield from self._state.source.likeliest(answer.logits, self._draws, offsets, self._shape.width)
+            for node, likeliest in zip(nodes, found, strict=True):
+                self._expand(node, likeliest)
+        self._finish()
+        for reply in self._replies.due():
+            send(reply)
+
+    def _heaviest(self, count: int) -> Iterator[Node]:
+        """The heaviest nodes besides the draft's tip that are not expanded yet; a leaf of full depth never is."""
+        while count and self._unexpanded:
+            count -= 1
+            yield heappop(self._unexpanded)
+
+    def _expand(self, node: Node, likeliest: list[tuple[int, float]]) -> None:
+        """Gives a node its children. The draft goes on with the heaviest, whatever it is, branches with text only."""
+        letters = self._state.vocabulary.letters
+        drafts = node is self._draft[-1]
+        for place, (token, weight) in enumerate(likeliest):
+            child = Node(node, token, node.cost - log(weight), node.end + len(letters[token]), node.depth + 1)
+            child.tip = Tip(node.tip.node, token)
+            if drafts and not place:
+                self._draft.append(child)
+            elif is_plain(letters[token]):
+                self._others.append(child)
+                if child.depth < self._shape.depth:
+                    heappush(self._unexpanded, child)
+
+    def _finish(self) -> None:
+        """The draft and the leaves of the heaviest nodes beside it become the reply."""
+        state, draft = self._state, set(self._draft)
+        for node in self._draft[1:]:
+            state.context.append(node.token)
+            self._replies.add(DraftToken(node.token, None, state.source.whose))
+        chosen = nsmallest(self._shape.nodes - self._shape.depth, self._others)  # a parent comes before its children
+        inner = {node.parent for node in chosen}
+        for leaf in chosen:
+            if leaf not in inner:
+                self._replies.add_branch(state.branches.add(self._branch(*leaf.path(draft))))
+
+    def _branch(self, key: Node, *rest: Node) -> OpenBranch:
+        """The path from where the draft is left to a leaf."""
+        assert key.parent is not None
+        letters = self._state.vocabulary.letters[key.token]
+        branch = OpenBranch(key.parent.end, key.token, letters, key.tip)
+        branch.draft_tokens += [DraftToken(node.token) for node in rest]
+        branch.end = rest[-1].end if rest else key.end
+        return branch
