@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.engine.attention import Window
-from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of, visible
+from crossdraft.engine.batch import FREE, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of, visible
 from crossdraft.engine.kv_cache_manager import Extent, size_for
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.types.trees import ROOT, TokenTree, tree_of
+from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree, tree_of
 
 NOBODYS = 9999
 
@@ -44,15 +44,21 @@ def test_shapes_are_rounded_up(pieces: list[BatchSlice], bucket: Bucket) -> None
 
 def test_what_is_better_as_it_is() -> None:
     assert bucket_of([piece(0, TOKENS + 1)]) is None
-    assert bucket_of([piece(9, tree=chain(NODES + 1))]) is None
-    assert bucket_of([piece(9, tree=chain(NODES))]) is not None
+    assert bucket_of([piece(9, tree=chain(MOST_NODES + 1))]) is None
+    assert bucket_of([piece(9, tree=chain(MOST_NODES))]) is not None
     long, short = piece(2047), piece(9)
     assert bucket_of([long] + [short] * (FREE // 2048 - 1)) is not None
     assert bucket_of([long] + [short] * (4 * FREE // 2048)) is None  # WASTE times what is seen, and more
     assert bucket_of([long] * (WASTE * FREE // 2048)) is not None
 
 
-TREES = [NO_TREE, chain(3), chain(NODES), tree_of([(1, 2, 3), (1, 4), (5,)], 9), TokenTree((1, 2, 3), (ROOT, ROOT, 0))]
+TREES = [
+    NO_TREE,
+    chain(3),
+    chain(MOST_NODES),
+    tree_of([(1, 2, 3), (1, 4), (5,)], 9),
+    TokenTree((1, 2, 3), (ROOT, ROOT, 0)),
+]
 
 
 WINDOWS = (None, Window(9), Window(7, chunked=True))
@@ -79,7 +85,7 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
             (seen,) = visible([one], one.count, one.used, window)
             for sees, row in zip(seen, parts.cells[token : token + one.count], strict=True):
                 lane = row // bucket.width
-                line = {marks.bases[lane] + bit for bit in range(NODES) if int(marks.lines[row]) >> bit & 1}
+                line = {marks.bases[lane] + bit for bit in range(MOST_NODES) if int(marks.lines[row]) >> bit & 1}
                 found = {*range(marks.lows[row], marks.limits[row]), *line}
                 assert {marks.skips[lane] + place for place in found} == {*np.flatnonzero(sees)}
                 assert max(found) < marks.lengths[lane] <= bucket.used_in(window)

@@ -7,12 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.engine import runner
-from crossdraft.engine.batch import NODES, TOKENS
+from crossdraft.engine.batch import TOKENS
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.runner import ModelRunner
-from crossdraft.types.trees import TokenTree, tree_of
+from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
 from tests.engine.test_engine import BRANCHES, PROMPT, serve
@@ -157,7 +157,7 @@ def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
     engine = Engine(llama, graphs=True)
     before = engine.runner.graphs.captured
     assert serve(engine, Request("a", tuple(range(90)) * 3)) == 270 > TOKENS
-    large = TokenTree(tuple(range(NODES + 1)), tuple(number // 3 - 1 for number in range(NODES + 1)))
+    large = TokenTree(tuple(range(MOST_NODES + 1)), tuple(number // 3 - 1 for number in range(MOST_NODES + 1)))
     serve(engine, Request("b", PROMPT, large))
     assert engine.runner.graphs.captured == before
     serve(

@@ -7,7 +7,6 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from crossdraft.engine import runner
-from crossdraft.engine.batch import NODES
 from crossdraft.engine.compatibility import layers_of
 from crossdraft.engine.engine import CHUNK, Engine, LayerPools
 from crossdraft.engine.kv_cache import MIB, CachePlan, KVCache
@@ -15,7 +14,7 @@ from crossdraft.engine.kv_cache_manager import KVCacheManager, SlotPool
 from crossdraft.engine.requests import CachedTokens, ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
-from crossdraft.types.trees import TokenTree, tree_of
+from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.taped import taped
 from tests.engine.test_engine import assert_right, serve
 from tests.engine.tiny import VOCABULARY, tiny_gemma2, tiny_mistral
@@ -140,7 +139,7 @@ def test_what_is_kept_is_what_a_session_asks_for(window: int) -> None:
     model = tiny_gemma2(sliding_window=window, max_position_embeddings=8192)
     pools = LayerPools.of(model, layers_of(model), 8192, CHUNK)
     assert pools.windowed is not None
-    tree = tree_of([tuple(range(NODES))], NODES)
+    tree = tree_of([tuple(range(MOST_NODES))], MOST_NODES)
     memory = Engine(HALF)._cache.pools[0]
     pool = SlotPool(memory, pools.windowed.kept, window, CHUNK)
     request = Request("a", (1,) * 8000, tree)

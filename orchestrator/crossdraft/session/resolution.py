@@ -1,6 +1,6 @@
 """Resolves a request against a target and a drafter into the assignment of a session."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.output import fault_of_committed
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController
-from crossdraft.speculation.policy import Limits
+from crossdraft.speculation.policy import TREES, Limits
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
@@ -167,6 +167,7 @@ def controller_of(
     limits = Limits(
         rounds_only=method.whole_draft,
         samples=method.samples,
+        tree_nodes=_tree_sizes(request, method),
         max_draft_tokens=most_draft_tokens(request),
         min_draft_tokens=request.min_draft_tokens,
         branch_depth=request.branches or 0,
@@ -175,6 +176,13 @@ def controller_of(
     )
     kind = method.name, request.options.temperature, request.drafter_temperature
     return (shared or TargetController()).output(kind, limits)
+
+
+def _tree_sizes(request: GenerationRequest, method: Method) -> Sequence[int]:
+    """Nodes of draft trees that may be used; an audit recomputes the draws of chains only."""
+    if not method.samples or request.audit or request.tree_nodes == 0:
+        return ()
+    return TREES if request.tree_nodes is None else (request.tree_nodes,)
 
 
 def most_draft_tokens(request: GenerationRequest) -> int:

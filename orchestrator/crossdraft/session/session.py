@@ -80,6 +80,7 @@ class Session:
         self._impatient = False  # a stall has run out, and the drafter has said nothing since
         self._reported = Verdict()  # of the running epoch, as far as the controller was told
         self._reported_tokens = self._reported_bonus = 0  # of the session, likewise
+        self._followed = 0  # tokens that a draft tree had, and its draft had not
 
     def start(self, now: float) -> list[Command]:
         """Begin at `now`, in seconds of a clock that never goes back. An output that had ended before ends at once.
@@ -466,8 +467,14 @@ class Session:
         commands: list[Command] = []
         while self._finished is None and (sample := self.target.answers.sample) is not None:
             guessed = self.target.answers.after((sample.token,)) is not None
+            self._followed += guessed
             commands += self._emit(sample.token, Kind.ACCEPTED if guessed else Kind.BONUS)
         return commands
+
+    @property
+    def _undrafted(self) -> int:
+        """Tokens that the draft did not bring: the target's own, and those of other branches of a tree."""
+        return self.counts.kinds[Kind.BONUS] + self._followed
 
     @property
     def _hurried(self) -> bool:
@@ -570,7 +577,7 @@ class Session:
 
     def _remember(self, verdict: Verdict) -> Verdict:
         self._reported = verdict
-        self._reported_tokens, self._reported_bonus = self.counts.tokens, self.counts.kinds[Kind.BONUS]
+        self._reported_tokens, self._reported_bonus = self.counts.tokens, self._undrafted
         return verdict
 
 

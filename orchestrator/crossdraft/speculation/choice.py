@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN, MOST_TREE_NODES
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
+from crossdraft.types.trees import MOST_NODES, tree_width
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Choice:
                 f"0 <= branch_depth <= {MOST_DRAFT_TOKENS} and 1 <= branch_width <= {MOST_DRAFT_TOKENS} must hold, "
                 f"got depth {self.branch_depth}, width {self.branch_width}"
             )
-        if not 0 <= self.tree_nodes <= (0 if self.overlap else MOST_TREE_NODES):
-            raise ValueError(f"tree_nodes must be between 0 and {MOST_TREE_NODES}, and 0 if drafts overlap passes")
+        if not 0 <= self.tree_nodes <= (0 if self.overlap else MOST_NODES):
+            raise ValueError(f"tree_nodes must be between 0 and {MOST_NODES}, and 0 if drafts overlap passes")
         if not 1 <= self.chunk <= MOST_DRAFT_TOKENS:
             raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
         if not 1 <= self.run <= MOST_RUN:
@@ -55,6 +56,11 @@ class Choice:
     def drafts(self) -> bool:
         """Whether the drafter is asked at all."""
         return self.max_draft_tokens > 0
+
+    @property
+    def width(self) -> int:
+        """Nodes that a step of the drafter expands."""
+        return tree_width(self.tree_nodes, self.max_draft_tokens) if self.tree_nodes else 1
 
     @property
     def first(self) -> int:

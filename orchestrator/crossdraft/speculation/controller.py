@@ -60,6 +60,7 @@ from crossdraft.speculation.policy import (
     overlapped,
     patience,
     rounds,
+    trees,
 )
 
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
@@ -179,19 +180,19 @@ class TargetController:
         """Outputs that share the drafter."""
         return max(1, len(self._outputs) - self._using[Mode.PLAIN])
 
-    def drafted(self, seen: DraftSeen, in_round: bool = False, shared: float = 0.0) -> None:
+    def drafted(self, seen: DraftSeen, width: int = 0, shared: float = 0.0) -> None:
         """A reply of the drafter to any output.
 
         Args:
-            in_round: it was waited for as a whole round.
+            width: nodes that each step expanded of a round that was waited for as a whole; 0: it was no round.
             shared: outputs that shared the drafter when this was asked; 0: as many as now.
         """
         self._seen += 1
         self._waiting.clear()
         drafting = self.drafting
         if seen.draft_tokens and 1 / AS_MANY <= (shared or drafting) / drafting <= AS_MANY:
-            cost = self.rounds if in_round else self.drafter
-            cost.add(seen.seconds / seen.draft_tokens, drafting, share=seen.draft_tokens / drafting)
+            cost, tokens = (self.rounds, drafting * (width - 1)) if width else (self.drafter, 0)
+            cost.add(seen.seconds / seen.draft_tokens, drafting, tokens, seen.draft_tokens / drafting)
         if seen.waited is not None:
             self.drafter_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
@@ -428,6 +429,8 @@ class TargetController:
     def _modes(self, given: Conditions, limits: Limits) -> dict[Mode, Rated]:
         """The best choice of each mode."""
         rated = {Mode.PLAIN: self._rated(given, PLAIN), Mode.LOCK_STEP: self._best(given, rounds(given, limits))}
+        if found := [*trees(given, limits)]:
+            rated[Mode.TREES] = self._best(given, found)
         if not limits.rounds_only:
             widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
             rated[Mode.OVERLAPPED] = self._best(
@@ -491,7 +494,7 @@ class OutputController:
                 self.target.passed(seen, self)
             case DraftSeen():
                 self._aside = EXPLORED if seen.aside else 0
-                self.target.drafted(seen, not self._running.overlap, self._drafting)
+                self.target.drafted(seen, 0 if self._running.overlap else self._running.width, self._drafting)
                 self._drafting = self.target.drafting
             case Judged():
                 self._judged(seen)
@@ -619,6 +622,8 @@ class OutputController:
         """The choice of all, with as many draft tokens as have the chance that the last one has for all."""
         choice, given = policy.best.choice, policy.conditions
         self._chances = given.chances
+        if choice.tree_nodes:
+            return replace(choice, reason=policy.reason)
         more = self._count(policy, self._fared.mean(1.0, LATEST)) - self._count(policy, 1.0)
         most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
         least = choice.min_draft_tokens

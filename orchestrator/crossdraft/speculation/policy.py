@@ -9,8 +9,11 @@ from math import inf
 from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.forecast import Conditions, Forecast, forecast
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
+from crossdraft.types.trees import MOST_NODES
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
+TREES = (16, 32, MOST_NODES)  # nodes of draft trees that are compared
+DEPTHS = (3, 4, 5, 6, 8, 10)  # draft tokens on their paths
 MOST_EXPECTED_WAITS = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
@@ -22,6 +25,7 @@ class Mode(Enum):
 
     PLAIN = "plain decoding"
     LOCK_STEP = "lock-step"
+    TREES = "lock-step with trees"
     OVERLAPPED = "overlapped"
     HURRIED = "overlapped, never waiting"
 
@@ -31,7 +35,7 @@ class Mode(Enum):
         if not choice.drafts:
             return Mode.PLAIN
         if not choice.overlap:
-            return Mode.LOCK_STEP
+            return Mode.TREES if choice.tree_nodes else Mode.LOCK_STEP
         return Mode.OVERLAPPED if choice.patience else Mode.HURRIED
 
 
@@ -49,6 +53,7 @@ class Limits:
     min_draft_tokens: int | None = None  # fixed; None: the controller decides
     branch_depth: int = 0
     branch_width: int = 1
+    tree_nodes: Sequence[int] = ()  # of draft trees that are compared, for methods whose target draws by itself
     targets: int = 1  # with several, passes may overlap
 
     def __post_init__(self) -> None:
@@ -113,6 +118,13 @@ def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
     """Lock-step choices."""
     for size in limits.sizes:
         yield Choice(size, size, overlap=False, patience=patience(given, size))
+
+
+def trees(given: Conditions, limits: Limits) -> Iterable[Choice]:
+    """Lock-step choices with draft trees."""
+    for nodes, depth in product(limits.tree_nodes, DEPTHS):
+        if depth <= limits.max_draft_tokens and 2 * depth <= nodes:
+            yield Choice(depth, depth, overlap=False, patience=patience(given, depth), tree_nodes=nodes)
 
 
 def patience(given: Conditions, wait: int, chunk: int = 1) -> float:

@@ -11,7 +11,6 @@ from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
 MOST_DRAFT_TOKENS = 64  # that can be requested at once
-MOST_TREE_NODES = 63  # of a draft tree: a node's ancestors are the bits of one number in the engine
 MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
 MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
 MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held

@@ -8,7 +8,8 @@ from types import UnionType
 from typing import Any, Self
 
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, MOST_TREE_NODES, SamplingOptions
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
+from crossdraft.types.trees import MOST_NODES
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a gri
 # Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
 NUMBERS = (
     "num_speculative_tokens", "max_tokens", "row_width", "head", "seed", "choice", "max_draft_tokens",
-    "min_draft_tokens", "branches", "branch_width", "tree_nodes", "paths", "logprobs", "prompt_logprobs", "truncate_prompt_tokens",
+    "min_draft_tokens", "branches", "branch_width", "tree_nodes", "paths", "logprobs", "prompt_logprobs",
+    "truncate_prompt_tokens",
 )  # fmt: skip
 SWITCHES = ("ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain")
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
@@ -95,7 +97,7 @@ RANGES = (
     ("prompt_logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
     ("truncate_prompt_tokens", -1, 2**31 - 1, "2**31 - 1"),
     ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
-    ("tree_nodes", 0, MOST_TREE_NODES, f"{MOST_TREE_NODES}"),
+    ("tree_nodes", 0, MOST_NODES, f"{MOST_NODES}"),
 )
 # To MOST_DRAFT_TOKENS, from:
 OVERLAP_LEAST = {"max_draft_tokens": 1, "min_draft_tokens": 0, "branches": 0, "branch_width": 1}

@@ -8,6 +8,14 @@ from operator import lt
 
 ROOT = -1
 Path = tuple[int, ...]  # target token ids after the committed ones
+MOST_NODES = 63  # of a tree that is drafted or evaluated: a node's ancestors are the bits of one number in the engine
+EXPANDED = (4, 10)  # nodes that a step of a draft tree expands, at least and at most: a quarter of all
+
+
+def tree_width(nodes: int, depth: int) -> int:
+    """Nodes that each of the `depth` steps of a draft tree of so many nodes expands."""
+    least, most = EXPANDED
+    return max(least, min(most, nodes // 4, MOST_NODES // depth))
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,16 @@ class DrawSource(ABC):
             found.append(Draw(token, others, distribution))
         return found
 
+    def likeliest(
+        self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
+    ) -> SamplerSteps[list[list[tuple[int, float]]]]:
+        """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
+        chances = [draws.chance(offset) for offset in offsets]
+        options, clocks = self._opening.options, self._running.clocks
+        rows = yield from TopRequest(logits, options, clocks, chances, count, self._columns).result()
+        kept = self._running.kept
+        return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
+
     @abstractmethod
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn; raises NotExpressible if the drafter cannot read it."""
@@ -108,16 +118,6 @@ class OwnTokens(DrawSource):
             (best,) = yield from self.likeliest(logits[:1], draws, offsets[:1], besides + 1)
             found[0].others.extend(token for token, _ in best)
         return found
-
-    def likeliest(
-        self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
-    ) -> SamplerSteps[list[list[tuple[int, float]]]]:
-        """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
-        chances = [draws.chance(offset) for offset in offsets]
-        options, clocks = self._opening.options, self._running.clocks
-        rows = yield from TopRequest(logits, options, clocks, chances, count, self._columns).result()
-        kept = self._running.kept
-        return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
 
     def _path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
         kept, lengths = self._running.kept, self._running.lengths

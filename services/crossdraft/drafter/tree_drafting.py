@@ -1,10 +1,10 @@
-"""One epoch's draft as a tree of the continuations that the target is likeliest to write (as EAGLE-2, arXiv 2406.16858).
+"""One epoch's draft as a tree: the likeliest continuations of the text (as EAGLE-2, arXiv 2406.16858).
 
-A node's weight is the product of the weights of the tokens on its path, which the drafter takes for the probability that
-the target reaches it. Each step is one forward that expands the heaviest nodes together with the tip of the draft, which
-is the heaviest child of each node from the root on. The heaviest nodes of all are sent: the draft, and for each other
-leaf the path to it, as a branch. Which these are depends on the drafter's own draws: a tree is only for methods whose
-output does not depend on what is drafted.
+A node's weight is the product of the weights of the tokens on its path, which the drafter takes for the probability
+that the target reaches it. Each step is one forward that expands the heaviest nodes together with the tip of the draft,
+which is the heaviest child of each node from the root on. The heaviest nodes of all are sent: the draft, and for each
+other leaf the path to it, as a branch. Which these are depends on the drafter's own draws: a tree is only for methods
+whose output does not depend on what is drafted.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,10 +17,9 @@ from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.sampler import Draws
 from crossdraft.text.letters import is_plain
-from crossdraft.types.messages import MOST_TREE_NODES, Drafted
+from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken
-
-EXPANDED = (4, 10)  # nodes that a step expands, at least and at most: a quarter of those that are sent
+from crossdraft.types.trees import tree_width
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,7 @@ class TreeShape:
     @property
     def width(self) -> int:
         """Nodes that a step expands."""
-        least, most = EXPANDED
-        return max(least, min(most, self.nodes // 4, MOST_TREE_NODES // self.depth))
+        return tree_width(self.nodes, self.depth)
 
     @property
     def room(self) -> int:

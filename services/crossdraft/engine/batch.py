@@ -18,7 +18,7 @@ from crossdraft.engine.attention import Group, Layout, Strided, Window
 from crossdraft.engine.device import sent
 from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import InputTokens
-from crossdraft.types.trees import ROOT
+from crossdraft.types.trees import MOST_NODES, ROOT
 
 Numbers = NDArray[np.int64]
 Windows = tuple[Window | None, ...]  # the different ones of a model's layers; None: a layer sees the whole text
@@ -271,7 +271,6 @@ T = TypeVar("T")
 TOKENS = 256  # of a bucket, at most: a larger forward is limited by its own matrix products
 WIDTHS = (4, 8, 24)  # rows of a lane: for a few tokens, for a draft, and for a tree
 SLOTS = 128  # of a lane, at least
-NODES = 63  # of a tree, at most: a node's ancestors are the bits of one number
 # A gathered key costs about three times what reading it costs, and a forward that is not captured some milliseconds.
 FREE = 1 << 15  # slots that may be gathered in any case
 WASTE = 8  # ... and so many times those that are seen
@@ -326,7 +325,7 @@ class Bucket:
 
     def used_in(self, window: Window | None) -> int:
         """Slots of a lane where layers have this window: what the first of its rows may see, and all of the others."""
-        return self.used if window is None else min(self.used, _power_of_two(window.size + WIDTHS[-1] + NODES))
+        return self.used if window is None else min(self.used, _power_of_two(window.size + WIDTHS[-1] + MOST_NODES))
 
     def numbers(self, slices: Sequence[BatchSlice], padding_slots: Sequence[int]) -> Numbers:
         """All parts one after another.
@@ -389,7 +388,7 @@ def bucket_of(slices: Sequence[BatchSlice], windows: Windows = WHOLE) -> Bucket 
     where a tree has too many nodes.
     """
     tokens = sum(one.count for one in slices)
-    if tokens > TOKENS or any(len(one.inputs.tree) > NODES for one in slices):
+    if tokens > TOKENS or any(len(one.inputs.tree) > MOST_NODES for one in slices):
         return None
     most = max(one.count for one in slices)
     width = next((width for width in WIDTHS if width >= most), WIDTHS[-1])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.batch import NODES, BatchSlice, Windows
+from crossdraft.engine.batch import BatchSlice, Windows
 from crossdraft.engine.compatibility import (
     PROBE,
     ModelLayers,
@@ -37,6 +37,7 @@ from crossdraft.engine.requests import (
     plan_inputs,
 )
 from crossdraft.engine.runner import ModelRunner
+from crossdraft.types.trees import MOST_NODES
 
 if TYPE_CHECKING:
     from crossdraft.engine.tensor_parallel import Leader
@@ -62,7 +63,7 @@ class LayerPools:
         except UnsupportedModelError:  # a shorter session may yet be possible
             windows = ()
         largest = max((window.size for window in windows if window is not None), default=0)
-        kept = size_for(largest + chunk + 1 + 2 * NODES)  # with a tree, and with the one before it
+        kept = size_for(largest + chunk + 1 + 2 * MOST_NODES)  # with a tree, and with the one before it
         # Each module must read the layer of the cache that has its number.
         own = [getattr(layer.module, "layer_idx", None) for layer in layers.attention] == [*range(len(layers.shapes))]
         if not largest or kept >= size_for(length) or layers.gathers or not own:

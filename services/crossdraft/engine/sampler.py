@@ -392,9 +392,9 @@ class DistributionRequest(_OfLogits[Sequence[Distribution]]):
 class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
     """The columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
-    Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same noise,
-    how soon each id arrives in the drafter's race, which the target's resembles; at temperature 0 the model's own
-    probabilities.
+    Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same
+    noise, how soon each id arrives in the drafter's race, which the target's resembles; at temperature 0 the model's
+    own probabilities.
     """
 
     options: SamplingOptions  # penalties and biases are not used

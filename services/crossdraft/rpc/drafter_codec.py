@@ -12,7 +12,6 @@ from crossdraft.rpc.frames import BeginSession, EndSession, RoleCodec, SessionEn
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
-    MOST_TREE_NODES,
     Advance,
     Branch,
     Draft,
@@ -23,6 +22,7 @@ from crossdraft.types.messages import (
     Scored,
 )
 from crossdraft.types.rows import DraftToken, Row, Whose
+from crossdraft.types.trees import MOST_NODES
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
 
@@ -192,7 +192,7 @@ def _decode_draft(message: pb.Draft) -> Draft:
     _check_draft_tokens(chunk, "chunk", "how many draft tokens one reply has")
     width = message.branch_width if message.HasField("branch_width") else 1
     _check_draft_tokens(width, "branch_width", "how many branches each draft token has; for none, branch_depth is 0")
-    most = {"branch_depth": MOST_DRAFT_TOKENS, "first": MOST_DRAFT_TOKENS, "tree_nodes": MOST_TREE_NODES}
+    most = {"branch_depth": MOST_DRAFT_TOKENS, "first": MOST_DRAFT_TOKENS, "tree_nodes": MOST_NODES}
     for name, limit in most.items():
         if getattr(message, name) > limit:
             raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
