@@ -370,8 +370,11 @@ class DrafterLane:
         return draft_token
 
     def _branches(self, before: Letters, draft_token: DraftToken, draft: Draft) -> list[Branch]:
-        """What it would go on with, had one of the likeliest others been drawn after `before`."""
-        if not draft.branch_depth or draft_token.whose is Whose.TARGET:
+        """What would follow, had one of the likeliest others been drawn after `before`; in a tree, to its depth."""
+        width, depth = draft.branch_width, draft.branch_depth
+        if draft.tree_nodes:  # at most two leaves for each draft token, which begin alike where they are long
+            width, depth = (0 if self.rows else 2), draft.count - self.sent - 1
+        if not (width and (depth or draft.tree_nodes)) or draft_token.whose is Whose.TARGET:
             return []
         toy = copy.copy(self.toy)
         distribution = toy.distribution(before)
@@ -379,9 +382,10 @@ class DrafterLane:
         likely = dict.fromkeys(toy.letters[int(distribution.ids[place])] for place in order)
         others = [letters for letters in likely if letters != toy.spelled(draft_token)]
         found = []
-        for letters in others[: draft.branch_width]:
+        keys = others[:width] if not draft.tree_nodes else [*others[:1] * 2, *others[1:2]][:width]
+        for letters in keys:
             text = toy.text = Letters(before + letters)
-            ahead = [toy.propose() for _ in range(draft.branch_depth)]
+            ahead = [toy.propose() for _ in range(depth)]
             self.branches += 1
             self.prepared[self.branches] = Prepared(text, ahead)
             found.append(Branch(self.branches, len(before), letters, tuple(one.token for one in ahead)))

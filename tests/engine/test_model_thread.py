@@ -13,12 +13,16 @@ from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, Mode
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
-from crossdraft.engine.sampler import PathRequest, PathResult, SamplerRequest, TopRequest
+from crossdraft.engine.sampler import Clocks, DrawRequest, PathRequest, PathResult, SamplerRequest
+from crossdraft.text.letters import Letters
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.verification.noise import KeyedNoise
 from tests.engine.gathering import Gate, gathered, nothing
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3)
+CLOCKS = Clocks(KeyedNoise([Letters(str(token)) for token in range(VOCABULARY)], [0] * VOCABULARY), torch.device("cpu"))
 
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
@@ -48,9 +52,10 @@ def worker() -> Iterator[ModelThread]:
 
 
 def greedy_path(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
-    found: PathResult = yield PathRequest(
-        Request(session, ids), lambda logits, drawn: TopRequest(logits, 1), lambda column: column, count
-    )
+    def asks(logits: torch.Tensor, drawn: Sequence[int]) -> DrawRequest:
+        return DrawRequest(logits, SamplingOptions(temperature=0), CLOCKS, [0.0])
+
+    found: PathResult = yield PathRequest(Request(session, ids), asks, lambda column: column, count)
     return (*ids, *found.tokens)
 
 

@@ -1,6 +1,7 @@
 """Draws, keyed noise beside the logits, and sampler requests: together they give what they give alone, bit by bit."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crossdraft.engine import sampler
-from crossdraft.engine.distributions import Columns, History, Nodes
+from crossdraft.engine.distributions import Columns, History, Nodes, tempered
 from crossdraft.engine.sampler import (
     BatchKey,
     Clocks,
@@ -286,7 +287,8 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
     every = logits_of(size, False)
     check([DistributionRequest(logits, options, 8, allowed) for logits in every])
     check([DistributionRequest(logits, options, 0, allowed) for logits in every])
-    check([TopRequest(logits, 5, allowed) for logits in every])
+    for chances in ([(NoiseKey(1), at) for at in range(9)], [0.5] * 9):
+        check([TopRequest(one, options, clocks, chances[: len(one)], 5, allowed) for one in every if len(one)])
     full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
     for beside in (0, 4):
         keyed = [
@@ -302,21 +304,45 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
                 assert request.run([request]) == [found]
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bool) -> None:
+    """Shares of the arrival rates of a race where noise is shared, else of the distribution; the model's if greedy."""
+    size, key = 50, NoiseKey(3)
+    logits, clocks = torch.randn(4, size, generator=torch.Generator().manual_seed(1)), clocks_of(size)
+    chances = [(key, at) if keyed else 0.5 for at in range(4)]
+    (rows,) = TopRequest(logits, options, clocks, chances, 7).run([TopRequest(logits, options, clocks, chances, 7)])
+    for at, row in enumerate(rows):
+        weights = tempered(logits[at : at + 1], replace(options, temperature=options.temperature or 1.0))[0]
+        if not options.temperature:
+            weights = logits[at].double().softmax(-1)
+        elif keyed:
+            weights = 1 / clocks.arrivals(weights[None], [(key, at)])[0]
+        weights /= weights.sum()
+        order = [token for token in weights.argsort(descending=True).tolist() if weights[token] > 0]
+        assert [token for token, _ in row] == order[:7]
+        assert [weight for _, weight in row] == pytest.approx([float(weights[token]) for token, _ in row])
+
+
 def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide, narrow = torch.zeros(1, 6), torch.zeros(1, 5)
+    wide, narrow, clocks = torch.zeros(1, 6), torch.zeros(1, 5), clocks_of(6)
+
+    def top(logits: torch.Tensor, count: int, allowed: Columns | None = None) -> TopRequest:
+        return TopRequest(logits, OPTIONS[0], clocks, [0.5] * len(logits), count, allowed)
+
     columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
     requests = [
-        TopRequest(wide, 2),
-        TopRequest(narrow, 2),
+        top(wide, 2),
+        top(narrow, 2),
         DistributionRequest(wide, OPTIONS[0], 4),
-        TopRequest(wide, 2, columns[0]),
-        TopRequest(wide, 2),
-        TopRequest(wide, 2, columns[1]),
+        top(wide, 2, columns[0]),
+        top(wide, 2),
+        top(wide, 2, columns[1]),
         DistributionRequest(wide, OPTIONS[1], 4),
-        TopRequest(wide, 2, columns[2]),
+        top(wide, 2, columns[2]),
         DistributionRequest(wide, SamplingOptions(temperature=0), 4),
     ]
     assert sorted(batched(list(map(BatchKey.of, requests)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
     monkeypatch.setattr(sampler, "CACHED", 12)
-    sizes = [BatchKey.of(TopRequest(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
+    sizes = [BatchKey.of(top(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
     assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]

@@ -34,7 +34,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import DraftToken, Row, Whose
-from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 from crossdraft.v1 import common_pb2 as pb
 
 SIZE = 300
@@ -200,6 +200,7 @@ drafts = st.builds(
     chunk=counts,
     branch_depth=st.integers(0, MOST_DRAFT_TOKENS),
     branch_width=counts,
+    tree_nodes=st.integers(0, MOST_NODES),
     adopt=st.integers(0, 2**32 - 1),
     first=st.integers(0, MOST_DRAFT_TOKENS),
 )

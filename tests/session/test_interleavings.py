@@ -250,6 +250,7 @@ CHOICES = st.one_of(
     ),
 )
 LOCK_STEP = st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS)
+TREES = st.builds(lambda k, nodes: Choice(k, k, overlap=False, tree_nodes=k + nodes), WINDOWS, st.integers(1, 8))
 METHODS = st.sampled_from([SLEM, TLI, COUPLED, COUPLED_SHARED, UNION, RDK, SLRS])
 
 
@@ -287,7 +288,8 @@ def life(
 def test_whatever_happens_the_output_is_whole(
     method: Method, data: st.DataObject, numbers: list[int], targets: int, temperature: float, mute: bool, seed: int
 ) -> None:
-    choices = data.draw(st.lists(LOCK_STEP if method.whole_draft else CHOICES, min_size=1, max_size=4))
+    kinds = LOCK_STEP if method.whole_draft else st.one_of(CHOICES, TREES) if method.samples else CHOICES
+    choices = data.draw(st.lists(kinds, min_size=1, max_size=4))
     lived = life(method, choices, numbers, targets, temperature, seed)
     lived.run(mute)
     stage = lived.stage

@@ -177,6 +177,33 @@ def check_branches(method: Method, pattern: str, choice: Choice, letters: int) -
             assert error(replace(given, paths=paths)) < EXACT, given
 
 
+TREE = Choice(2, 2, overlap=False, tree_nodes=6)
+
+
+@pytest.mark.parametrize("pattern", few_or_full(FEW, lambda pattern: pattern in ("DT", "TDS")))
+@pytest.mark.parametrize("choices", [(TREE,), full((TREE, Choice(3, 1), PLAIN)), full((Choice(2, 1), TREE))])
+def test_draft_trees(choices: tuple[Choice, ...], pattern: str) -> None:
+    for toy in (LETTERS, NESTED, ENDING) if FULL else (LETTERS, NESTED):
+        for budget, losses in ((16, ()), (2, ((4, "t"), (6, "d")))):
+            given = Overlapped(toy, SLEM, choices, Schedule(pattern, 0, losses), 3, 1, tree_budget=budget)
+            assert error(given) < EXACT, given
+
+
+def test_a_pass_over_a_tree_goes_on_beyond_a_refusal() -> None:
+    """Else the test above would say nothing: with a chain a refusal is the last token of its pass."""
+    given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 6, 1)
+
+    def passes(chosen: Choice) -> float:
+        def counted(chooser: EnumeratingChooser) -> int:
+            stage = replace(given, choices=(chosen,)).stage(chooser)
+            given.schedule.play(stage)
+            return stage.session.counts.passes
+
+        return sum(number * chance for number, chance in distribution_of(counted).items())
+
+    assert passes(TREE) < passes(replace(TREE, tree_nodes=0)) - 0.5
+
+
 @pytest.mark.parametrize("method", [full(TLI), COUPLED, full(SLEM)], ids=lambda method: method.name)
 def test_prepared_continuations_are_adopted(method: Method) -> None:
     """Else the test above would say nothing. A target that draws by itself does so until the drafter has come."""
@@ -210,9 +237,10 @@ def test_slrs_in_rounds_with_losses(pattern: str) -> None:
 def test_seeded_text_is_the_same_whatever_happens(toy: Toy) -> None:
     runs = Runs(toy)
     schedules = [Schedule("DT"), Schedule("TDS"), Schedule("TDD", 3, ((5, "t"), (8, "d"), (11, "t"))), Schedule("SD")]
-    choices = (Choice(3, 1), Choice(2, 0, patience=0), Choice(2, 1, branch_depth=2, branch_width=2), PLAIN)
+    choices = (Choice(3, 1), Choice(2, 0, patience=0), Choice(2, 1, branch_depth=2, branch_width=2), PLAIN, TREE)
     for seed, schedule in itertools.product(range(5 if FULL else 2), schedules):
         wanted = runs.output(seed, 0)
         for choice, targets in itertools.product(choices, (1, 2)):
-            given = Overlapped(toy, SEEDED, (replace(choice, speculate=targets == 2),), schedule, LENGTH, 99, targets)
+            chosen = replace(choice, speculate=targets == 2)
+            given = Overlapped(toy, SEEDED, (chosen,), schedule, LENGTH, 99, targets)
             assert tuple(one.token for one in runs.play(given, seed).emitted) == wanted

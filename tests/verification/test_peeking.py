@@ -8,16 +8,17 @@ import pytest
 
 from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Replied, Reply, Timer
+from crossdraft.session.events import Command, Replied, Reply, Timer
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import NeedRow
 from tests.clock import Stage
 from tests.verification.scheduling import Act, Overlapped, Schedule
-from tests.verification.test_overlapped_distributions import LETTERS
+from tests.verification.test_overlapped_distributions import LETTERS, TREE
 from tests.verification.toys import EXACT, NESTED, SAME, bias, error
 
 BIASED = 0.01  # total variation
@@ -92,4 +93,20 @@ def test_a_branch_that_is_adopted_for_what_it_hides_is_seen(method: Method, monk
     given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
     assert error(given) < EXACT
     monkeypatch.setattr(Branches, "match", only_first(Branches.match))
+    assert bias(given) > BIASED
+
+
+def follow_the_draft(self: Session) -> list[Command]:
+    """Beyond a refusal emits what the tree has, whatever the target has drawn there."""
+    commands: list[Command] = []
+    while self._finished is None and self.target.answers.sample is not None:
+        likely = [token for token in range(2) if self.target.answers.after((token,)) is not None]
+        commands += self._emit(likely[0] if likely else self.target.answers.sample.token, Kind.ACCEPTED)
+    return commands
+
+
+def test_a_tree_that_is_followed_where_the_target_did_not_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1)
+    assert error(given) < EXACT
+    monkeypatch.setattr(Session, "_emit_known", follow_the_draft)
     assert bias(given) > BIASED

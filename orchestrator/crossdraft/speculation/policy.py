@@ -12,7 +12,7 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 from crossdraft.types.trees import MOST_NODES
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
-TREES = (16, 32, MOST_NODES)  # nodes of draft trees that are compared
+TREES = (8, 16, 32, MOST_NODES)  # nodes of draft trees that are compared
 DEPTHS = (3, 4, 5, 6, 8, 10)  # draft tokens on their paths
 MOST_EXPECTED_WAITS = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon

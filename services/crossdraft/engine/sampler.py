@@ -412,7 +412,7 @@ class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
         scores = columns_of(joined([one.logits for one in requests]), self.allowed)
         weights = self._weights(scores, [chance for one in requests for chance in one.chances])
         top = weights.topk(min(self.count, weights.shape[-1]))
-        places, values = top.indices.cpu().numpy(), (top.values / weights.sum(-1, keepdim=True)).tolist()
+        places, values = top.indices.cpu().numpy(), top.values.tolist()
         columns = places if self.allowed is None else self.allowed.numbers[places]
         found = [
             [(column, value) for column, value in zip(*row, strict=True) if value > 0]
@@ -427,7 +427,8 @@ class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
         at = [chance for chance in chances if not isinstance(chance, float)]
         if not at:
             return distribution
-        return 1 / self.clocks.arrivals(distribution, at, None if self.allowed is None else self.allowed.on_device)
+        rates = 1 / self.clocks.arrivals(distribution, at, None if self.allowed is None else self.allowed.on_device)
+        return rates / rates.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
 
 
 @dataclass(frozen=True, eq=False)
