@@ -24,7 +24,7 @@ from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.speculation.estimates import Estimates, StepCost
 from crossdraft.trace.codec import Packer, Unpacker
-from crossdraft.trace.live_spans import Span, Watch
+from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import PromptToken, ServedModel, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
 from crossdraft.types.statistics import Statistics

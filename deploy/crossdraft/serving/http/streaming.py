@@ -24,7 +24,7 @@ from crossdraft.serving.backend import (
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
-from crossdraft.trace.live_spans import Span
+from crossdraft.trace.timeline import Span
 
 log = logging.getLogger(__name__)
 BYTES = 8  # of a token in a reply, about
