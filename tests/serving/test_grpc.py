@@ -11,8 +11,8 @@ from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, 
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded, decode_reply, encode_reply
 from crossdraft.serving.backend import OverloadedError
-from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
+from crossdraft.serving.limits import GenerationOptions
 from crossdraft.types.request import Chat, Message
 from crossdraft.types.statistics import LaneFigures, Trips
 from crossdraft.v1.generation_pb2 import GenerateRequest

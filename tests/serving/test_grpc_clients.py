@@ -9,9 +9,8 @@ import pytest
 from crossdraft.client import Kind, Token
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Generated, GenerationClient
-from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.serving.grpc_client import Client
-from crossdraft.serving.limits import Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, serving
 
 KEY = "alice-0123456789abcdef"

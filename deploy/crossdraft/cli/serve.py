@@ -43,8 +43,8 @@ from crossdraft.rpc.server import Listening, Serving
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer
-from crossdraft.serving.limits import Keys, RateLimit
+from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
+from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
@@ -110,11 +110,9 @@ def serve_http(
         listening = Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.ssl.files(), shared=shared)
         grpc = None if grpc_port is None else replace(listening, port=grpc_port, limit=REQUEST_LIMIT)
         options = HttpOptions(
-            limited.keys,
-            limited.rate,
-            int(max_body_mib * MIB),
-            min(max_choices, local.max_outputs),
-            limited.stalled_seconds,
+            **vars(limited),
+            max_bytes=int(max_body_mib * MIB),
+            max_choices=min(max_choices, local.max_outputs),
             cors=allowed.settings,
         )
 

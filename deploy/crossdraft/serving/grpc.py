@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import NoReturn, Self
 
 from crossdraft.client import GenerationRequest, RequestError
@@ -33,30 +32,13 @@ from crossdraft.serving.backend import (
     UnknownModelError,
     own_names,
 )
-from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
+from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 from crossdraft.session.resolution import requested_method
 from crossdraft.types.output import ServedModel
 
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
 REPORT_INTERVAL = 1.0  # seconds between two updates of the health service
-
-
-@dataclass(frozen=True)
-class GenerationOptions:
-    """Keys and limits of clients.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-
-    keys: Keys = field(default_factory=Keys)  # none: everybody may use it
-    rate: RateLimit | None = None  # of both methods, for each holder of a key, or each address where no key is needed
-    stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
-
-    def __post_init__(self) -> None:
-        if not 0 < self.stalled_seconds < float("inf"):
-            raise ValueError(f"stalled_seconds must be above 0, got {self.stalled_seconds}")
 
 
 @contextmanager
