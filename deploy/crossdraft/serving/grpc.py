@@ -6,29 +6,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from typing import NoReturn, Self
 
 from crossdraft.client import GenerationRequest, RequestError
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import (
-    SERVICE,
-    Generate,
-    Generated,
-    GenerationEnded,
-    GenerationHandlers,
-    PromptRead,
-    Reply,
-)
+from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.backend import (
     MIN_RETRY_SECONDS,
     Backend,
-    Committed,
-    OutputEnded,
     OutputRequest,
     OverloadedError,
-    PromptTokens,
     UnknownModelError,
     own_names,
 )
@@ -107,13 +97,13 @@ class GenerationServer:
                 async for item in items:
                     match item:
                         case PromptTokens():
-                            yield PromptRead(item.tokens)
+                            yield item
                         case Committed():
                             milliseconds = 1000 * (time.monotonic() - began)
                             for tokens in (item.tokens,) if request.together else zip(item.tokens):
-                                yield Generated(tokens, milliseconds)
+                                yield Committed(tokens, milliseconds)
                         case OutputEnded():
-                            yield GenerationEnded(request.id, item.reason, item.statistics)
+                            yield replace(item, id=request.id)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
