@@ -226,28 +226,13 @@ def _listening(service: ServiceOptions) -> Listening:
 def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: float = 0.0) -> "ModelOptions":
     from crossdraft.engine.emulation import Emulation
     from crossdraft.engine.kv_cache import MemoryShare
-    from crossdraft.engine.served_model import ModelOptions
 
     with checked_options():
         emulation = Emulation(_pace(service.pace), logit_noise)
         share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
     _check_template(model.chat_template)
-    engine = model.engine
-    return ModelOptions(
-        model.name,
-        engine.dtype,
-        engine.device,
-        share if engine.cache_mib is None else engine.cache_mib,
-        engine.max_model_len,
-        engine.trust_remote_code,
-        engine.threads,
-        emulation=emulation,
-        reuse=engine.enable_prefix_caching,
-        eager=engine.enforce_eager,
-        chat_template=model.chat_template,
-        quantization=engine.quantization,
-        lora=_lora(model.lora_modules),
-    )
+    more = {"emulation": emulation, "chat_template": model.chat_template, "lora": _lora(model.lora_modules)}
+    return model.engine.model_options(model.name, share, **more)
 
 
 def _lora(given: list[str] | None) -> "LoraModule | None":
