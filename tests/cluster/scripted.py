@@ -7,7 +7,8 @@ from typing import NoReturn
 
 from crossdraft.client import GenerationRequest, Kind, Token
 from crossdraft.cluster.failover import Began, Lost, Replies, Reply
-from crossdraft.serving.backend import Committed, OutputRequest
+from crossdraft.rpc.generation import Committed
+from crossdraft.serving.backend import OutputRequest
 from crossdraft.types.output import ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)

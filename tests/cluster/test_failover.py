@@ -19,12 +19,10 @@ from crossdraft.cluster.failover import (
     seed_of,
 )
 from crossdraft.rpc.errors import TimedOut, Unreachable
+from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import (
-    Committed,
-    OutputEnded,
     OutputRequest,
     OverloadedError,
-    PromptTokens,
     ServedModel,
     UnknownDrafterError,
     UnknownModelError,
@@ -73,7 +71,7 @@ async def test_the_prompt_is_delivered_once() -> None:
     read = [PromptToken(token, "x", b"x", None) for token in range(5)]
 
     def piece(begin: int, end: int) -> PromptTokens:
-        return PromptTokens(begin, tuple(read[begin:end]))
+        return PromptTokens(tuple(read[begin:end]), begin)
 
     one = Scripted([piece(0, 3), DIED], [piece(0, 2), piece(2, 4), piece(4, 5), tokens(1), DIED], [tokens(2), ENDED])
     found = await taken(one, GenerationRequest("go", seed=1, prompt_logprobs=0))

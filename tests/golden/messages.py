@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 from crossdraft.rpc.codec import decode_description, encode_description
 from crossdraft.rpc.frames import BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.generation import (
+    Committed,
     Generate,
-    Generated,
-    GenerationEnded,
+    OutputEnded,
     decode_models,
     decode_reply,
     decode_request,
@@ -214,16 +214,16 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "generate, chat": (TO_FRONT, Generate(GenerationRequest(CHAT))),
     "token": (
         FROM_FRONT,
-        Generated((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))),), 12.5),
+        Committed((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))),), 12.5),
     ),
-    "token, corrected": (FROM_FRONT, Generated((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0)),
-    "token, bonus": (FROM_FRONT, Generated((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0)),
+    "token, corrected": (FROM_FRONT, Committed((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0)),
+    "token, bonus": (FROM_FRONT, Committed((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0)),
     "tokens of one pass": (
         FROM_FRONT,
-        Generated((Token(5, "a", b"a", Kind.ACCEPTED, None), Token(7, "b", b"b", Kind.BONUS, None)), 1.0),
+        Committed((Token(5, "a", b"a", Kind.ACCEPTED, None), Token(7, "b", b"b", Kind.BONUS, None)), 1.0),
     ),
     **{
-        f"ended, {reason.value}": (FROM_FRONT, GenerationEnded("r-1", reason, figures))
+        f"ended, {reason.value}": (FROM_FRONT, OutputEnded(reason, figures, "r-1"))
         for reason, figures in zip(Reason, (FIGURES, FIGURES, NONE, NONE), strict=True)
     },
     "models": (MODELS, (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))),

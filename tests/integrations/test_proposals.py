@@ -13,14 +13,14 @@ import pytest
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import services
-from crossdraft.integrations.vllm.interface import target_tokenization
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.integrations.vllm.services import DrafterSession, RequestState
 from crossdraft.integrations.vllm.streams import DraftStream
 from crossdraft.rpc.errors import Full, Unreachable
 from crossdraft.rpc.server import Listening
-from crossdraft.text.letters import from_bytes
+from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.tokenizer_file import load_tokenizer_json
 
 MOST = 4
 STEP = 0.05  # seconds of the clock
@@ -53,7 +53,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def target() -> Tokenization:
-    return target_tokenization(str(BUNDLED / "target"), 4096)
+    return load_tokenizer_json(str(BUNDLED / "target")).tokenization(Side.TARGET)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
-from crossdraft.rpc.generation import Generate, Generated
+from crossdraft.rpc.generation import Committed, Generate
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.output import Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
@@ -76,8 +76,8 @@ TOKENS = st.builds(
 )
 
 
-@given(st.builds(Generated, st.lists(TOKENS, min_size=1, max_size=3).map(tuple), st.floats(0, 1e6)))
-def test_tokens(tokens: Generated) -> None:
+@given(st.builds(Committed, st.lists(TOKENS, min_size=1, max_size=3).map(tuple), st.floats(0, 1e6)))
+def test_tokens(tokens: Committed) -> None:
     sent = generation.encode_reply(tokens).SerializeToString()
     assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == tokens
 

@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
-from crossdraft.rpc.generation import Generate
+from crossdraft.rpc.generation import Committed, Generate, OutputEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import Committed, OutputEnded, OutputRequest, UnknownModelError
-from crossdraft.serving.grpc import GenerationOptions, GenerationServer
+from crossdraft.serving.backend import OutputRequest, UnknownModelError
+from crossdraft.serving.grpc import GenerationServer
+from crossdraft.serving.limits import GenerationOptions
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 

@@ -10,8 +10,8 @@ import pytest
 from crossdraft.client import SamplingOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import OverloadedError
-from crossdraft.serving.grpc import GenerationOptions, GenerationServer
-from crossdraft.serving.limits import Keys
+from crossdraft.serving.grpc import GenerationServer
+from crossdraft.serving.limits import GenerationOptions, Keys
 from tests.serving.fakes import FakeBackend
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"

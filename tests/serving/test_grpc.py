@@ -9,10 +9,10 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, Token
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded, decode_reply, encode_reply
+from crossdraft.rpc.generation import Committed, Generate, GenerationClient, OutputEnded, decode_reply, encode_reply
 from crossdraft.serving.backend import OverloadedError
-from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
+from crossdraft.serving.limits import GenerationOptions
 from crossdraft.types.request import Chat, Message
 from crossdraft.types.statistics import LaneFigures, Trips
 from crossdraft.v1.generation_pb2 import GenerateRequest
@@ -43,10 +43,10 @@ async def test_tokens_and_the_end_come_as_they_were_made(served: Served) -> None
 async def test_tokens_of_one_pass_are_one_message_for_clients_that_know_of_it(together: bool, sizes: list[int]) -> None:
     async with serving(FakeBackend(together=3)) as server, GenerationClient(server.address) as client:
         *replies, ended = [reply async for reply in client.generate(replace(ASKED, together=together))]
-    generated = [reply for reply in replies if isinstance(reply, Generated)]
+    generated = [reply for reply in replies if isinstance(reply, Committed)]
     assert [len(reply.tokens) for reply in generated] == sizes
     assert [token for reply in generated for token in reply.tokens] == list(TOKENS)
-    assert isinstance(ended, GenerationEnded)
+    assert isinstance(ended, OutputEnded)
 
 
 async def test_a_client_may_have_the_tokens_of_one_pass_at_once() -> None:
@@ -107,7 +107,7 @@ async def test_ids_of_requests(served: Served) -> None:
     assert [order.id for order in outputs.requests] == ["from-metadata"]
     async with GenerationClient(address) as client:
         replies = [reply async for reply in client.generate(ASKED)]
-        assert isinstance(replies[-1], GenerationEnded)
+        assert isinstance(replies[-1], OutputEnded)
         assert replies[-1].id == "r-1"
         with pytest.raises(errors.BadRequest, match="a request's id"):
             await anext(client.generate(replace(ASKED, id="two words")))
@@ -153,7 +153,7 @@ async def test_a_model_must_be_named_where_there_are_several() -> None:
             await anext(client.generate(Generate(GenerationRequest("Hello"))))
         with pytest.raises(errors.NameUnknown, match="there is no model 'other'; there is toy"):
             await anext(client.generate(replace(ASKED, model="other")))
-        assert isinstance(await anext(client.generate(Generate(GenerationRequest("Hello"), model="second"))), Generated)
+        assert isinstance(await anext(client.generate(Generate(GenerationRequest("Hello"), model="second"))), Committed)
         outputs.served, outputs.fault = (TOY, replace(TOY, name="other", root="toy")), errors.Unreachable("10.0.0.1")
         with pytest.raises(errors.Unreachable, match="no target can make this output now"):
             await anext(client.generate(Generate(GenerationRequest("Hello"))))
@@ -207,7 +207,7 @@ def test_options_are_checked(bad: float) -> None:
 
 def test_lanes_are_sent_without_where_services_are() -> None:
     lane = LaneFigures("target", "10.0.0.1:7001", 1, 2, Trips((3, 4), 0.5, 0.25), "unreachable", 0.1, 0.2, 0.9, 0.3)
-    ended = GenerationEnded("r-1", Reason.STOP, replace(figures(4), lanes=(lane,)))
+    ended = OutputEnded(Reason.STOP, replace(figures(4), lanes=(lane,)), "r-1")
     sent = encode_reply(ended)
     assert b"10.0.0.1" not in sent.SerializeToString()
     arrived = decode_reply(sent)

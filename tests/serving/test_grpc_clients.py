@@ -8,10 +8,9 @@ import pytest
 
 from crossdraft.client import Kind, Token
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import Generated, GenerationClient
-from crossdraft.serving.grpc import GenerationOptions
+from crossdraft.rpc.generation import Committed, GenerationClient
 from crossdraft.serving.grpc_client import Client
-from crossdraft.serving.limits import Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, serving
 
 KEY = "alice-0123456789abcdef"
@@ -64,11 +63,11 @@ async def test_a_client_that_leaves_gives_everything_back_at_once() -> None:
     async with serving(outputs) as server:
         async with GenerationClient(server.address) as client:
             generation = client.generate(ASKED)
-            assert [type(await anext(generation)) for _ in range(2)] == [Generated] * 2
+            assert [type(await anext(generation)) for _ in range(2)] == [Committed] * 2
             await generation.aclose()
             await outputs.wait_running(0)
             other = client.generate(ASKED)
-            assert [type(await anext(other)) for _ in range(2)] == [Generated] * 2
+            assert [type(await anext(other)) for _ in range(2)] == [Committed] * 2
             await outputs.wait_running(1)
         await outputs.wait_running(0)  # the connection is closed
     assert outputs.yielded == 4

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from crossdraft.cli.serve import ServerGroup
 from crossdraft.client import GenerationRequest
 from crossdraft.rpc.errors import CannotListen, TooLarge
-from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, encode_request
+from crossdraft.rpc.generation import Generate, GenerationClient, OutputEnded, encode_request
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.grpc import GenerationServer
@@ -55,7 +55,7 @@ async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
         assert (await watch.read()).status == NOT_SERVING
         watch.cancel()
         outputs.go_on.set()
-        assert isinstance([reply async for reply in generation][-1], GenerationEnded)
+        assert isinstance([reply async for reply in generation][-1], OutputEnded)
         await ending
 
 
@@ -147,7 +147,7 @@ async def test_malformed_requests_leave_nothing_behind(served: Served) -> None:
                 await asyncio.sleep(0)
     assert (outputs.running, outputs.requests) == (0, [])
     async with GenerationClient(address) as client:
-        assert isinstance([reply async for reply in client.generate(ASKED)][-1], GenerationEnded)
+        assert isinstance([reply async for reply in client.generate(ASKED)][-1], OutputEnded)
 
 
 async def test_servers_begin_and_end_together() -> None:

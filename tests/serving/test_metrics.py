@@ -9,7 +9,8 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Reason, RequestError
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.backend import OutputEnded, OutputRequest, OverloadedError
+from crossdraft.rpc.generation import OutputEnded
+from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.metrics import MeasuredBackend, Metrics, position_of
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 from tests.serving.exposed import samples, value

@@ -298,17 +298,6 @@ class CutsPlan(FaultsPlan):
 # Parts.
 
 
-@command("round", PARTS, "rounds.RoundBenchmark")
-@dataclass(frozen=True)
-class RoundPlan(SettingsPlan):
-    """What a round costs outside the two models, on loopback, one generation at a time."""
-
-    limit: Limit = 10
-    drafter: Drafters = tuple(DRAFTERS[1:2])
-    methods: Methods = ("standard", "tli", "slem", "seeded")
-    temperatures: Temperatures = (1.0,)
-
-
 @command("dataplane", PARTS, "dataplane.Dataplane")
 @dataclass(frozen=True)
 class DataplanePlan:
@@ -329,24 +318,3 @@ class DataplanePlan:
     against: Path | None = option(
         None, "The --json of another run, to stand beside this one, with ratios.", metavar="FILE"
     )
-
-
-@app.command(rich_help_panel=PARTS)
-def inflate(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME, of the Llama architecture.")],
-    layers: Annotated[int, Option(min=1, help="Of the larger model.")],
-    hidden: Annotated[int, Option(min=1, help="Width of its residual stream.")],
-    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="An empty or new folder.")],
-    intermediate: Annotated[
-        int | None, Option(min=1, help="Width of its MLP; by default it grows as the residual stream does.")
-    ] = None,
-) -> None:
-    """Make a costlier model with the same function, to measure speed with real acceptance.
-
-    Of the bundled target: --layers 8 --hidden 1024 takes about 20 ms for one token, --layers 26 --hidden 1024 about
-    60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
-    """
-    from crossdraft.bench import models
-    from crossdraft.engine.names import Size as Shape
-
-    models.make(model, Shape(layers, hidden, intermediate), output)

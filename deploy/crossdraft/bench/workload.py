@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -143,10 +142,10 @@ class OfSettings(Prompted[SettingsPlanned, Result]):
                 setting.requests(self.prompts, self.plan.max_tokens)
 
 
-async def pairs_of(
+async def pipelines_of(
     target: str, settings: Iterable[Setting], engine: EngineOptions = STARTED
-) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
-    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
+) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
+    """A pipeline for each setting, which runs for this step, and why the pair refuses it; empty: it does not.
 
     Close it with `contextlib.aclosing`, which ends the services.
 
@@ -156,17 +155,10 @@ async def pairs_of(
     threads = threads_each(2)
     async with running([Wanted("target", target, threads, engine=engine)]) as (verifying,):
         for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
-            async with running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,):
-                yield verifying.address, drafting.address, tuple(alike)
-
-
-async def pipelines_of(
-    target: str, settings: Iterable[Setting], engine: EngineOptions = STARTED
-) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
-    """The same, setting by setting, with a pipeline for it, and why the pair refuses it; empty: it does not."""
-    async with aclosing(pairs_of(target, settings, engine)) as pairs:
-        async for verifying, drafting, alike in pairs:
-            async with connect(verifying, drafting, SERVICE_PATIENCE, needs_drafter=True) as pipeline:
+            async with (
+                running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,),
+                connect(verifying.address, drafting.address, SERVICE_PATIENCE, needs_drafter=True) as pipeline,
+            ):
                 for setting in alike:
                     yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)
 

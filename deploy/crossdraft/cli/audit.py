@@ -12,12 +12,10 @@ from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference
 from crossdraft.client.api import software
 from crossdraft.console.processes import MIN_OUTPUTS, EngineOptions, HttpServer, Wanted, base_url, running, threads_each
 from crossdraft.console.running import (
-    PICTURES,
     PROMPTS,
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
-    check_output,
     checked_options,
     counted,
     needs_extra,
@@ -45,9 +43,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
         CannotBeAudited: the endpoint does not do what an audit needs.
         CommandFailed: a fault was found, or the reference does not start.
     """
-    for path, endings in ((files.json_file, ()), (files.picture, PICTURES)):
-        if path is not None:
-            check_output(path, *endings)
+    files.check()
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
     if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):

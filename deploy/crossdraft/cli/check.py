@@ -23,7 +23,6 @@ from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
 from crossdraft.engine.loader import LoadedModel, architectures, load_model
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
-from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
 
@@ -105,7 +104,7 @@ async def _check_all(names: Sequence[str], drafter: str | None, engine: EngineOp
     async with AsyncExitStack() as stack:
         address = None
         if drafter is not None:
-            server = await drafter_server(ServeDrafter(_options(drafter, engine), AT_ONCE))
+            server = await drafter_server(ServeDrafter(engine.model_options(drafter, CACHE_MIB), AT_ONCE))
             address = (await stack.enter_async_context(server)).address
         for name in names:
             found.append(await _checked(name, address, engine))
@@ -145,7 +144,7 @@ def _expected(name: str, engine: EngineOptions) -> list[tuple[Ids, list[GreedyTo
 async def _outputs(name: str, drafter: str, engine: EngineOptions) -> tuple[dict[str, int], int]:
     """Of greedy outputs, by configuration, tokens that are those of `generate`; and draft tokens that were judged."""
     expected = await asyncio.to_thread(_expected, name, engine)
-    server = await target_server(ServeTarget(_options(name, engine), AT_ONCE))
+    server = await target_server(ServeTarget(engine.model_options(name, CACHE_MIB), AT_ONCE))
     equal, judged = dict.fromkeys(CONFIGURATIONS, 0), 0
     async with (
         server,
@@ -169,21 +168,6 @@ def _equal(ids: Sequence[int], due: Sequence[GreedyToken]) -> int:
         if token != one.token:
             return len(due) if one.ahead <= TIE else place
     return len(due)
-
-
-def _options(name: str, engine: EngineOptions) -> ModelOptions:
-    budget = CACHE_MIB if engine.cache_mib is None else engine.cache_mib
-    return ModelOptions(
-        name,
-        engine.dtype,
-        engine.device,
-        budget,
-        engine.max_model_len,
-        engine.trust_remote_code,
-        engine.threads,
-        eager=engine.enforce_eager,
-        quantization=engine.quantization,
-    )
 
 
 def _print(found: Sequence[ModelCheck]) -> None:

@@ -31,11 +31,9 @@ from crossdraft.client import connect
 from crossdraft.client.api import software
 from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Running, base_url, running
 from crossdraft.console.running import (
-    PICTURES,
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
-    check_output,
     checked_options,
     counted,
     needs_extra,
@@ -194,9 +192,7 @@ def loadtest(
         UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    for path, endings in ((files.json_file, ()), (files.picture, PICTURES)):
-        if path is not None:
-            check_output(path, *endings)
+    files.check()
     if not 0 < load.timeout < float("inf"):
         raise UsageError(f"--timeout must be above 0, got {load.timeout:g}")
     tested = _tested(servers, services, load.requests)

@@ -11,7 +11,7 @@ import typer
 
 from crossdraft.console.options import option
 from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
-from crossdraft.console.running import METHODS, UsageError, checked_options
+from crossdraft.console.running import METHODS, PICTURES, UsageError, check_output, checked_options
 from crossdraft.serving.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
@@ -500,3 +500,9 @@ class LoadFiles:
 
     json_file: Path | None = option(None, "Write the report as JSON.", "--json", metavar="FILE")
     picture: Path | None = option(None, "Write a plot.", "--plot", metavar="FILE")
+
+    def check(self) -> None:
+        """Raises UsageError if one cannot be written."""
+        for path, endings in ((self.json_file, ()), (self.picture, PICTURES)):
+            if path is not None:
+                check_output(path, *endings)

@@ -43,8 +43,8 @@ from crossdraft.rpc.server import Listening, Serving
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
-from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, GenerationServer
-from crossdraft.serving.limits import Keys, RateLimit
+from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
+from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
@@ -110,11 +110,9 @@ def serve_http(
         listening = Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.ssl.files(), shared=shared)
         grpc = None if grpc_port is None else replace(listening, port=grpc_port, limit=REQUEST_LIMIT)
         options = HttpOptions(
-            limited.keys,
-            limited.rate,
-            int(max_body_mib * MIB),
-            min(max_choices, local.max_outputs),
-            limited.stalled_seconds,
+            **vars(limited),
+            max_bytes=int(max_body_mib * MIB),
+            max_choices=min(max_choices, local.max_outputs),
             cors=allowed.settings,
         )
 
@@ -228,28 +226,13 @@ def _listening(service: ServiceOptions) -> Listening:
 def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: float = 0.0) -> "ModelOptions":
     from crossdraft.engine.emulation import Emulation
     from crossdraft.engine.kv_cache import MemoryShare
-    from crossdraft.engine.served_model import ModelOptions
 
     with checked_options():
         emulation = Emulation(_pace(service.pace), logit_noise)
         share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
     _check_template(model.chat_template)
-    engine = model.engine
-    return ModelOptions(
-        model.name,
-        engine.dtype,
-        engine.device,
-        share if engine.cache_mib is None else engine.cache_mib,
-        engine.max_model_len,
-        engine.trust_remote_code,
-        engine.threads,
-        emulation=emulation,
-        reuse=engine.enable_prefix_caching,
-        eager=engine.enforce_eager,
-        chat_template=model.chat_template,
-        quantization=engine.quantization,
-        lora=_lora(model.lora_modules),
-    )
+    more = {"emulation": emulation, "chat_template": model.chat_template, "lora": _lora(model.lora_modules)}
+    return model.engine.model_options(model.name, share, **more)
 
 
 def _lora(given: list[str] | None) -> "LoraModule | None":

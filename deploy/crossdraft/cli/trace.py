@@ -4,17 +4,15 @@ import sys
 from pathlib import Path
 
 from crossdraft.console.running import CommandFailed, UsageError, check_output, write_text
-from crossdraft.trace.page.scene import scene_of
-from crossdraft.trace.page.svg import page_of
+from crossdraft.trace.page import page_of
 from crossdraft.trace.recording import Recording, RecordingError, read
 from crossdraft.trace.replay import assignment_of
 from crossdraft.trace.replay import replay as run
-from crossdraft.trace.timeline import SessionFigures, Timeline, spans_of
+from crossdraft.trace.timeline import WORKS, SessionFigures, Timeline, spans_of
 from crossdraft.types.request import Overlap
 
 NOT_CHECKED = "Replies and their times are the recorded ones; whether they are the models' is not checked."
 PAGES = (".html", ".htm")
-SCREEN = 1100.0  # pixels that the first rounds take on the page
 MARGIN = 0.03  # of what is shown, before its first pass
 
 
@@ -51,9 +49,8 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
     check_output(output, *PAGES)
     recording = recording_of(file)
     found = spans_of(recording)
-    begin, end = window_of(found, first, rounds)
-    scene, title, figures = scene_of(found), title_of(recording), figures_of(found.figures)
-    write_text(output, page_of(scene, title, figures, SCREEN / (end - begin), begin))
+    seen = window_of(found, first, rounds)
+    write_text(output, page_of(found, title_of(recording), figures_of(found.figures), seen))
 
 
 def recording_of(file: Path) -> Recording:
@@ -70,7 +67,7 @@ def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
     """When `rounds` rounds from the `first` begin and end, in seconds. Raises UsageError if there are fewer."""
     if first > len(found.passes):
         raise UsageError(f"the recording has {len(found.passes)} rounds, so it has no round {first} (--first)")
-    drafts = [work.begin for work in found.works if work.begin < found.passes[first - 1]]
+    drafts = [one.begin for one in found.spans if one.what in WORKS and one.begin < found.passes[first - 1]]
     begin = found.passes[first - 1] if first > 1 or not drafts else drafts[0]
     last = first - 1 + rounds
     end = found.passes[last] if last < len(found.passes) else found.end

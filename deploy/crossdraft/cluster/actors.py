@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -38,6 +38,7 @@ from crossdraft.cluster.config import (
     version_of,
 )
 from crossdraft.cluster.directory import Entry, Load, Role, announced, entry_of, node_address
+from crossdraft.console.processes import EngineOptions
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
@@ -173,7 +174,6 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
     """Imports torch, which those that deploy or ask what runs need not; in a thread, as that takes seconds."""
     from crossdraft.drafter.service import ServeDrafter, drafter_server
     from crossdraft.engine.loader import Pruning
-    from crossdraft.engine.served_model import ModelOptions
     from crossdraft.engine.tensor_parallel import run_ranks
     from crossdraft.target.service import ServeTarget, target_server
 
@@ -181,19 +181,12 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
     pruning = None
     if drafter is not None and drafter.vocab_keep is not None and drafter.frequencies is not None:
         pruning = Pruning(drafter.vocab_keep, drafter.frequencies)
-    model = ModelOptions(
-        name=service.model,
-        dtype=service.dtype,
-        device=service.device,
-        budget=service.cache_mib,
-        max_length=service.max_model_len,
-        trust_remote_code=service.trust_remote_code,
-        threads=service.threads,
+    engine = EngineOptions(**service.model_dump(include={one.name for one in fields(EngineOptions)}))
+    model = engine.model_options(
+        service.model,
+        service.cache_mib,
         pruning=pruning,
-        reuse=service.enable_prefix_caching,
-        eager=service.enforce_eager,
         chat_template=service.chat_template,
-        quantization=service.quantization,
         tensor_parallel_size=service.tensor_parallel_size,
     )
     if drafter is not None:

@@ -20,18 +20,10 @@ from prometheus_client import Histogram
 
 from crossdraft.client import Kind, RequestError, Token
 from crossdraft.rpc.errors import Cancelled, ServiceError, TimedOut, Unreachable
+from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
-from crossdraft.serving.backend import (
-    Committed,
-    OutputEnded,
-    OutputItem,
-    OutputRequest,
-    OverloadedError,
-    PromptTokens,
-    TraceSpans,
-    UnknownModelError,
-)
+from crossdraft.serving.backend import OutputItem, OutputRequest, OverloadedError, TraceSpans, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.verification.methods import SEEDED, method_named

@@ -47,10 +47,10 @@ from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
-from crossdraft.serving.grpc import GenerationOptions, GenerationServer
+from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
-from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.output import ServedModel, Written
@@ -147,11 +147,9 @@ class Ingress:
         entry = entry_of(Role.HTTP, "", "", "", front.start(node), node)
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
         options = HttpOptions(
-            keys=config.keys,
-            rate=_rate_of(http),
+            **vars(_limits(config, http)),
             max_bytes=http.max_request_mib * MIB,
             max_choices=http.max_choices,
-            stalled_seconds=http.stalled_seconds,
             metrics=front.metrics.text,
             cors=http.cors,
         )
@@ -165,8 +163,9 @@ async def _announce(entry: Entry, metrics: Metrics) -> None:
         await asyncio.Event().wait()  # until the process ends
 
 
-def _rate_of(front: Front) -> RateLimit | None:
-    return None if front.requests_per_minute is None else RateLimit(front.requests_per_minute, front.burst)
+def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
+    rate = None if front.requests_per_minute is None else RateLimit(front.requests_per_minute, front.burst)
+    return GenerationOptions(config.keys, rate, front.stalled_seconds)
 
 
 class ScrapeGroup(BaseModel):
@@ -248,7 +247,6 @@ class GrpcFrontConfig(ServerConfig):
         grpc, limit = self.grpc, MessageLimit(self.grpc.max_request_mib)
         listening = Listening(grpc.host, grpc.port, limit, self.grace_seconds, self.tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
-        options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
-        server = GenerationServer(front.backend, listening, options)
+        server = GenerationServer(front.backend, listening, _limits(self.config, grpc))
         server.metrics = front.start(host)
         return server

@@ -17,7 +17,6 @@ from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
-from crossdraft.text.vocabulary import Vocabulary
 
 CHUNK = 1 << 18  # characters that are read at once
 LONGEST_LINE = 1 << 26  # characters of a line of a .jsonl file
@@ -147,10 +146,7 @@ class Named:
         """That of a folder, a hub id or a bundled model; raises CommandFailed if it has none of a supported kind."""
         try:
             loaded = load_tokenizer_json(source_of(name))
-            vocabulary = Vocabulary.build(
-                loaded.tokenizer_json, loaded.vocabulary_size, loaded.controls, loaded.stops, side
-            )
-            return Named(loaded.tokenizer_json, Tokenization(loaded.tokenizer_json, vocabulary))
+            return Named(loaded.tokenizer_json, loaded.tokenization(side))
         except (ModelLoadError, TokenizerMissing) as error:
             raise CommandFailed(str(error)) from error
         except ValueError as error:

@@ -9,11 +9,15 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from crossdraft.console.options import option
 from crossdraft.console.running import CommandFailed, UsageError
+
+if TYPE_CHECKING:
+    from crossdraft.engine.kv_cache import MemoryShare
+    from crossdraft.engine.served_model import ModelOptions
 
 START_SECONDS = 120.0  # for loading a small model on a busy machine
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -66,6 +70,24 @@ class EngineOptions:
         changed = [(one.name, getattr(self, one.name)) for one in fields(self)]
         changed = [(name, value) for name, value in changed if value != getattr(EngineOptions, name, None)]
         return tuple(text for name, value in changed for text in _typed(name.replace("_", "-"), value))
+
+    def model_options(self, name: str, budget: "int | MemoryShare", **more: Any) -> "ModelOptions":
+        """Of a model that runs in this process; `budget` of its KV cache unless `cache_mib` is set."""
+        from crossdraft.engine.served_model import ModelOptions
+
+        return ModelOptions(
+            name,
+            self.dtype,
+            self.device,
+            budget if self.cache_mib is None else self.cache_mib,
+            self.max_model_len,
+            self.trust_remote_code,
+            self.threads,
+            reuse=self.enable_prefix_caching,
+            eager=self.enforce_eager,
+            quantization=self.quantization,
+            **more,
+        )
 
 
 def _typed(name: str, value: object) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from crossdraft.client import Pipeline, RequestError, Statistics
 from crossdraft.loadtest.requests import Request
 from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
-from crossdraft.rpc.generation import Generated, GenerationClient, GenerationEnded
+from crossdraft.rpc.generation import Committed, GenerationClient, OutputEnded
 
 SECOND = 1000.0  # milliseconds
 NO_CONNECTION, BROKEN_OFF = "no connection", "broken off"  # kinds of errors
@@ -41,10 +41,10 @@ class GrpcClient:
             async with aclosing(self.server.generate(request.for_grpc)) as replies:
                 async for reply in replies:
                     at = time.monotonic()
-                    if isinstance(reply, Generated):
+                    if isinstance(reply, Committed):
                         for _ in reply.tokens:
                             yield Chunk(at, reply.milliseconds / SECOND)
-                    elif isinstance(reply, GenerationEnded):
+                    elif isinstance(reply, OutputEnded):
                         yield _end(at, reply.statistics)
 
 

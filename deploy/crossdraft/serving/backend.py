@@ -18,16 +18,15 @@ import msgpack  # type: ignore[import-untyped]  # there are no stubs
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, ServiceError
+from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
-from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.speculation.estimates import Estimates, StepCost
 from crossdraft.trace.codec import Packer, Unpacker
-from crossdraft.trace.live_spans import Span, Watch
-from crossdraft.types.output import PromptToken, ServedModel, Token, Written
+from crossdraft.trace.timeline import Span, Watch
+from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
-from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
@@ -59,36 +58,13 @@ class OutputRequest:
 
 
 @dataclass(frozen=True)
-class Committed:
-    """The next tokens, as many as were decided together, for instance by one pass; at least one."""
-
-    tokens: tuple[Token, ...]
-
-
-@dataclass(frozen=True)
-class PromptTokens:
-    """Some tokens of the prompt, in order; before all others, and only for a request with `prompt_logprobs`."""
-
-    first: int  # index of the first of them
-    tokens: tuple[PromptToken, ...]  # at most PIECE
-
-
-@dataclass(frozen=True)
 class TraceSpans:
     """What the session did before the token or the end that follows; only for a request with `trace`."""
 
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True)
-class OutputEnded:
-    """The end of an output, after its tokens."""
-
-    reason: Reason
-    statistics: Statistics
-
-
-OutputItem = PromptTokens | Committed | TraceSpans | OutputEnded
+OutputItem = Reply | TraceSpans
 
 
 class Backend(Protocol):
@@ -335,7 +311,7 @@ class LocalBackend:
             async with running as generation:
                 await generation.read()
                 for first in range(0, len(generation.prompt_tokens), PIECE):
-                    yield PromptTokens(first, tuple(generation.prompt_tokens[first : first + PIECE]))
+                    yield PromptTokens(tuple(generation.prompt_tokens[first : first + PIECE]), first)
                 if watch is None:
                     while tokens := await generation.together():
                         yield Committed(tuple(tokens))

@@ -6,57 +6,29 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import NoReturn, Self
 
 from crossdraft.client import GenerationRequest, RequestError
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import (
-    SERVICE,
-    Generate,
-    Generated,
-    GenerationEnded,
-    GenerationHandlers,
-    PromptRead,
-    Reply,
-)
+from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.backend import (
     MIN_RETRY_SECONDS,
     Backend,
-    Committed,
-    OutputEnded,
     OutputRequest,
     OverloadedError,
-    PromptTokens,
     UnknownModelError,
     own_names,
 )
-from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
+from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 from crossdraft.session.resolution import requested_method
 from crossdraft.types.output import ServedModel
 
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
 REPORT_INTERVAL = 1.0  # seconds between two updates of the health service
-
-
-@dataclass(frozen=True)
-class GenerationOptions:
-    """Keys and limits of clients.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-
-    keys: Keys = field(default_factory=Keys)  # none: everybody may use it
-    rate: RateLimit | None = None  # of both methods, for each holder of a key, or each address where no key is needed
-    stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
-
-    def __post_init__(self) -> None:
-        if not 0 < self.stalled_seconds < float("inf"):
-            raise ValueError(f"stalled_seconds must be above 0, got {self.stalled_seconds}")
 
 
 @contextmanager
@@ -125,13 +97,13 @@ class GenerationServer:
                 async for item in items:
                     match item:
                         case PromptTokens():
-                            yield PromptRead(item.tokens)
+                            yield item
                         case Committed():
                             milliseconds = 1000 * (time.monotonic() - began)
                             for tokens in (item.tokens,) if request.together else zip(item.tokens):
-                                yield Generated(tokens, milliseconds)
+                                yield Committed(tokens, milliseconds)
                         case OutputEnded():
-                            yield GenerationEnded(request.id, item.reason, item.statistics)
+                            yield replace(item, id=request.id)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
 from crossdraft.client.api import TokenStream
 from crossdraft.rpc.errors import BadRequest
-from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, PromptRead, Reply
+from crossdraft.rpc.generation import Generate, GenerationClient, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.security import ClientCredentials
 from crossdraft.serving import grpc
 from crossdraft.speculation.choice import Decision
@@ -101,13 +101,13 @@ class RemoteGeneration(TokenStream):
 
     async def together(self) -> Sequence[Token]:
         try:
-            while isinstance(reply := await anext(self._replies, None), PromptRead):
+            while isinstance(reply := await anext(self._replies, None), PromptTokens):
                 self.prompt_tokens += reply.tokens
         except BadRequest as error:
             raise RequestError(str(error)) from error
         if reply is None:
             return ()
-        if isinstance(reply, GenerationEnded):
+        if isinstance(reply, OutputEnded):
             self.id, self.reason, self.statistics = reply.id, reply.reason, reply.statistics
             await self.aclose()
             return ()

@@ -128,6 +128,23 @@ class RateLimit:
             )
 
 
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Keys and limits of clients.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    keys: Keys = field(default_factory=Keys)  # none: everybody may use it
+    rate: RateLimit | None = None  # for each holder of a key, or each address where no key is needed
+    stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stalled_seconds < float("inf"):
+            raise ValueError(f"stalled_seconds must be above 0, got {self.stalled_seconds}")
+
+
 @dataclass
 class _Bucket:
     left: float  # requests

@@ -22,17 +22,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.event_loop import LoopLag
+from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
-from crossdraft.serving.backend import (
-    Backend,
-    Committed,
-    OutputEnded,
-    OutputItem,
-    OutputRequest,
-    OverloadedError,
-    UnknownModelError,
-)
+from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.types.statistics import BOUNDS, LaneFigures

@@ -337,7 +337,7 @@ class Pipeline:
 
         Args:
             request: what to generate.
-            watch: such as `trace.live_spans.Watch`: is told the session's steps.
+            watch: such as `trace.timeline.Watch`: is told the session's steps.
             prompts: what `prompts` has made of the request's; None: it is tokenized here.
             drafting: whether drafters may be used; without them the output is as on a pipeline that has none.
 

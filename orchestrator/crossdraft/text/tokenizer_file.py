@@ -11,7 +11,9 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from tokenizers import Tokenizer
 
 from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.text.letters import ControlRole
+from crossdraft.text.letters import ControlRole, Side
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,6 +35,12 @@ class LoadedTokenizer:
     stops: tuple[int, ...]  # ids that end an output, ascending
     vocabulary_size: int  # that config.json names, which the row's length is; else that of the tokenizer
     chat_template: ChatTemplate | None = None
+
+    def tokenization(self, side: Side, size: int | None = None) -> Tokenization:
+        """For a model of `size` ids, by default of `vocabulary_size`; raises ValueError if it cannot be used."""
+        size = self.vocabulary_size if size is None else size
+        vocabulary = Vocabulary.build(self.tokenizer_json, size, self.controls, self.stops, side)
+        return Tokenization(self.tokenizer_json, vocabulary)
 
 
 def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> LoadedTokenizer:

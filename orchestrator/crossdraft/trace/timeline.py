@@ -1,13 +1,14 @@
-"""A recorded session as spans of time: which model worked when, which messages were under way, what the session did.
+"""What a session did, as spans of time: which model worked when, which messages were under way, what came of it.
 
-All times are seconds since the session was started.
+`Watch` takes them piece by piece while the session runs, `spans_of` has those of a recording. All times are seconds
+since the session was started.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 from crossdraft.session.events import (
     Close,
@@ -25,6 +26,7 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
+from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import Recording, Step
 from crossdraft.types.messages import (
     Advance,
@@ -41,114 +43,54 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.statistics import Kind
 
-
-class ServiceRole(Enum):
-    """Target or drafter."""
-
-    DRAFTER = "drafter"
-    TARGET = "target"
+DRAFTER, TARGET = "drafter", "target"  # lanes of services; of those used side by side the second is "target 2"
+VERIFICATION = "verification"  # the lane of the session itself
+OUTPUT = "output"  # the lane of committed tokens
 
 
-@dataclass(frozen=True)
-class Track:
-    """The track of a timeline for one of the services of a role that are used side by side, or for its successors."""
-
-    role: ServiceRole
-    place: int = 0  # among the tracks of the role
-
-
-class Task(Enum):
-    """What a model worked on."""
+class What(StrEnum):
+    """What a span shows."""
 
     DRAFT = "draft"
-    BRANCHES = "draft with branches"
+    BRANCHES = "branches"  # a draft with prepared continuations
     SCORES = "scores"
+    LATE = "late"  # drafted for an epoch that had ended
     PASS = "pass"
-    MISS = "pass for a row miss"
+    MISS = "miss"  # a pass for a row miss
+    WAIT = "wait"  # the target is idle, waiting for draft tokens
+    SENT = "sent"  # a message on its way to the service of the lane
+    RECEIVED = "received"  # ... and from it
+    SESSION = "session"  # verification, planning, bookkeeping
+    ACCEPTED = "accepted"
+    CORRECTED = "corrected"
+    BONUS = "bonus"
+    EPOCH = "epoch"  # an epoch begins; this and what follows are moments
+    REFUSED = "refused"
+    HIT = "hit"  # a prepared continuation was adopted
+    STALLED = "stalled"  # the wait for draft tokens timed out
+    LOST = "lost"
+    OPENED = "opened"
+
+
+PASSES = (What.PASS, What.MISS)
+WORKS = (What.DRAFT, What.BRANCHES, What.SCORES, What.LATE, *PASSES)  # of models
 
 
 @dataclass(frozen=True)
-class Work:
-    """A model's forwards for one reply.
+class Span:
+    """Something in one lane of the pipeline, during a time or at a moment.
 
-    Only their duration is recorded, not when they took place. The rest of a pass's round trip is split evenly before
-    and after them. A drafter's messages are assumed to take half of its quickest round trip of the session.
+    Of a model's work only the duration is recorded, not when it took place. The rest of a pass's round trip is split
+    evenly before and after it. A drafter's messages are assumed to take half of its quickest round trip so far.
     """
 
-    track: Track
-    begin: float
+    lane: str  # a service ("drafter", "target", "target 2", …), "verification" or "output"
+    begin: float  # seconds since the session began
     end: float
-    task: Task
+    what: What
+    label: str  # for people; of a token its text
     epoch: int
-    size: int  # draft tokens drafted, strings scored, or nodes of the pass
-    branches: int = 0  # prepared continuations that came with the reply
-    tokens: int = 0  # of a pass: emitted after it, before the next one returned
-    late: bool = False  # its epoch had ended when the reply came, so that it was dropped
-
-    @property
-    def counted(self) -> str:
-        drafted = self.task in (Task.DRAFT, Task.BRANCHES)
-        return f"{self.size} {'draft tokens' if drafted else 'strings' if self.task is Task.SCORES else 'nodes'}"
-
-
-@dataclass(frozen=True)
-class TimelineMessage:
-    """A message on its way between the session and a service."""
-
-    track: Track
-    begin: float
-    end: float
-    outward: bool  # to the service
-    name: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class SessionCall:
-    """The session handling one event: verification, planning, bookkeeping."""
-
-    begin: float
-    end: float
-    event: str
-    epoch: int
-    tokens: tuple[Emitted, ...]
-
-
-class MarkKind(Enum):
-    """What a mark shows."""
-
-    REFUSED = "a draft token was refused"
-    HIT = "a prepared continuation was adopted"
-    STALLED = "the wait for draft tokens timed out"
-    LOST = "a service was lost"
-    OPENED = "a service was opened"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """An event at one moment."""
-
-    at: float
-    what: MarkKind
-    text: str
-    track: Track | None = None  # None: the session itself
-
-
-@dataclass(frozen=True)
-class Wait:
-    """The target was idle, waiting for draft tokens."""
-
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True)
-class EpochSpan:
-    """An epoch from its beginning to the next one's."""
-
-    epoch: int
-    begin: float
-    end: float
+    count: int = 0  # draft tokens of a draft, nodes of a pass, tokens that an event's handling emitted
 
 
 @dataclass(frozen=True)
@@ -178,15 +120,9 @@ class SessionFigures:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A whole session; sequences are ordered by their beginnings, tracks by role, drafters first."""
+    """A whole session."""
 
-    tracks: tuple[Track, ...]
-    works: tuple[Work, ...]
-    messages: tuple[TimelineMessage, ...]
-    handled: tuple[SessionCall, ...]
-    marks: tuple[Mark, ...]
-    waits: tuple[Wait, ...]
-    epochs: tuple[EpochSpan, ...]
+    spans: tuple[Span, ...]  # by their beginnings; the count of a pass is here that of the tokens that came of it
     passes: tuple[float, ...]  # when each pass was sent: the beginnings of rounds
     end: float
     figures: SessionFigures
@@ -199,28 +135,54 @@ def spans_of(recording: Recording) -> Timeline:
         tracer.read(step)
     ways = {track: way_of(answers) for track, answers in tracer.answers.items()}
     drafted = [work for track, answers in tracer.answers.items() for work in drafted_in(answers, ways[track])]
-    passes = _with_tokens([passed_in(flight) for flight in tracer.flights], tracer)
-    messages = [*tracer.small, *outward(tracer.asked, tracer.flights, ways), *inward(tracer, ways)]
-    epochs = [replace(era, end=tracer.now) if era is tracer.epochs[-1] else era for era in tracer.epochs]
-    return Timeline(
-        tracks=tuple(Track(role, place) for role in ServiceRole for place in range(tracer.used[role])),
-        works=tuple(sorted([*drafted, *passes], key=lambda work: work.begin)),
-        messages=tuple(sorted(messages, key=lambda message: message.begin)),
-        handled=tuple(tracer.handled),
-        marks=tuple(tracer.marks),
-        waits=tuple(tracer.waits),
-        epochs=tuple(epochs),
-        passes=tuple(asked.at for asked in tracer.asked if isinstance(asked.request, Pass)),
-        end=tracer.now,
-        figures=_figures(tracer, drafted, passes),
-    )
+    passes = [passed_in(flight) for flight in tracer.flights]
+    spans = (*tracer.spans, *drafted, *_with_tokens(passes, tracer), *messages_of(tracer.asked, tracer, ways))
+    sent = tuple(asked.at for asked in tracer.asked if isinstance(asked.request, Pass))
+    figures = _figures(tracer, drafted, passes)
+    return Timeline(tuple(sorted(spans, key=lambda span: span.begin)), sent, tracer.now, figures)
+
+
+class Watch:
+    """A recorder whose spans can be taken while the session runs.
+
+    When a model worked is estimated from what has happened so far: a drafter's first works may be placed a little
+    differently than in a timeline of the whole recording.
+    """
+
+    def __init__(self) -> None:
+        self._tracer = Tracer()
+        self._ways: dict[str, float] = {}  # seconds to each drafter
+        self._busy: dict[str, float] = {}  # until when each drafter's model is known to have worked
+
+    def record(self, step: Step) -> None:
+        self._tracer.read(step)
+
+    def close(self) -> None:
+        """As Recorder says."""
+
+    def take(self) -> tuple[Span, ...]:
+        """The spans that became known since the last call, in no order."""
+        tracer, works = self._tracer, list(self._drafted())
+        works += map(passed_in, tracer.flights)
+        flying = set(map(id, tracer.flying))  # the duration of their way is not known before they are back
+        asked = [one for one in tracer.asked if id(one) not in flying]
+        found = (*works, *messages_of(asked, tracer, self._ways), *tracer.spans)
+        tracer.forget()
+        return found
+
+    def _drafted(self) -> Iterator[Span]:
+        for track, answers in self._tracer.answers.items():
+            self._ways[track] = way_of(answers, [self._ways[track]] if track in self._ways else [])
+            works = drafted_in(answers, self._ways[track], self._busy.get(track, 0.0))
+            self._busy[track] = works[-1].end
+            yield from works
 
 
 @dataclass(frozen=True)
 class SentRequest:
     """A request that was sent."""
 
-    track: Track
+    track: str  # the lane of the service
     at: float
     request: Request
     epoch: int
@@ -236,18 +198,20 @@ class ReturnedPass:
     seconds: float  # in the model
     forwards: int = 1
 
+    @property
+    def way(self) -> float:
+        """Seconds before and after the model's work."""
+        return max(0.0, self.at - self.asked.at - self.seconds) / 2
 
-def passed_in(flight: ReturnedPass) -> Work:
+
+def passed_in(flight: ReturnedPass) -> Span:
     """The model's work on a pass, in the middle of its round trip."""
     asked = flight.asked
     assert isinstance(asked.request, Pass)
-    way = _way_of_pass(flight)
-    task = Task.MISS if asked.miss else Task.PASS
-    return Work(asked.track, asked.at + way, flight.at - way, task, asked.epoch, len(asked.request.tree))
-
-
-def _way_of_pass(flight: ReturnedPass) -> float:
-    return max(0.0, flight.at - flight.asked.at - flight.seconds) / 2
+    what, text = (What.MISS, "pass for a row miss") if asked.miss else (What.PASS, "pass")
+    nodes = len(asked.request.tree)
+    begin, end = asked.at + flight.way, flight.at - flight.way
+    return Span(asked.track, begin, end, what, f"{text}, {nodes} nodes", asked.epoch, nodes)
 
 
 @dataclass(frozen=True)
@@ -259,6 +223,18 @@ class DrafterReply:
     reply: Drafted | Scored
     late: bool
 
+    def work(self, begin: float, end: float) -> Span:
+        """The span of its model's work."""
+        reply = self.reply
+        if isinstance(reply, Scored):
+            what, size = What.SCORES, len(reply.probabilities)
+            label = f"scores, {size} strings"
+        else:
+            what, size = What.BRANCHES if reply.branches else What.DRAFT, len(reply.draft_tokens)
+            label = f"{'draft with branches' if reply.branches else 'draft'}, {size} draft tokens"
+            label += f", {len(reply.branches)} prepared continuations" if reply.branches else ""
+        return Span(self.asked.track, begin, end, What.LATE if self.late else what, label, reply.epoch, size)
+
 
 def way_of(answers: Sequence[DrafterReply], before: Sequence[float] = ()) -> float:
     """Seconds of one way: half of the quickest round trip without the model's time, those found `before` included."""
@@ -267,44 +243,34 @@ def way_of(answers: Sequence[DrafterReply], before: Sequence[float] = ()) -> flo
     return min((*before, *found), default=0.0)
 
 
-def drafted_in(answers: Sequence[DrafterReply], way: float, since: float = 0.0) -> list[Work]:
+def drafted_in(answers: Sequence[DrafterReply], way: float, since: float = 0.0) -> list[Span]:
     """The works of a drafter's model, one after another, none before `since`, each done before its reply leaves."""
-    works: list[Work] = []
+    works: list[Span] = []
     free = float("inf")
     for answer in reversed(answers):
-        reply = answer.reply
         end = min(answer.at - way, free)
         earliest = since if answer.late else max(since, answer.asked.at)
-        begin = free = max(end - reply.seconds, min(earliest, end))
-        if isinstance(reply, Drafted):
-            task = Task.BRANCHES if reply.branches else Task.DRAFT
-            size, branches = len(reply.draft_tokens), len(reply.branches)
-        else:
-            task, size, branches = Task.SCORES, len(reply.probabilities), 0
-        works.append(Work(answer.asked.track, begin, end, task, reply.epoch, size, branches, late=answer.late))
+        begin = free = max(end - answer.reply.seconds, min(earliest, end))
+        works.append(answer.work(begin, end))
     return works[::-1]
 
 
 class Tracer:
-    """Reads steps one after another and collects what a timeline is made of."""
+    """Reads steps one after another and collects what spans are made of."""
 
     def __init__(self) -> None:
         self.now = 0.0  # the end of the latest step
         self.misses = 0
         self.bytes = 0
-        self.used: dict[ServiceRole, int] = defaultdict(int)  # tracks
+        self.used: dict[str, int] = defaultdict(int)  # lanes of services, by role
         self.asked: list[SentRequest] = []  # all requests, in order
-        self.answers: dict[Track, list[DrafterReply]] = defaultdict(list)  # of drafters
+        self.answers: dict[str, list[DrafterReply]] = defaultdict(list)  # of drafters, by lane
         self.flights: list[ReturnedPass] = []
-        self.small: list[TimelineMessage] = []  # messages that cost no model any time
-        self.handled: list[SessionCall] = []
-        self.marks: list[Mark] = []
-        self.waits: list[Wait] = []
-        self.epochs: list[EpochSpan] = []
+        self.spans: list[Span] = []  # all but works of models and messages for these
         self._began: float | None = None
         self._epoch = 0
-        self._tracks: dict[Lane, Track] = {}
-        self._free: dict[ServiceRole, list[Track]] = defaultdict(list)  # tracks whose lane is over
+        self._tracks: dict[Lane, str] = {}
+        self._free: dict[str, list[str]] = defaultdict(list)  # by role, lanes whose session is over
         self._flying: dict[tuple[Lane, int], SentRequest] = {}  # passes
         self._running: dict[tuple[Lane, int], SentRequest] = {}  # runs that have had an answer
         self._latest: dict[Lane, SentRequest] = {}  # Draft or Score
@@ -318,19 +284,21 @@ class Tracer:
         handled, self.now = max(begin, self.now), max(begin, self.now) + step.seconds
         misses, self.misses = step.row_misses - self.misses, step.row_misses
         self.bytes = step.sent + step.received
-        event = step.event
-        match event:
+        match step.event:
             case Ready(lane):
-                self._mark(MarkKind.OPENED, f"{named(self._tracks[lane])} is open", self._tracks[lane], begin)
+                self._mark(What.OPENED, f"{self._tracks[lane]} is open", begin, self._tracks[lane])
             case Lost(lane, error):
                 self._lost(lane, str(error), begin)
             case Replied(lane, reply):
                 self._replied(lane, reply, begin)
             case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
-                self._mark(MarkKind.STALLED, MarkKind.STALLED.value, None, begin)
+                self._mark(What.STALLED, "the wait for draft tokens timed out", begin)
         self._commands(step, misses)
-        tokens = tuple(one for one in step.commands if isinstance(one, Emitted))
-        self.handled.append(SessionCall(handled, self.now, name_of(event), self._epoch, tokens))
+        tokens = [one for one in step.commands if isinstance(one, Emitted)]
+        self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))
+        for token in tokens:
+            text = to_bytes(token.letters).decode("utf-8", "replace")
+            self._mark(What(token.kind.value), text, self.now, OUTPUT)
 
     @property
     def flying(self) -> list[SentRequest]:
@@ -338,16 +306,15 @@ class Tracer:
         return list(self._flying.values())
 
     def forget(self) -> None:
-        """Drops everything but what later steps need: passes in flight, and epochs."""
+        """Drops everything but what later steps need: passes in flight."""
         self.asked = self.flying
-        self.answers, self.flights, self.small = defaultdict(list), [], []
-        self.handled, self.marks, self.waits = [], [], []
+        self.answers, self.flights, self.spans = defaultdict(list), [], []
 
     def _commands(self, step: Step, misses: int) -> None:
         for command in step.commands:
             match command:
                 case Open(lane, request):
-                    self._open(lane, ServiceRole.TARGET if isinstance(request, OpenTarget) else ServiceRole.DRAFTER)
+                    self._open(lane, TARGET if isinstance(request, OpenTarget) else DRAFTER)
                 case Close(lane):
                     self._lost(lane, command.blame or "it is not needed any more", self.now)
                 case Send(lane, request):
@@ -361,20 +328,21 @@ class Tracer:
     def _emitted(self, emitted: Emitted) -> None:
         self._begin_epoch(emitted.epoch)
         if emitted.kind is Kind.CORRECTED:
-            self._mark(MarkKind.REFUSED, f"refused; {emitted.letters!r} takes its place", None, self.now)
+            self._mark(What.REFUSED, f"refused; {emitted.letters!r} takes its place", self.now)
 
-    def _open(self, lane: Lane, role: ServiceRole) -> None:
+    def _open(self, lane: Lane, role: str) -> None:
         if self._free[role]:
             self._tracks[lane] = self._free[role].pop()
         else:
-            self._tracks[lane] = Track(role, self.used[role])
             self.used[role] += 1
+            self._tracks[lane] = role if self.used[role] == 1 else f"{role} {self.used[role]}"
 
     def _lost(self, lane: Lane, why: str, at: float) -> None:
         track = self._tracks.get(lane)
-        if track is not None and track not in self._free[track.role]:
-            self._free[track.role].append(track)
-            self._mark(MarkKind.LOST, f"{named(track)}: {why}", track, at)
+        free = [] if track is None else self._free[track.partition(" ")[0]]
+        if track is not None and track not in free:
+            free.append(track)
+            self._mark(What.LOST, f"{track}: {why}", at, track)
             for passes in (self._flying, self._running):
                 for key in [key for key in passes if key[0] == lane]:
                     del passes[key]
@@ -389,7 +357,7 @@ class Tracer:
                 self._begin_epoch(epoch)
                 asked = self._latest[lane] = replace(asked, epoch=epoch)
                 if request.adopt:
-                    self._mark(MarkKind.HIT, f"branch {request.adopt} was adopted", None, self.now)
+                    self._mark(What.HIT, f"branch {request.adopt} was adopted", self.now)
             case Score():
                 self._latest[lane] = asked
         self.asked.append(asked)
@@ -403,81 +371,83 @@ class Tracer:
                 self.flights.append(ReturnedPass(asked, at, reply.seconds, reply.forwards))
                 if reply.more:
                     self._running[key] = replace(asked, at=at)
-        elif isinstance(reply, RowFetched | PromptScored):
-            self.small.append(TimelineMessage(track, at, at, False, name_of(reply), self._epoch))
+        elif isinstance(reply, RowFetched | PromptScored):  # takes a model no time
+            self._mark(What.RECEIVED, name_of(reply), at, track)
         elif lane in self._latest:
             known = self._latest[lane]
             late = reply.epoch != known.epoch
             self.answers[track].append(DrafterReply(replace(known, epoch=reply.epoch), at, reply, late))
 
     def _begin_epoch(self, epoch: int) -> None:
-        if self.epochs and epoch <= self._epoch:
-            return
-        if self.epochs:
-            self.epochs[-1] = replace(self.epochs[-1], end=self.now)
-        self._epoch = epoch
-        self.epochs.append(EpochSpan(epoch, self.now, self.now))
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._mark(What.EPOCH, f"epoch {epoch}", self.now)
 
     def _end_wait(self) -> None:
         if self._waiting is not None and self.now > self._waiting:
-            self.waits.append(Wait(self._waiting, self.now))
+            self._add(TARGET, self._waiting, self.now, What.WAIT, "waits for draft tokens")
         self._waiting = None
 
-    def _mark(self, what: MarkKind, text: str, track: Track | None, at: float) -> None:
-        self.marks.append(Mark(at, what, text, track))
+    def _mark(self, what: What, text: str, at: float, lane: str = VERIFICATION) -> None:
+        self._add(lane, at, at, what, text)
+
+    def _add(self, lane: str, begin: float, end: float, what: What, label: str, count: int = 0) -> None:
+        self.spans.append(Span(lane, begin, end, what, label, self._epoch, count))
 
 
-def _with_tokens(passes: list[Work], tracer: Tracer) -> list[Work]:
+def _with_tokens(passes: Sequence[Span], tracer: Tracer) -> Iterator[Span]:
     """Each pass with the number of tokens emitted from its return to the next one's."""
     returned = [flight.at for flight in tracer.flights]
     tokens = [0] * len(passes)
-    for handled in tracer.handled:
-        if handled.tokens and passes:
-            tokens[max(0, bisect_right(returned, handled.begin) - 1)] += len(handled.tokens)
-    return [replace(work, tokens=count) for work, count in zip(passes, tokens, strict=True)]
+    for span in tracer.spans:
+        if span.what is What.SESSION and passes:
+            tokens[max(0, bisect_right(returned, span.begin) - 1)] += span.count
+    for work, count in zip(passes, tokens, strict=True):
+        yield replace(work, count=count, label=f"{work.label}, {count} tokens came of it")
 
 
-def outward(
-    asked: Iterable[SentRequest], flights: Iterable[ReturnedPass], ways: Mapping[Track, float]
-) -> Iterable[TimelineMessage]:
-    """Messages to services; the way of a pass is 0 until it has returned."""
-    of_passes = {id(flight.asked): _way_of_pass(flight) for flight in flights}
+def messages_of(asked: Iterable[SentRequest], tracer: Tracer, ways: Mapping[str, float]) -> Iterator[Span]:
+    """Messages to services, and replies but for those that took a model no time.
+
+    Args:
+        asked: the requests; the way of a pass is 0 until it has returned.
+        tracer: knows what has returned.
+        ways: seconds to each drafter.
+    """
+    of_passes = {id(flight.asked): flight.way for flight in tracer.flights}
     for one in asked:
         way = of_passes.get(id(one), 0.0) if isinstance(one.request, Pass) else ways.get(one.track, 0.0)
-        yield TimelineMessage(one.track, one.at, one.at + way, True, name_of(one.request), one.epoch)
-
-
-def inward(tracer: Tracer, ways: Mapping[Track, float]) -> Iterable[TimelineMessage]:
-    """Replies of services, but for those that took their models no time."""
+        yield Span(one.track, one.at, one.at + way, What.SENT, name_of(one.request), one.epoch)
     for flight in tracer.flights:
-        asked = flight.asked
-        assert isinstance(asked.request, Pass)
-        text = f"rows of pass {asked.request.number}"
-        yield TimelineMessage(asked.track, flight.at - _way_of_pass(flight), flight.at, False, text, asked.epoch)
+        request, track, epoch = flight.asked.request, flight.asked.track, flight.asked.epoch
+        assert isinstance(request, Pass)
+        yield Span(track, flight.at - flight.way, flight.at, What.RECEIVED, f"rows of pass {request.number}", epoch)
     for track, answers in tracer.answers.items():
         for answer in answers:
-            text = name_of(answer.reply)
-            yield TimelineMessage(track, answer.at - ways[track], answer.at, False, text, answer.asked.epoch)
+            begin, epoch = answer.at - ways[track], answer.asked.epoch
+            yield Span(track, begin, answer.at, What.RECEIVED, name_of(answer.reply), epoch)
 
 
-def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) -> SessionFigures:
+def _figures(tracer: Tracer, drafted: Sequence[Span], passes: Sequence[Span]) -> SessionFigures:
     sent = [asked.at for asked in tracer.asked if isinstance(asked.request, Pass)]
     begin = sent[0] if sent else 0.0
-    emitting = [handled for handled in tracer.handled if handled.tokens]
+    emitting = [span for span in tracer.spans if span.what is What.SESSION and span.count]
     seconds = emitting[-1].end - begin if emitting else 0.0
-    whole = seconds * max(1, tracer.used[ServiceRole.TARGET]) or 1.0
-    flying = sum(_covered([(one.asked.at, one.at) for one in flights]) for flights in _by_track(tracer.flights))
-    happened = [mark.what for mark in tracer.marks]
+    whole = seconds * max(1, tracer.used[TARGET]) or 1.0
+    flights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for flight in tracer.flights:
+        flights[flight.asked.track].append((flight.asked.at, flight.at))
+    happened = [span.what for span in tracer.spans]
     return SessionFigures(
         seconds=seconds,
-        tokens=sum(len(handled.tokens) for handled in emitting),
+        tokens=sum(span.count for span in emitting),
         passes=len(sent) + _further(tracer),
         row_misses=tracer.misses,
-        refused=happened.count(MarkKind.REFUSED),
-        hits=happened.count(MarkKind.HIT),
-        stalls=happened.count(MarkKind.STALLED),
+        refused=happened.count(What.REFUSED),
+        hits=happened.count(What.HIT),
+        stalls=happened.count(What.STALLED),
         model_share=_share(sum(work.end - work.begin for work in passes), whole),
-        idle_share=_share(whole - flying, whole),
+        idle_share=_share(whole - sum(map(_covered, flights.values())), whole),
         drafter_share=_share(sum(work.end - work.begin for work in drafted), seconds or 1.0),
         bytes=tracer.bytes,
     )
@@ -487,11 +457,6 @@ def _further(tracer: Tracer) -> int:
     """Forwards of runs after their first ones."""
     asked = {id(one) for one in tracer.asked}
     return sum(flight.forwards - (id(flight.asked) in asked) for flight in tracer.flights)
-
-
-def _by_track(flights: Sequence[ReturnedPass]) -> list[list[ReturnedPass]]:
-    tracks = {flight.asked.track for flight in flights}
-    return [[flight for flight in flights if flight.asked.track == track] for track in tracks]
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
@@ -530,7 +495,3 @@ def name_of(value: Event | Request | Reply | None) -> str:
         case RunTo(number, tokens):
             return f"pass {number} goes on to {tokens} tokens" if tokens else f"end the run of pass {number}"
     return type(value).__name__.lower()
-
-
-def named(track: Track) -> str:
-    return track.role.value + (f" {track.place + 1}" if track.place else "")

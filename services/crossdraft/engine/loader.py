@@ -302,10 +302,6 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
 
 
-class CannotInflateError(ModelLoadError):
-    """This model cannot be inflated; the text says why."""
-
-
 def grown(original: PreTrainedModel, size: Size, device: torch.device | None = None) -> LlamaForCausalLM:
     """The same function in a larger shape and the same dtype, unchecked; dense kernels multiply by zeros no faster.
 
@@ -320,11 +316,11 @@ def grown(original: PreTrainedModel, size: Size, device: torch.device | None = N
         device: where the larger one is; None: a CPU.
 
     Raises:
-        CannotInflateError: its architecture is not Llama.
+        ModelLoadError: its architecture is not Llama.
         NumberOutOfRangeError: the shape is smaller than the model.
     """
     if not isinstance(original, LlamaForCausalLM):
-        raise CannotInflateError(
+        raise ModelLoadError(
             f"{original.config._name_or_path or 'this'} is a {type(original).__name__}, and only LlamaForCausalLM is "
             "known to be the same function after it is inflated"
         )

@@ -48,6 +48,12 @@ class ServiceError(Exception):
     lost: ClassVar[bool] = False  # the service is at fault, not the request: another service may do it
 
 
+class ServiceFault(ServiceError):
+    """Base of those that are the service's fault."""
+
+    lost = True
+
+
 class BadRequest(ServiceError):
     """The request is not possible with any service of this model."""
 
@@ -68,70 +74,52 @@ class TooLarge(ServiceError):
     """A message over the limit on its size."""
 
 
-class NotServed(ServiceError):
+class NotServed(ServiceFault):
     """Something listens there, but not this service, or one of another version or model."""
-
-    lost = True
 
 
 class NameUnknown(NotServed):
     """There, no model or drafter has this name."""
 
 
-class NotAllowed(ServiceError):
+class NotAllowed(ServiceFault):
     """The service, or something before it, refuses this client."""
-
-    lost = True
 
 
 class KeyRefused(NotAllowed):
     """The client gave no API key, or one that is not known."""
 
 
-class Unreachable(ServiceError):
+class Unreachable(ServiceFault):
     """The service cannot be reached."""
 
-    lost = True
 
-
-class Full(ServiceError):
+class Full(ServiceFault):
     """The service has as many sessions as it takes."""
 
-    lost = True
 
-
-class Overloaded(ServiceError):
+class Overloaded(ServiceFault):
     """There is no room for the request now."""
-
-    lost = True
 
     def __init__(self, text: str, after: float = 1.0) -> None:
         super().__init__(text)
         self.after = after  # seconds after which to retry
 
 
-class TimedOut(ServiceError):
+class TimedOut(ServiceFault):
     """No reply in time."""
 
-    lost = True
 
-
-class Cancelled(ServiceError):
+class Cancelled(ServiceFault):
     """The service ended the call, for instance because it is shutting down."""
 
-    lost = True
 
-
-class Closed(ServiceError):
+class Closed(ServiceFault):
     """The session was ended in order, by this side or by the service."""
 
-    lost = True
 
-
-class Internal(ServiceError):
+class Internal(ServiceFault):
     """The service failed, or sent a malformed reply."""
-
-    lost = True
 
 
 class CannotListen(ServiceError):

@@ -52,30 +52,31 @@ class Generate:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Tokens that were committed together, and when."""
+class Committed:
+    """The next tokens, as many as were decided together, for instance by one pass; at least one."""
 
-    tokens: tuple[Token, ...]  # at least one; just one, unless the request has `together`
-    milliseconds: float  # from the request's arrival until they were committed
+    tokens: tuple[Token, ...]
+    milliseconds: float = 0.0  # in a reply: from the request's arrival until they were committed
 
 
 @dataclass(frozen=True)
-class PromptRead:
-    """Some tokens of the prompt, before all others, for a request with `prompt_logprobs`."""
+class PromptTokens:
+    """Some tokens of the prompt, in order; before all others, and only for a request with `prompt_logprobs`."""
 
     tokens: tuple[PromptToken, ...]
+    first: int = 0  # index of the first of them; a reply does not say it
 
 
 @dataclass(frozen=True)
-class GenerationEnded:
+class OutputEnded:
     """The end of an output, after its tokens."""
 
-    id: str  # of the request
     reason: Reason
-    statistics: Statistics  # without the addresses of services
+    statistics: Statistics  # in a reply: without the addresses of services
+    id: str = ""  # of the request, in a reply
 
 
-Reply = PromptRead | Generated | GenerationEnded
+Reply = PromptTokens | Committed | OutputEnded
 
 # Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
 SETTINGS = tuple(
@@ -170,12 +171,12 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
 
 def encode_reply(reply: Reply) -> pb.GenerateReply:
     match reply:
-        case Generated():
+        case Committed():
             first, *more = (_encode_token(token, reply.milliseconds) for token in reply.tokens)
             return pb.GenerateReply(token=first, more=more)
-        case PromptRead():
+        case PromptTokens():
             return pb.GenerateReply(prompt=pb.PromptTokens(tokens=map(_encode_token, reply.tokens)))
-        case GenerationEnded():
+        case OutputEnded():
             statistics = _encode_statistics(reply.statistics)
             return pb.GenerateReply(ended=pb.Ended(id=reply.id, reason=reply.reason.name, statistics=statistics))
 
@@ -185,13 +186,13 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
     match message.WhichOneof("reply"):
         case "token":
             tokens = tuple(map(_decode_token, (message.token, *message.more)))
-            return Generated(tokens, message.token.milliseconds)
+            return Committed(tokens, message.token.milliseconds)
         case "prompt":
-            return PromptRead(tuple(PromptToken(rank=one.rank, **_plain_token(one)) for one in message.prompt.tokens))
+            return PromptTokens(tuple(PromptToken(rank=one.rank, **_plain_token(one)) for one in message.prompt.tokens))
         case "ended":
             ended = message.ended
             reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
-            return GenerationEnded(ended.id, Reason(reason), _decode_statistics(ended.statistics))
+            return OutputEnded(Reason(reason), _decode_statistics(ended.statistics), ended.id)
         case _:
             raise BadMessage("a GenerateReply must be one of prompt, token and ended")
 
@@ -316,7 +317,7 @@ class GenerationClient:
         try:
             while (reply := await self._read(call)) is not None:
                 yield reply
-                if isinstance(reply, GenerationEnded):
+                if isinstance(reply, OutputEnded):
                     return
             raise Internal(f"{self.server} ended an output without its last reply")
         finally:

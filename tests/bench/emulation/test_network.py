@@ -5,16 +5,7 @@ import asyncio
 import pytest
 
 from crossdraft.bench.emulation import relays
-from crossdraft.bench.emulation.network import (
-    DelayLine,
-    HostNamespace,
-    Shape,
-    Through,
-    read_order,
-    read_places,
-    write_order,
-    write_places,
-)
+from crossdraft.bench.emulation.network import DelayLine, HostNamespace, Shape, read_places, write_places
 from tests.bench.emulation.conftest import HANGS, Echo
 
 with_the_hosts = pytest.mark.asyncio(loop_scope="module")  # which are there for the whole file
@@ -84,10 +75,6 @@ def test_impossible_delays_are_refused() -> None:
             Shape("far", wrong)
 
 
-def test_orders_and_places_are_read_as_they_were_written() -> None:
-    for order in (Shape("far", 1.5, True), Through("far", "127.0.0.1:7")):
-        line = write_order(order)
-        assert line.endswith(b"\n")
-        assert read_order(line) == order
+def test_places_are_read_as_they_were_written() -> None:
     places = {"far": HostNamespace(("nsenter", "--net=/x"), "198.18.0.2"), "near": HostNamespace((), "127.0.0.1")}
     assert read_places(write_places(places)) == places

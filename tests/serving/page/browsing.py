@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from playwright.async_api import Browser, Page
 
 from crossdraft.client import Kind, Token
+from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import Committed, OutputEnded, OutputRequest, TraceSpans
+from crossdraft.serving.backend import OutputRequest, TraceSpans
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
-from crossdraft.trace.live_spans import Span, What
+from crossdraft.trace.timeline import Span, What
 from tests.serving.fakes import FakeBackend
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

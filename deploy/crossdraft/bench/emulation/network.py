@@ -26,7 +26,7 @@ MILLISECONDS = 1000.0
 
 @dataclass(frozen=True)
 class Shape:
-    """From now on the link to a host is like this.
+    """From now on the link to a host is like this; the answer is the address by which a service is reached through it.
 
     Raises:
         ValueError: a value is out of its range.
@@ -35,6 +35,7 @@ class Shape:
     host: str
     delay_ms: float = 0.0  # of what is sent to the host or by it, one way
     cut: bool = False  # nothing passes, and nobody is told
+    service: str = ""  # HOST:PORT, as the service on the host names it; empty: none is asked for
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_ms <= 60_000:
@@ -54,35 +55,11 @@ class DelayLine:
 
 
 @dataclass(frozen=True)
-class Through:
-    """Asks for the address by which a service on this host is reached through the link."""
-
-    host: str
-    address: str  # HOST:PORT, as the service names it
-
-
-Order = Shape | Through
-KINDS = {one.__name__: one for one in (Shape, Through)}
-
-
-@dataclass(frozen=True)
 class HostNamespace:
     """Where a host's commands run and listen."""
 
     prefix: tuple[str, ...]  # put before a command
     listen: str  # the address that its services listen on
-
-
-def write_order(order: Order) -> bytes:
-    """One line."""
-    return json.dumps({type(order).__name__: asdict(order)}).encode() + b"\n"
-
-
-def read_order(line: bytes) -> Order:
-    """Raises ValueError, KeyError or TypeError for anything that `write_order` does not write."""
-    ((kind, fields),) = json.loads(line).items()
-    order: Order = KINDS[kind](**fields)
-    return order
 
 
 def write_places(places: dict[str, HostNamespace]) -> bytes:
@@ -122,12 +99,12 @@ class Carrier:
     process: asyncio.subprocess.Process
     busy: asyncio.Lock
 
-    async def tell(self, order: Order) -> str:
-        """Its answer, which comes when the order has taken effect. Raises NoEmulationError if the process has ended."""
+    async def tell(self, shape: Shape) -> str:
+        """Its answer, which comes when the shape has taken effect. Raises NoEmulationError if the process has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         async with self.busy:
-            self.process.stdin.write(write_order(order))
+            self.process.stdin.write(json.dumps(asdict(shape)).encode() + b"\n")
             answer = await self.process.stdout.readline()
         if not answer:
             raise NoEmulationError("the process that carries the traffic has ended")
@@ -157,7 +134,7 @@ class EmulatedHost:
 
     async def address_through(self, address: str) -> str:
         """By which HOST:PORT a service of the host, which listens on `address`, is reached through the link."""
-        return await self._carrier.tell(Through(self.name, address))
+        return await self._carrier.tell(replace(self.shape, service=address))
 
     async def _reshape(self, shape: Shape) -> None:
         await self._carrier.tell(shape)

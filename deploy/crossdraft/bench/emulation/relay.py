@@ -7,20 +7,12 @@ Handshakes and acknowledgements are not delayed. The process ends with its stand
 """
 
 import asyncio
+import json
 import selectors
 import sys
 from collections.abc import Sequence
 
-from crossdraft.bench.emulation.network import (
-    DelayLine,
-    HostNamespace,
-    Shape,
-    Through,
-    read_order,
-    run_in_real_time,
-    say,
-    write_places,
-)
+from crossdraft.bench.emulation.network import DelayLine, HostNamespace, Shape, run_in_real_time, say, write_places
 
 LOOPBACK = "127.0.0.1"
 PIECE = 65_536  # bytes read at once
@@ -124,12 +116,9 @@ async def _serve(names: Sequence[str]) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     say(write_places(dict.fromkeys(names, HostNamespace((), LOOPBACK))))
     while line := await orders.readline():
-        answer = ""
-        match read_order(line):
-            case Shape() as shape:
-                links[shape.host].reshape(shape)
-            case Through(host, address):
-                answer = await links[host].through(address)
+        shape = Shape(**json.loads(line))
+        links[shape.host].reshape(shape)
+        answer = await links[shape.host].through(shape.service) if shape.service else ""
         say(answer.encode() + b"\n")
 
 

@@ -14,6 +14,7 @@ the devices end with this process.
 import ctypes
 import fcntl
 import heapq
+import json
 import os
 import select
 import socket
@@ -25,16 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crossdraft.bench.emulation.network import (
-    DelayLine,
-    HostNamespace,
-    Shape,
-    Through,
-    read_order,
-    run_in_real_time,
-    say,
-    write_places,
-)
+from crossdraft.bench.emulation.network import DelayLine, HostNamespace, Shape, run_in_real_time, say, write_places
 
 MTU = 65_000  # bytes: few packets, as each costs this process some work
 QUEUED = 5_000  # packets that a device keeps for a reader that is behind
@@ -132,13 +124,9 @@ class Switch:
         line = sys.stdin.buffer.readline()
         if not line:
             return False
-        answer = ""
-        match read_order(line):
-            case Shape() as shape:  # a cut also drops what is on its way to or from the host
-                self._shapes[shape.host] = shape
-            case Through(_, answer):
-                pass
-        say(answer.encode() + b"\n")
+        shape = Shape(**json.loads(line))
+        self._shapes[shape.host] = shape  # a cut also drops what is on its way to or from the host
+        say(shape.service.encode() + b"\n")
         return True
 
     def _deliver(self) -> None:

@@ -22,9 +22,7 @@ from crossdraft.integrations.vllm.logs import show
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.text.letters import Side
-from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import load_tokenizer_json
-from crossdraft.text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +211,7 @@ class RemoteDrafter:
         model = vllm_config.model_config
         most = vllm_config.speculative_config.num_speculative_tokens
         tls = None if options.tls is None else RenewedCredentials(options.tls)
-        target = target_tokenization(model.tokenizer, model.get_vocab_size())
+        target = load_tokenizer_json(model.tokenizer).tokenization(Side.TARGET, model.get_vocab_size())
         return Proposals(options.drafters, target, most, options.longest_wait, tls, options.always)
 
 
@@ -258,22 +256,6 @@ def may_draft(sampling: Sampling, only_greedy: bool) -> bool:
         "Greedy requests would be right: set CROSSDRAFT_ASSUME_GREEDY=1 if there are no others"
     )
     return False
-
-
-def target_tokenization(tokenizer: str, size: int) -> Tokenization:
-    """The tokenizer of vLLM's model.
-
-    Args:
-        tokenizer: folder or hub id.
-        size: ids of the model.
-
-    Raises:
-        ValueError: it cannot be used.
-        FileNotFoundError: there is no tokenizer.json.
-    """
-    loaded = load_tokenizer_json(tokenizer)
-    vocabulary = Vocabulary.build(loaded.tokenizer_json, size, loaded.controls, loaded.stops, Side.TARGET)
-    return Tokenization(loaded.tokenizer_json, vocabulary)
 
 
 def _installed() -> str:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
-from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
+from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 
 GUARDED = "/v1"
 TOKENIZING = ("/tokenize", "/detokenize")  # vLLM has them outside, too; as they cost work, a key is needed
@@ -22,30 +22,24 @@ ID_KEY = "crossdraft.request"  # in the scope
 
 
 @dataclass(frozen=True)
-class HttpOptions:
-    """Keys, limits, and metrics.
+class HttpOptions(GenerationOptions):
+    """Keys and limits of clients under /v1, and metrics.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    keys: Keys = field(default_factory=Keys)  # of /v1; none: everybody may use it
-    rate: RateLimit | None = None  # of /v1, for each holder of a key, or each address where no key is needed
     max_bytes: int = 4 * 2**20  # of a request's body
     max_choices: int = 32  # outputs of one request
-    stalled_seconds: float = 60.0  # after which a stream whose client does not read is ended
     # For /metrics: from the header `Accept` to the text and its type.
     metrics: Callable[[str], tuple[bytes, str]] | None = None
     cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page
 
     def __post_init__(self) -> None:
-        for name, option in (
-            ("max_bytes", "--max-body-mib"),
-            ("max_choices", "--max-choices"),
-            ("stalled_seconds", "stalled_seconds"),
-        ):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{option} must be above 0, got {getattr(self, name)}")
+        super().__post_init__()
+        for option, value in (("--max-body-mib", self.max_bytes), ("--max-choices", self.max_choices)):
+            if value <= 0:
+                raise ValueError(f"{option} must be above 0, got {value}")
 
 
 class Gate:

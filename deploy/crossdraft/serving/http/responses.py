@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Committed, OutputEnded, PromptTokens
+from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
-from crossdraft.trace.live_spans import Span
+from crossdraft.trace.timeline import Span
 from crossdraft.types.output import PromptToken
 
 

@@ -12,19 +12,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.serving.backend import (
-    Backend,
-    Committed,
-    OutputEnded,
-    OutputItem,
-    OutputRequest,
-    PromptTokens,
-    TraceSpans,
-)
+from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
+from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
-from crossdraft.trace.live_spans import Span
+from crossdraft.trace.timeline import Span
 
 log = logging.getLogger(__name__)
 BYTES = 8  # of a token in a reply, about

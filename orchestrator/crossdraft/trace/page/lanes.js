@@ -3,16 +3,17 @@
 import { Bands, isService, shapesOf } from "./scene.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const FIRST_SCALE = 3000, LEAST_SCALE = 20, MOST_SCALE = 100000; // pixels a second
+const FIRST_SCALE = 3000, LEAST_SCALE = 1, MOST_SCALE = 100000; // pixels a second
+const WIDEST = 2e6; // pixels of the whole picture
 const MARGIN = 24; // pixels behind the latest span
 const AXIS = 20; // pixels below the bands
 const TICK_EVERY = 90; // pixels at least
-const MOST = 12000; // spans that are kept
 
 export class Lanes {
   #svg;
   #names;
   #view;
+  #most;
   #spans = [];
   #waiting = []; // spans that the next frame draws
   #services = new Set();
@@ -23,9 +24,9 @@ export class Lanes {
   #ticks = 0; // drawn so far
   #stack = { at: -1, count: 0 }; // tokens of the latest moment
 
-  /** `svg`: the picture; `names`: that of the lanes' names; `view`: what scrolls. */
-  constructor({ svg, names, view }) {
-    [this.#svg, this.#names, this.#view] = [svg, names, view];
+  /** `svg`: the picture; `names`: that of the lanes' names; `view`: what scrolls; `most`: spans that are kept. */
+  constructor({ svg, names, view, most = 12000 }) {
+    [this.#svg, this.#names, this.#view, this.#most] = [svg, names, view, most];
     this.#redraw();
   }
 
@@ -52,14 +53,20 @@ export class Lanes {
     this.#svg.setAttribute("aria-label", words);
   }
 
-  /** Shows `factor` times as much detail, and keeps the middle where it is. */
-  zoom(factor) {
+  /** Shows `factor` times as much detail, and keeps what is at `pixel` from the view's left edge where it is. */
+  zoom(factor, pixel = this.#view.clientWidth / 2) {
     this.#fitting = false;
-    const half = this.#view.clientWidth / 2;
-    const middle = (this.#view.scrollLeft + half) / this.#scale;
-    this.#scale = Math.min(MOST_SCALE, Math.max(LEAST_SCALE, this.#scale * factor));
+    const moment = (this.#view.scrollLeft + pixel) / this.#scale;
+    const most = Math.min(MOST_SCALE, WIDEST / Math.max(this.#end, 1e-3));
+    this.#scale = Math.max(LEAST_SCALE, Math.min(most, this.#scale * factor));
     this.#redraw();
-    this.#view.scrollLeft = middle * this.#scale - half;
+    this.#view.scrollLeft = moment * this.#scale - pixel;
+  }
+
+  /** Shows what is between two moments, in seconds. */
+  show(begin, end) {
+    this.zoom(this.#view.clientWidth / Math.max(end - begin, 1e-3) / this.#scale);
+    this.#view.scrollLeft = begin * this.#scale;
   }
 
   /** Shows everything. */
@@ -77,8 +84,8 @@ export class Lanes {
       if (isService(lane)) this.#services.add(lane);
       this.#end = Math.max(this.#end, end);
     }
-    const crowded = this.#spans.length > MOST;
-    if (crowded) this.#spans.splice(0, MOST / 4);
+    const crowded = this.#spans.length > this.#most;
+    if (crowded) this.#spans.splice(0, this.#most / 4);
     const follows = this.#view.scrollLeft + this.#view.clientWidth > this.#view.scrollWidth - 2 * MARGIN;
     const full = this.#fitting && this.#end * this.#scale + MARGIN > this.#view.clientWidth;
     while (full && this.#end * this.#scale + MARGIN > this.#view.clientWidth && this.#scale > LEAST_SCALE) this.#scale /= 2;

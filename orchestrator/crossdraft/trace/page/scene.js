@@ -1,6 +1,6 @@
 // Where everything of a pipeline's picture is: bands for the lanes, and a shape for each span.
 
-const SERVICE = 30, WIRE = 28, SESSION = 22, GAP = 4, TOKEN = { width: 10, height: 10 }; // pixels
+const EPOCH = 16, SERVICE = 30, WIRE = 28, SESSION = 22, GAP = 4, TOKEN = { width: 10, height: 10 }; // pixels
 const STACKED = 5; // tokens on one another
 const LEAST = 1.5; // pixels of a box
 const DIGIT = 8; // pixels
@@ -8,12 +8,13 @@ const EPOCH_COLOURS = 6;
 const SIGNS = { refused: "✕", hit: "◆", stalled: "■", lost: "!" };
 const VERIFICATION = "verification", OUT = "output";
 
-/** The bands of services, wires, session and output, from top to bottom. */
+/** The bands of epochs, services, wires, session and output, from top to bottom. */
 export class Bands {
   /** `services`: names of the services' lanes, such as "drafter", "target", "target 2". */
   constructor(services) {
     this.all = [];
     this.height = 0;
+    this.epochs = this.#add("epoch", EPOCH);
     const ours = [...services].sort();
     const drafters = ours.filter((name) => !isTarget(name));
     drafters.forEach((name) => this.#add(name, SERVICE));
@@ -67,9 +68,8 @@ export function shapesOf(span, bands, at, above) {
 }
 
 function box(style) {
-  return ({ count }, { band, from, to, colour }) => {
+  return ({ count, number = String(count) }, { band, from, to, colour }) => {
     const shapes = [rectangle(band, from, to, `box ${style} ${colour}`, 0)];
-    const number = String(count);
     if (to - from > DIGIT * (number.length + 0.5)) {
       const attributes = { class: "number", x: (from + to) / 2, y: band.middle, dy: "0.35em" };
       shapes.push({ tag: "text", attributes, text: number });
@@ -95,15 +95,17 @@ function token({ what }, { band, from, above }) {
   return [{ tag: "rect", attributes }];
 }
 
-function way({ lane, what }, { bands, band, from, to, colour }) {
+function way({ lane, what, label }, { bands, band, from, to, colour }) {
   const wire = isTarget(lane) ? bands.below : bands.above;
   const [own, far] = wire === bands.below ? [wire.top, band.top] : [wire.bottom, band.bottom];
   const [begin, end] = what === "sent" ? [own, far] : [far, own];
-  return [line(from, begin, to, end, `way ${colour}`)];
+  const small = from === to || label.startsWith("go on") ? " small" : "";
+  return [line(from, begin, to, end, `way ${colour}${small}`)];
 }
 
-function border(_, { bands, from }) {
-  return [line(from, 0, from, bands.height, "border")];
+function border({ epoch }, { bands, from, colour }) {
+  const attributes = { class: `epoch ${colour}`, x: from + 3, y: bands.epochs.middle, dy: "0.35em" };
+  return [line(from, 0, from, bands.height, "border"), { tag: "text", attributes, text: String(epoch) }];
 }
 
 function line(x1, y1, x2, y2, style) {
@@ -111,6 +113,7 @@ function line(x1, y1, x2, y2, style) {
 }
 
 function sign({ what }, { band, from }) {
-  const attributes = { class: `sign ${what}`, x: from, y: band.middle, dy: "0.35em" };
+  const y = { refused: band.top, hit: band.bottom }[what] ?? band.middle; // both may come at the same moment
+  const attributes = { class: `sign ${what}`, x: from, y, dy: "0.35em" };
   return [{ tag: "text", attributes, text: SIGNS[what] }];
 }
