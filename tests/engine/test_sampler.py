@@ -305,6 +305,7 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("keyed", [True, False])
+@torch.inference_mode()
 def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bool) -> None:
     """Shares of the arrival rates of a race where noise is shared, else of the distribution; the model's if greedy."""
     size, key = 50, NoiseKey(3)
