@@ -96,7 +96,7 @@ def test_no_method_is_refused_where_there_is_no_drafter() -> None:
 @pytest.mark.parametrize(
     ("settings", "drafter", "method"),
     [
-        ({}, "llama2", "coupled"),
+        ({}, "llama2", "seeded"),
         ({}, "gpt2", "standard"),
         ({"seed": 1}, "llama2", "seeded"),
         ({"seed": 1}, "gpt2", "seeded"),

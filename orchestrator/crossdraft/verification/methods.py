@@ -36,9 +36,7 @@ def method_named(name: str) -> Method:
 
 
 def default_method(temperature: float, seeded: bool, same_vocabulary: bool) -> Method:
-    """`slem` at temperature 0, `seeded` with a seed, else the exact method that accepted most (BENCHMARKS.md)."""
+    """`slem` at temperature 0; else `seeded`, which drafts trees, or with one vocabulary and no seed `standard`."""
     if temperature == 0:
         return SLEM
-    if seeded:
-        return SEEDED
-    return STANDARD if same_vocabulary else COUPLED
+    return STANDARD if same_vocabulary and not seeded else SEEDED
