@@ -1,18 +1,21 @@
 """Prepared continuations: which one goes on from the output, and what becomes of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Lost, Open, Ready, Replied
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Choice, DraftSeen
+from crossdraft.speculation.choice import Choice, DraftSeen, Judged
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone
+from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
-from crossdraft.verification.methods import TLI
+from crossdraft.types.statistics import Kind
+from crossdraft.verification.methods import SLEM, TLI
 from tests.clock import GONE
-from tests.session.sessions import DRAFTER, TARGET, assignment, opened, requests
+from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, only, opened, requests
 from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
 
@@ -127,3 +130,26 @@ def test_another_drafter_numbers_its_branches_from_one() -> None:
     (again,) = (one for one in session.handle(Lost(DRAFTER, GONE), 3.0) if isinstance(one, Open))
     session.handle(Ready(again.lane), 4.0)
     assert session.drafter.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
+
+
+def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal() -> None:
+    """The draft "a" is refused for "b", and the tree has "a" after it; the draft's own fate is what is told."""
+    controller = InTurn((Choice(1, 1, overlap=False, tree_nodes=3),), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller))
+    opened(session)
+    drafted = Drafted(1, (DraftToken(0),), 0.0, branches=(Branch(1, 0, Letters("b"), (0,)),))
+    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
+    assert set(sent.tree.paths()) == {(), (0,), (1,), (1, 0)}
+    draws = {(): 1, (0,): 0, (1,): 0, (1, 0): 1}
+    samples = tuple(Sample(draws[path], -0.5) for path in sent.tree.paths())
+    out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 2.0)
+    assert [(one.token, one.kind) for one in emitted(out)] == [
+        (1, Kind.CORRECTED), (0, Kind.ACCEPTED), (1, Kind.BONUS),
+    ]  # fmt: skip
+    judged = [one for one in controller.seen if isinstance(one, Judged)]
+    assert judged == [Judged(0, 0, True, 3, 2)]
+    assert only(Draft, out) == Draft(2, 0, Letters("bab"), 1, first=1, tree_nodes=3, chunk=1)
+    fault = session.drafter.fault_of(
+        replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),)), session.epoch.choice
+    )
+    assert "at most 1 ids" in fault

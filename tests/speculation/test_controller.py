@@ -32,7 +32,7 @@ from crossdraft.speculation.controller import (
     TargetController,
 )
 from crossdraft.speculation.estimates import PLACES, Estimates, Kind, StepCost
-from crossdraft.speculation.policy import Limits, Mode
+from crossdraft.speculation.policy import TREES, Limits, Mode
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
 from tests.verification.enumerating import full
 
@@ -229,6 +229,7 @@ def test_an_output_with_whose_text_its_drafter_cannot_go_on_decodes_plainly() ->
         (Limits(rounds_only=True), lambda choice: not choice.overlap),
         (Limits(max_draft_tokens=3), lambda choice: choice.max_draft_tokens <= 3),
         (Limits(min_draft_tokens=5), lambda choice: not choice.overlap or choice.min_draft_tokens == 5),
+        (Limits(samples=True, tree_nodes=(32,)), lambda choice: choice.tree_nodes in (0, 32)),
         (Limits(branch_depth=2), lambda choice: not choice.overlap or choice.branch_depth == 2),
     ],
 )
@@ -237,6 +238,28 @@ def test_limits_hold(limits: Limits, holds) -> None:  # type: ignore[no-untyped-
     choice = shared.output(KIND, limits).choose(0.0)
     assert choice.drafts
     assert holds(choice)
+
+
+@pytest.mark.parametrize(("token", "trees"), [(0.00002, True), (0.02, False)])
+def test_trees_are_drafted_where_further_tokens_of_a_pass_are_cheap(token: float, trees: bool) -> None:
+    """Half of the draft tokens are accepted, and the drafter is as far away as a pass takes."""
+    shares = ((50.0, 100.0), (100.0, 100.0), *[(50.0, 100.0)] * len(PLACES))
+    costs = {"target": StepCost(0.02, 0.0, token), "drafter": StepCost(0.001), "rounds": StepCost(0.001, 0.0, 0.00005)}
+    before = replace(learned(), **costs, drafter_trip=0.02, acceptance=((KIND, shares),))
+    choice = TargetController(before).output(KIND, Limits(samples=True, tree_nodes=TREES)).choose(0.0)
+    assert bool(choice.tree_nodes) is trees
+
+
+def test_a_step_of_a_tree_is_known_to_cost_more_than_one_of_a_chain() -> None:
+    shared = TargetController(learned())
+    output = shared.output(KIND, Limits(samples=True))
+    for number in range(400):
+        output._running = Choice(4, 4, overlap=False, tree_nodes=32 * (number % 2))
+        seconds = 4 * (0.001 + 0.0002 * (output._running.width - 1))
+        output.observe(DraftSeen(4, seconds + 0.001, seconds), 0.01 * number)
+    given = output.conditions
+    assert given.round_seconds(8) == pytest.approx(0.0024, rel=0.1)
+    assert given.round_seconds() == pytest.approx(0.001, rel=0.1)
 
 
 def taught(accepted: int) -> tuple[TargetController, OutputController]:
@@ -282,6 +305,7 @@ def test_an_explanation_has_the_marginal_table() -> None:
     [
         (Choice(0), "no drafter"),
         (Choice(4, 4, overlap=False), "lock-step (rounds of 4)"),
+        (Choice(4, 4, overlap=False, tree_nodes=16), "lock-step (rounds of 4, trees of 16)"),
         (Choice(16, 4), "overlapped (at most 16 ahead, waits for 4)"),
         (
             Choice(8, patience=0.0, branch_depth=3, branch_width=2),
