@@ -84,6 +84,7 @@ def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(t
     own = load_model("bundled:target", "float32").model
     assert greedy(model, PROMPTS[0], 3) == greedy(own, PROMPTS[0], 3)
     assert json.loads((Path(source_of("bundled:target")) / "config.json").read_text())["max_position_embeddings"] < 2048
+    assert lengthened("inflated:7x512:bundled:target", 2048, tmp_path) == f"inflated:7x512:{tmp_path}"
 
 
 def test_a_model_that_is_long_enough_stays_as_it_is_and_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:

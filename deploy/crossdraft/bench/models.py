@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from crossdraft.engine.loader import load_model
-from crossdraft.engine.names import ModelLoadError, source_of
+from crossdraft.engine.names import INFLATED_PREFIX, ModelLoadError, source_of
 
 CONFIGURATION = "config.json"
 CONTEXT = "max_position_embeddings"
@@ -24,6 +24,9 @@ def lengthened(name: str, context: int, folder: Path) -> str:
     Raises:
         ModelLoadError: there is no such model, or its positions are learnt.
     """
+    if name.startswith(INFLATED_PREFIX):
+        shape, _, original = name.removeprefix(INFLATED_PREFIX).partition(":")
+        return f"{INFLATED_PREFIX}{shape}:{lengthened(original, context, folder)}"
     files = Path(source_of(name))
     if not (files / CONFIGURATION).is_file():
         raise ModelLoadError(f"the context of {name} cannot be lengthened: give a folder, or bundled:NAME")

@@ -87,8 +87,12 @@ def decode_id_tuple(
 def plain_fields(message: Message) -> dict[str, Any]:
     """A message's fields but those that are messages; lists as tuples."""
     plain = [one for one in message.DESCRIPTOR.fields if one.message_type is None]
-    values = ((one.name, getattr(message, one.name)) for one in plain)
-    return {name: value if isinstance(value, str | bytes | int | float) else tuple(value) for name, value in values}
+    return {one.name: plain_value(getattr(message, one.name)) for one in plain}
+
+
+def plain_value(value: Any) -> Any:
+    """Of a field that is no message: a list as a tuple."""
+    return value if isinstance(value, str | bytes | int | float) else tuple(value)
 
 
 def encode_seconds(seconds: float) -> int:

@@ -128,7 +128,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadRequest."""
-    given = {name: _value(message, name) for name in SETTINGS if _is_set(message, name)}
+    given = {one.name: codec.plain_value(value) for one, value in message.ListFields() if one.name in SETTINGS}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
     overlap = _name(pb.GenerateRequest.Overlap, message.overlap, "overlap")
@@ -139,16 +139,6 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
         raise BadRequest(str(error)) from error
     drafter = message.drafter if message.HasField("drafter") else None
     return Generate(request, message.id, message.model, drafter, message.together)
-
-
-def _value(message: pb.GenerateRequest, name: str) -> Any:
-    value = getattr(message, name)
-    return value if isinstance(value, str | int | float) else tuple(value)
-
-
-def _is_set(message: pb.GenerateRequest, name: str) -> bool:
-    presence = message.DESCRIPTOR.fields_by_name[name].has_presence
-    return message.HasField(cast(Any, name)) if presence else bool(getattr(message, name))
 
 
 def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
