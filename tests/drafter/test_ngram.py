@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
-from crossdraft.drafter.ngram import MatchLengths, ServeNgram, byte_vocabulary, continuation, ngram_server
+from crossdraft.drafter.ngram import MatchLengths, ServeNgram, byte_vocabulary, ngram_server
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, Self
 
 from crossdraft.client import GenerationRequest, RequestError
@@ -33,7 +33,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
     own_names,
 )
-from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
+from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates, scope_of
 from crossdraft.session.resolution import requested_method
 from crossdraft.types.output import ServedModel
 
@@ -120,7 +120,8 @@ class GenerationServer:
         began = time.monotonic()
         model = self._model(request)
         with self._counted(), _errors_of_clients():
-            output = OutputRequest(request.id, model, request.request, request.drafter)
+            scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
+            output = OutputRequest(request.id, model, replace(request.request, cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:
