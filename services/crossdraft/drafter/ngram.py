@@ -180,12 +180,12 @@ class NgramSession:
         self._replies: ReplyBuffer
 
     def close(self) -> None:
-        """What is verified of the output is remembered, with the prompt's end."""
-        scope, service, epoch = self._opening.scope, self._service, self._epoch
-        if scope and epoch is not None and service.options.memory_mib:
-            verified = min(epoch.sent, epoch.count - epoch.request.count)  # more is asked for as they are accepted
-            begin, end = self._origin - service.options.lengths.longest, self._origin + epoch.start + verified
-            service.sorting.submit(service.memory.add, scope, self._text[max(0, begin) : end])
+        """What is verified of the output is remembered, with the prompt's end: more is asked for as it is accepted."""
+        epoch, service = self._epoch, self._service
+        written = 0 if epoch is None else epoch.start + min(epoch.sent, epoch.count - epoch.request.count)
+        if written and self._opening.scope and service.options.memory_mib:
+            text = self._text[max(0, self._origin - service.options.lengths.longest) : self._origin + written]
+            service.sorting.submit(service.memory.add, self._opening.scope, text)
 
     def begin(self, epoch: DraftProgress) -> None:
         request, written = epoch.request, len(self._text) - self._origin
