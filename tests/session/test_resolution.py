@@ -209,7 +209,8 @@ def test_the_salt_is_the_scope_of_the_drafter_and_bytes_may_be_more() -> None:
         assert found.open_drafter.scope == "mine"
         assert isinstance(found.controller, OutputController)
         limits = found.controller.limits
-        assert (limits.copies, limits.max_draft_tokens) == (copies, 64 if copies else 32)
+        assert (limits.copies, limits.rounds_only) == (copies, copies)
+        assert limits.max_draft_tokens == (64 if copies else 32)
 
 
 def test_outputs_share_the_controller_of_their_target() -> None:

@@ -167,7 +167,7 @@ def controller_of(
         case Overlap.ON:
             return Fixed(_always_overlapped(request))
     limits = Limits(
-        rounds_only=method.whole_draft,
+        rounds_only=method.whole_draft or copies,  # what is copied is there at once: nothing is drafted meanwhile
         samples=method.samples,
         max_draft_tokens=most_draft_tokens(request),
         min_draft_tokens=request.min_draft_tokens,

@@ -654,7 +654,8 @@ class OutputController:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
         window = min(FIRST, self.limits.max_draft_tokens)
         if self.limits.rounds_only:
-            return Choice(min(2, window), min(2, window), overlap=False, patience=FIRST_PATIENCE, reason=reason)
+            size = self.limits.max_draft_tokens if self.limits.copies else min(2, window)
+            return Choice(size, size, overlap=False, patience=FIRST_PATIENCE, reason=reason)
         return Choice(window, patience=0.0, review_after=REVIEWED, reason=reason)
 
 

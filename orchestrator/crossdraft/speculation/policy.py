@@ -14,7 +14,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft to
 MOST_EXPECTED_WAITS = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
-CHUNK = 4  # ... worth so many tokens at most: a quarter of the messages, at 0.2 ms of the event loop each
+CHUNK = 4  # ... with so many draft tokens at most: a quarter of the messages, at 0.2 ms of the event loop each
 
 
 class Mode(Enum):
@@ -125,8 +125,7 @@ def overlapped(
     given: Conditions, limits: Limits, windows: Iterable[int], waits: Iterable[int | None]
 ) -> Iterable[Choice]:
     """Overlapped choices; those without a number of draft tokens to wait for never wait."""
-    most = round(CHUNK / min(1.0, given.worth))
-    chunk = max(1, min(most, int(given.pass_seconds(0) / CHUNKS / given.draft_seconds)))  # a reply is work for all
+    chunk = max(1, min(CHUNK, int(given.pass_seconds(0) / CHUNKS / given.draft_seconds)))  # a reply is work for all
     fixed = limits.min_draft_tokens
     for window, number in product(windows, waits):
         wait = 0 if number is None else number if fixed is None else fixed
