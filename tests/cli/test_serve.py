@@ -126,7 +126,7 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["ngram", "--min-ngram", "0"], "--min-ngram must be between 1 and --max-ngram, got 0 and 24"),
+        (["ngram", "--min-ngram", "0"], "--min-ngram must be between 1 and --max-ngram, got 0 and 32"),
         (["ngram", "--max-ngram", "3"], "--min-ngram must be between 1 and --max-ngram, got 4 and 3"),
         (["ngram", "--max-sessions", "0"], "--max-sessions must be at least 1, got 0"),
         (["ngram", "--max-sessions", "4", "--max-sessions-per-peer", "5"], "between 1 and --max-sessions (4), got 5"),

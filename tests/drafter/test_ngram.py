@@ -1,8 +1,10 @@
 """The drafter that copies: what it finds, what it says, and what comes out with it."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
-from crossdraft.drafter.ngram import MatchLengths, ServeNgram, byte_vocabulary, continuation, ngram_server
+from crossdraft.drafter.ngram import (
+    BOUNDARY,
+    LEAST_LIKELY,
+    LETTER_BYTES,
+    OCCURRENCES,
+    Block,
+    MatchLengths,
+    NgramService,
+    OwnText,
+    ServeNgram,
+    TextMemory,
+    byte_vocabulary,
+    likeliest,
+    ngram_server,
+)
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.server import Server
 from crossdraft.text.letters import ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.drafter.streaming import Epoch
@@ -36,31 +54,86 @@ def text_of(drafted: Drafted) -> str:
     return byte_vocabulary().letters_of([draft_token.token for draft_token in drafted.draft_tokens])
 
 
-def naive(text: str, count: int, lengths: MatchLengths) -> str:
-    """Every length from the longest, every place from the newest."""
-    for size in range(min(lengths.longest, len(text) - 1), lengths.shortest - 1, -1):
-        ending = text[-size:]
-        if any(ord(letter) > 0xFF for letter in ending):
-            continue
-        for place in range(len(text) - size - 1, -1, -1):
-            if text[place : place + size] == ending:
-                copied = ""
-                while len(copied) < count:
-                    letter = (text + copied)[place + size + len(copied)]
-                    if ord(letter) > 0xFF:
-                        break
-                    copied += letter
-                return copied
-    return ""
+def naive(text: bytes, ending: bytes) -> tuple[int, list[int]]:
+    """Letters of the longest match of an ending before any place of the text, and all places after such a match."""
+    sizes = {
+        place: next(size for size in range(len(ending), -1, -1) if text[:place].endswith(ending[len(ending) - size :]))
+        for place in range(1, len(text) + 1)
+    }
+    longest = max(sizes.values(), default=0)
+    return longest, [place for place, size in sizes.items() if size == longest]
 
 
-@given(
-    text=st.lists(st.sampled_from(["a", "b", "ab", "ba", "aab", END]), max_size=30).map("".join),
-    count=st.integers(1, 9),
-    lengths=st.tuples(st.integers(1, 5), st.integers(0, 6)).map(lambda pair: MatchLengths(sum(pair), pair[0])),
-)
-def test_the_longest_match_goes_on_and_the_newest_of_several(text, count, lengths):
-    assert continuation(Letters(text), count, lengths) == naive(text, count, lengths)
+WORDS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"\0", b"aab"]), max_size=30).map(b"".join)
+SOME = 99  # letters: more than any of these texts has
+
+
+@given(WORDS, st.integers(1, 4), st.integers(1, 9))
+def test_the_longest_match_in_its_own_text_is_found_and_what_followed_the_newest_first(text, shortest, longest):
+    ending = text[-longest:]
+    size, places = naive(text[:-1], ending)
+    found = OwnText(text).longest(ending, shortest)
+    assert found == (size if size >= shortest else 0)
+    if found:
+        followed = [(text[place:] * SOME)[:SOME] for place in reversed(places)]
+        assert list(OwnText(text).followed(ending[-size:], SOME)) == followed
+
+
+@given(st.lists(WORDS, min_size=1, max_size=3), WORDS.filter(bool), st.integers(1, 20))
+def test_the_longest_match_in_earlier_texts_is_found_and_all_that_followed(texts, ending, depth):
+    text = b"".join(BOUNDARY + one for one in texts)
+    block, ending = Block(text, depth), ending[-depth:]
+    size, places = naive(text, ending)
+    assert block.longest(ending, 1) == size
+    assert block.longest(ending, size + 1) == 0
+    if size > 0 and len(places) < OCCURRENCES:
+        followed = sorted(text[place:] for place in places)
+        assert sorted(block.followed(ending[len(ending) - size :], SOME)) == followed
+
+
+def test_of_very_many_occurrences_some_are_looked_at() -> None:
+    block = Block(BOUNDARY + b"ab" * 10_000, 8)
+    assert OCCURRENCES / 2 <= len(list(block.followed(b"ab", 3))) <= OCCURRENCES
+
+
+def test_what_followed_most_often_is_copied_as_far_as_it_is_likely_to_hold() -> None:
+    assert likeliest([b"xyz", b"abc", b"abd", b"abd"], 3, matched=100) == b"abd"
+    assert likeliest([b"xy", b"ab"], 2, matched=100) == b"xy"  # the first of equals
+    alone = likeliest([b"x" * 500], 500, matched=8)
+    assert 8 / (8 + len(alone)) >= LEAST_LIKELY > 8 / (8 + len(alone) + 1)
+    one_of_many = [bytes([letter]) * 9 for letter in range(20)]
+    assert likeliest(one_of_many, 9, matched=30) == b""
+    assert likeliest([b"ab" + BOUNDARY + b"c", b"a"], 4, matched=30) == b"ab"  # a text ends there
+    assert likeliest([], 4, matched=0) == likeliest([b""], 4, matched=9) == b""
+
+
+def remembered(memory: TextMemory) -> dict[str, int]:
+    """Letters, by scope."""
+    return {scope: sum(len(block.text) for block in blocks) for scope, blocks in memory.blocks.items()}
+
+
+def test_memory_has_a_limit_and_forgets_what_was_not_used_the_longest() -> None:
+    limit = 40 * LETTER_BYTES * 1000
+    memory = TextMemory(limit, 16)
+    memory.add("used", b"something that is looked up again and again" * 100)
+    for number in range(30):
+        memory.add(f"client {number}", bytes([65 + number]) * 4000)
+        (block,) = memory.blocks["used"]
+        assert block.longest(b"looked up again", 4) == 15
+        assert next(block.followed(b"looked up ", 5)) == b"again"
+        assert sum(remembered(memory).values()) * LETTER_BYTES <= limit
+    assert remembered(memory).keys() >= {"used", "client 29", "client 28"}
+    assert not remembered(memory).keys() & {"client 0", "client 1"}
+
+
+def test_texts_of_one_scope_become_few_blocks_and_long_ones_are_cut() -> None:
+    memory = TextMemory(2**20, 16)
+    for number in range(100):
+        memory.add("mine", b"text number %d " % number)
+    assert len(memory.blocks["mine"]) < 10
+    assert any(block.longest(b"text number 41", 4) == 14 for block in memory.blocks["mine"])
+    memory.add("long", b"x" * 2**20)
+    assert remembered(memory)["long"] < 2**20 / LETTER_BYTES
 
 
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (3, 4), (-1, -1)])
@@ -137,6 +210,76 @@ async def test_it_stands_aside_when_the_rest_has_not_been_seen(ngram: DrafterCli
         assert [reply.reason for reply in epoch.replies[:-1]] == ["", ""]
         await session.send(Advance(1, 9))  # which changes nothing
         assert text_of(await session.draft(Draft(2, 0, NOTHING, 2))) == "ef"
+
+
+@asynccontextmanager
+async def remembering(memory_mib: int = 1) -> AsyncIterator[tuple[NgramService, DrafterClient]]:
+    service = NgramService(ServeNgram(memory_mib=memory_mib))
+    async with Server(DRAFTER, service, AT_ONCE) as server, DrafterClient(server.address) as client:
+        yield service, client
+
+
+async def settled(client: DrafterClient, service: NgramService) -> None:
+    """All sessions that have closed are remembered: on one link what is sent first comes first."""
+    async with client.session(OPEN):
+        await asyncio.wrap_future(service.sorting.submit(int))
+
+
+FACT = Letters("the moon is made of green cheese, as everybody knows")
+ASKED = from_bytes(b"What is it? It is: ")
+
+
+async def heard(client: DrafterClient, service: NgramService, scope: str, text: Letters = FACT) -> None:
+    """A session whose output is this text."""
+    async with client.session(OpenDrafter(ASKED, SamplingOptions(), None, 0, scope=scope)) as session:
+        await session.draft(Draft(1, 0, text, 4))
+    await settled(client, service)
+
+
+async def drafted_in(client: DrafterClient, scope: str, text: bytes = b"Tell me: the moon is ") -> str:
+    async with client.session(OpenDrafter(from_bytes(text), SamplingOptions(), None, 0, scope=scope)) as session:
+        return text_of(await session.draft(Draft(1, 0, NOTHING, 13)))
+
+
+async def test_earlier_outputs_of_the_same_scope_are_copied_and_no_others() -> None:
+    async with remembering() as (service, client):
+        await heard(client, service, "alice")
+        assert await drafted_in(client, "alice") == "made of green"
+        assert await drafted_in(client, "bob") == await drafted_in(client, "") == ""
+        await heard(client, service, "")
+        assert await drafted_in(client, "") == ""
+        assert service.memory.blocks.keys() == {"alice"}
+
+
+async def test_without_memory_nothing_is_remembered() -> None:
+    async with remembering(0) as (service, client):
+        await heard(client, service, "alice")
+        assert await drafted_in(client, "alice") == ""
+
+
+async def test_only_what_is_verified_is_remembered() -> None:
+    async with remembering() as (service, client):
+        await heard(client, service, "alice")
+        opening = OpenDrafter(from_bytes(b"It is: the moon is "), SamplingOptions(), None, 0, scope="alice")
+        async with client.session(opening) as session:
+            await session.send(Draft(1, 0, NOTHING, 13, 13))
+            epoch = await Epoch(1).complete(session, 13)  # made of green
+            await session.send(Advance(1, 17))
+            await epoch.complete(session, 17)  # four of them are in the output
+        await settled(client, service)
+        assert service.memory.blocks["alice"][-1].text.endswith(b"the moon is made")
+        async with client.session(opening) as session:
+            await session.send(Draft(1, 0, Letters("MADE of"), 4))
+            await session.draft(Draft(2, 2, Letters("D MEN"), 4))
+        await settled(client, service)
+        assert service.memory.blocks["alice"][-1].text.endswith(b"the moon is MAD MEN")
+
+
+async def test_its_own_text_comes_first_where_matches_are_as_long() -> None:
+    async with remembering() as (service, client):
+        await heard(client, service, "alice", from_bytes(b"12345 comes after the moon is blue"))
+        own = b"I say the moon is made of rock. But the moon is "
+        assert (await drafted_in(client, "alice", own)).startswith("made of rock.")
 
 
 async def test_scores_are_zero_or_one(ngram: DrafterClient) -> None:

@@ -36,6 +36,7 @@ REQUESTS = st.builds(
     stop_token_ids=IDS,
     truncate_prompt_tokens=st.sampled_from([None, -1, 7]),
     prompt_logprobs=st.none() | st.integers(0, 20),
+    cache_salt=TEXTS,
     overlap=st.sampled_from([Overlap.AUTO, Overlap.ON]),
     max_draft_tokens=st.none() | st.integers(16, 64),
     logprobs=st.none() | st.integers(0, 20),
@@ -58,7 +59,7 @@ def names(kind: type) -> set[str]:
 
 
 def test_every_field_has_its_place() -> None:
-    asked = (names(GenerationRequest) | names(Generate)) - {"prompt", "request", "explain", "record"}
+    asked = (names(GenerationRequest) | names(Generate)) - {"prompt", "request", "explain", "record", "authorization"}
     assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) - {"text", "ids", "chat"} == asked
     assert set(pb.Statistics.DESCRIPTOR.fields_by_name) == names(Statistics)
     lane = (names(LaneFigures) - {"address", "trips"}) | {"trip_counts", "trip_seconds", "queued_seconds"}

@@ -186,7 +186,8 @@ def openings(draw: st.DrawFn) -> OpenDrafter:
     audited = key is not None and draw(st.booleans())
     allowed = draw(st.none() | id_arrays)
     width, redistribute, templated = draw(st.integers(0, 1000)), draw(st.text(max_size=8)), draw(st.booleans())
-    return OpenDrafter(draw(letters), draw(options), key, width, allowed, redistribute, audited, templated)
+    scope = draw(st.text(max_size=8))
+    return OpenDrafter(draw(letters), draw(options), key, width, allowed, redistribute, audited, templated, scope)
 
 
 strings = st.lists(letters.filter(bool), max_size=4).map(tuple)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.serving.limits import MAX_CLIENTS, KeyRefusedError, Keys, KeysError, RateLimit, Rates
+from crossdraft.serving.limits import MAX_CLIENTS, KeyRefusedError, Keys, KeysError, RateLimit, Rates, scope_of
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -36,6 +36,19 @@ def test_without_keys_everybody_may_and_no_key_is_kept(keys: Keys) -> None:
     assert Keys().holder(None) == Keys().holder("Bearer whatever") == ""
     assert ALICE not in repr(keys)
     assert ALICE.encode() not in keys.holders
+
+
+def test_who_has_the_same_key_and_salt_has_the_same_scope(keys: Keys) -> None:
+    alice, bob = f"Bearer {ALICE}", f"bearer  {BOB} "
+    scopes = [scope_of(shown, salt, keys) for shown in (alice, bob) for salt in ("", "a salt")]
+    assert len(set(scopes)) == len(scopes)
+    assert scope_of(f"bearer  {ALICE} ", "", keys) == scopes[0]
+    assert scope_of(alice, "", Keys.of({"another name": ALICE})) == scopes[0]  # of another server
+    assert not any(ALICE in scope or "alice" in scope for scope in scopes)
+
+
+def test_without_keys_all_have_one_scope_but_for_salts() -> None:
+    assert scope_of(None, "", Keys()) == scope_of("Bearer EMPTY", "", Keys()) != scope_of(None, "a salt", Keys())
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:

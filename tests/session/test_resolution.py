@@ -202,6 +202,17 @@ def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
     assert whole.limits.rounds_only
 
 
+def test_the_salt_is_the_scope_of_the_drafter_and_bytes_may_be_more() -> None:
+    for copies in (False, True):
+        found = resolve(GenerationRequest("Hello", cache_salt="mine", method="slem"), models(copies=copies))
+        assert found.open_drafter is not None
+        assert found.open_drafter.scope == "mine"
+        assert isinstance(found.controller, OutputController)
+        limits = found.controller.limits
+        assert (limits.copies, limits.rounds_only) == (copies, copies)
+        assert limits.max_draft_tokens == (64 if copies else 32)
+
+
 def test_outputs_share_the_controller_of_their_target() -> None:
     shared = TargetController()
     one, other = (resolve(GenerationRequest("x"), models(), shared=shared).controller for _ in range(2))

@@ -31,7 +31,7 @@ from crossdraft.speculation.controller import (
     PlainController,
     TargetController,
 )
-from crossdraft.speculation.estimates import PLACES, Estimates, Kind, StepCost
+from crossdraft.speculation.estimates import PLACES, RECENT, Estimates, Kind, StepCost
 from crossdraft.speculation.policy import TREES, Limits, Mode
 from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
 from tests.verification.enumerating import full
@@ -221,6 +221,20 @@ def test_an_output_with_whose_text_its_drafter_cannot_go_on_decodes_plainly() ->
     assert output.choose(0.0).drafts
     output.observe(DraftSeen(0, 0.001, 0.001, aside=True), 0.1)
     assert not output.choose(0.1).drafts
+
+
+def test_a_drafter_that_copies_is_asked_again_as_soon_as_that_costs_little() -> None:
+    output = TargetController(learned()).output(KIND, Limits(copies=True))
+    assert output.choose(0.0).drafts
+    output.observe(DraftSeen(7, 0.001, 0.001), 0.1)
+    output.observe(DraftSeen(0, None, 0.001, aside=True), 0.1)  # it found something, which ends here
+    assert output.choose(0.2).drafts
+    for _ in range(RECENT):
+        output.target.drafter_trip.add(10.0)
+    output.observe(DraftSeen(0, 10.0, 0.001, aside=True), 0.3)
+    assert not output.choose(0.4).drafts
+    output.observe(Judged(0, 0, False, EXPLORED, EXPLORED), 0.5)
+    assert output.choose(0.6).drafts
 
 
 @pytest.mark.parametrize(

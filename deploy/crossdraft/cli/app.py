@@ -310,13 +310,14 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
 @command(serve, "ngram", runs="crossdraft.cli.serve:serve_ngram")
 def serve_ngram(
     *,
-    max_ngram: int = option(24, "Max length of a match, in bytes."),
+    max_ngram: int = option(32, "Max length of a match, in bytes."),
     min_ngram: int = option(4, "Min length of a match, in bytes."),
+    memory_mib: int = option(32, "Memory for earlier outputs, from which the same client's drafts are copied.", min=0),
     service: ServiceOptions,
 ) -> None:
     """Serve a drafter without a model (prompt lookup). It proposes what followed earlier occurrences of the last bytes.
 
-    A draft token is one byte, so a round should have many of them: use -k 16 or more.
+    It looks in the prompt, in the output, and in earlier outputs for the same client. A draft token is one byte.
     """
 
 

@@ -75,12 +75,12 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
     _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
 
 
-def serve_ngram(max_ngram: int, min_ngram: int, service: ServiceOptions) -> None:
+def serve_ngram(max_ngram: int, min_ngram: int, memory_mib: int, service: ServiceOptions) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
     from crossdraft.drafter.ngram import MatchLengths, ServeNgram, ngram_server
 
     with checked_options():
-        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), _pace(service.pace))
+        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), _pace(service.pace), memory_mib)
 
     async def made() -> Serving:
         return ngram_server(options)

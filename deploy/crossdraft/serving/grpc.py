@@ -22,7 +22,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
     own_names,
 )
-from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
+from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
 from crossdraft.session.resolution import requested_method
 from crossdraft.types.output import ServedModel
 
@@ -92,7 +92,8 @@ class GenerationServer:
         began = time.monotonic()
         model = self._model(request)
         with self._counted(), _errors_of_clients():
-            output = OutputRequest(request.id, model, request.request, request.drafter)
+            scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
+            output = OutputRequest(request.id, model, replace(request.request, cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:

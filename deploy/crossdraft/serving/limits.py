@@ -105,6 +105,12 @@ class Keys:
         return found
 
 
+def scope_of(authorization: str | None, salt: str, keys: Keys) -> str:
+    """What a client's requests with this salt have in common, as a text that nobody can guess who has not the key."""
+    key = (authorization or "").partition(" ")[2].strip() if keys.holders else ""
+    return hmac.new(digest(key), salt.encode(), sha256).hexdigest()
+
+
 def digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 

@@ -118,7 +118,10 @@ def resolve(
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
-    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, shared)
+    copies = models.drafter is not None and models.drafter.copies
+    if copies and request.overlap is Overlap.AUTO and request.max_draft_tokens is None:
+        request = replace(request, max_draft_tokens=MOST_DRAFT_TOKENS)  # they are bytes
+    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, shared, copies)
     assignment = Assignment(
         pair=pair,
         method=method,
@@ -155,7 +158,7 @@ def _as_asked(request: GenerationRequest) -> dict[str, Any]:
 
 
 def controller_of(
-    request: GenerationRequest, method: Method, targets: int, shared: TargetController | None
+    request: GenerationRequest, method: Method, targets: int, shared: TargetController | None, copies: bool
 ) -> Controller:
     """The controller that a request asks for: one that always chooses the same, or its part of the shared one."""
     match request.overlap:
@@ -165,14 +168,15 @@ def controller_of(
         case Overlap.ON:
             return Fixed(_always_overlapped(request))
     limits = Limits(
-        rounds_only=method.whole_draft,
+        rounds_only=method.whole_draft or copies,  # what is copied is there at once: nothing is drafted meanwhile
         samples=method.samples,
-        tree_nodes=_tree_sizes(request, method),
+        tree_nodes=() if copies else _tree_sizes(request, method),
         max_draft_tokens=most_draft_tokens(request),
         min_draft_tokens=request.min_draft_tokens,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
         targets=targets,
+        copies=copies,
     )
     kind = method.name, request.options.temperature, request.drafter_temperature
     return (shared or TargetController()).output(kind, limits)
@@ -409,6 +413,7 @@ def _open_drafter(
         redistribute=models.digest if method.redistributed else "",
         audited=audit is not None and audit.each_epoch,
         templated=prompts.templated,
+        scope=request.cache_salt,
     )
 
 

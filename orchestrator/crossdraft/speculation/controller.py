@@ -65,6 +65,7 @@ from crossdraft.speculation.policy import (
 
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
 FIRST_PATIENCE = 0.05  # seconds, where nothing is known of a drafter and only lock-step is possible
+ASKING = 0.1  # of plain decoding, that asking a drafter which finds nothing to copy may cost
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 TRIAL = 16.0  # tokens of each output that a trial by all takes: two rounds
 TRIALS = 4.0  # ... times as many after which one ends that not all could join
@@ -467,6 +468,7 @@ class OutputController:
         self.target, self.kind, self.limits, self.acceptance = target, kind, limits, acceptance
         self._there = True
         self._aside = 0  # tokens until it asks a drafter again that could not go on with its text
+        self._drafted = 0  # draft tokens of the running epoch
         self._running = PLAIN
         self._mode: Mode | None = None  # of the running epoch; None: it is the first
         self._chances: Sequence[float] = ()
@@ -493,7 +495,8 @@ class OutputController:
                 self._in_run = not seen.asked
                 self.target.passed(seen, self)
             case DraftSeen():
-                self._aside = EXPLORED if seen.aside else 0
+                self._drafted += seen.draft_tokens
+                self._aside = self._pause if seen.aside else 0
                 self.target.drafted(seen, 0 if self._running.overlap else self._running.width, self._drafting)
                 self._drafting = self.target.drafting
             case Judged():
@@ -509,6 +512,14 @@ class OutputController:
             case Ended():
                 self._compare(now)
                 self.target.ended(self)
+
+    @property
+    def _pause(self) -> int:
+        """Tokens until a drafter is asked again that stands aside; one that copies soon finds something."""
+        step = self.target.target.cost.seconds(self.target.outputs)
+        if not (self.limits.copies and step):
+            return EXPLORED
+        return 0 if self._drafted else min(EXPLORED, round(self.target.drafter_trip.value / step / ASKING))
 
     def _judged(self, seen: Judged) -> None:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
@@ -547,7 +558,7 @@ class OutputController:
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
         choice = self.review(now)
-        self._behind = 0.0
+        self._behind, self._drafted = 0.0, 0
         if choice.drafts:
             self.target.asked(self, now)
             self._drafting = self.target.drafting
@@ -648,7 +659,8 @@ class OutputController:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
         window = min(FIRST, self.limits.max_draft_tokens)
         if self.limits.rounds_only:
-            return Choice(min(2, window), min(2, window), overlap=False, patience=FIRST_PATIENCE, reason=reason)
+            size = self.limits.max_draft_tokens if self.limits.copies else min(2, window)
+            return Choice(size, size, overlap=False, patience=FIRST_PATIENCE, reason=reason)
         return Choice(window, patience=0.0, review_after=REVIEWED, reason=reason)
 
 

@@ -55,6 +55,7 @@ class Limits:
     branch_width: int = 1
     tree_nodes: Sequence[int] = ()  # of draft trees that are compared, for methods whose target draws by itself
     targets: int = 1  # with several, passes may overlap
+    copies: bool = False  # the drafter copies bytes: it may find nothing now, and something soon
 
     def __post_init__(self) -> None:
         least = self.min_draft_tokens or 0

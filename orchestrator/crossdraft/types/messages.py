@@ -220,6 +220,7 @@ class OpenDrafter:
     redistribute: str = ""  # set (`rdk`): draw target tokens from Mᵀq′; `tokenizer_digest` of the target that M is for
     audited: bool = False  # draws use `noise` with the epoch's number as its `choice`, to be recomputed from their rows
     templated: bool = False  # the prompt is UTF-8 text of the drafter's chat template, special tokens by name
+    scope: str = ""  # opaque; drafts may copy earlier texts of sessions with the same one; "": no text is shared
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,7 @@ class GenerationRequest:
     committed: tuple[int, ...] = ()
     logprobs: int | None = None  # set: each token comes with its log-probability and this many most probable ids
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which come before the output
+    cache_salt: str = ""  # requests with the same one share what an n-gram drafter remembers; "": nothing is shared
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -221,6 +222,7 @@ class GenerationRequest:
     def _check_prompt(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.fault:
             raise RequestError(self.prompt.fault)
+        check_text("cache_salt", self.cache_salt)
         check_ids("committed", self.committed)
         check_ids("stop_token_ids", self.stop_token_ids)
         if isinstance(self.prompt, tuple):

@@ -54,7 +54,7 @@ class DraftReply(_message.Message):
     def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ...) -> None: ...
 
 class OpenDrafter(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "row_width", "allowed", "redistribute", "audited", "templated")
+    __slots__ = ("prompt", "options", "noise", "row_width", "allowed", "redistribute", "audited", "templated", "scope")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class OpenDrafter(_message.Message):
     REDISTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     TEMPLATED_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     prompt: bytes
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
@@ -71,7 +72,8 @@ class OpenDrafter(_message.Message):
     redistribute: str
     audited: bool
     templated: bool
-    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ..., templated: _Optional[bool] = ...) -> None: ...
+    scope: str
+    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ..., templated: _Optional[bool] = ..., scope: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt", "first", "tree_nodes")

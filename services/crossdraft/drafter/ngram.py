@@ -1,13 +1,22 @@
 """A drafter without a model: it looks up how the text went on when its last letters were seen before, and copies that
-(prompt look-up). Its tokens are bytes.
+(prompt look-up; with earlier outputs as in SuffixDecoding). Its tokens are bytes.
 
-Its draft tokens are a function of the text alone, so each row is one-hot, and noise changes nothing.
+What followed the longest match most often is copied, as far as it is likely to hold: after a long match further.
+
+Its draft tokens are a function of texts alone, so each row is one-hot, and noise changes nothing.
 """
 
 import asyncio
+import re
+import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import takewhile
+from itertools import chain, islice, takewhile
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +26,7 @@ from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, 
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
+from crossdraft.text.letters import Letters, Side, common_length, from_bytes
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
 from crossdraft.types.rows import DraftToken, Row
@@ -26,6 +35,13 @@ if TYPE_CHECKING:
     from crossdraft.engine.emulation import Pace  # at run time nothing here needs torch
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
+BOUNDARY = b"\xff"  # in place of a control symbol, and between texts: it never occurs in UTF-8, and does not match
+CONTROLS = re.compile("[^\\x00-\\xfe]")
+OCCURRENCES = 32  # of a match that are compared
+LEAST_LIKELY = 0.15  # a draft ends where it holds with a smaller probability, as estimated
+WORD = 8  # letters that are sorted as one number
+LETTER_BYTES = 5  # of memory for each letter remembered: itself, and its place in the order
+MOST_IN_BLOCK = 2**20  # letters that are sorted together
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class MatchLengths:
         ValueError: a length is out of its range.
     """
 
-    longest: int = 24  # letters; among longer matches the newest is taken
+    longest: int = 32  # letters; longer matches are as good
     shortest: int = 4  # letters
 
     def __post_init__(self) -> None:
@@ -44,65 +60,132 @@ class MatchLengths:
             raise ValueError(f"--min-ngram must be between 1 and --max-ngram, got {self.shortest} and {self.longest}")
 
 
-def continuation(text: Letters, count: int, lengths: MatchLengths) -> Letters:
-    """At most `count` letters that followed the longest match of the text's end, and the newest of several.
+def to_text(letters: Letters) -> bytes:
+    return CONTROLS.sub("\xff", letters).encode("latin-1")
 
-    A match that overlaps the text's end is copied again and again: what follows it is what is being copied. Control
-    symbols do not match and are not copied.
+
+@dataclass(frozen=True)
+class OwnText:
+    """The text that is to go on, searched as it is."""
+
+    text: bytes
+
+    def longest(self, ending: bytes, shortest: int) -> int:
+        """Letters of the longest match of the text's end before it; 0 if it is too short."""
+        end, size = len(self.text) - 1, shortest
+        while size <= len(ending) and (place := self.text.rfind(ending[-size:], 0, end)) >= 0:
+            end, size = place + size, size + 1  # no match of more letters ends later
+        return size - 1 if size > shortest else 0
+
+    def followed(self, ending: bytes, wanted: int) -> Iterator[bytes]:
+        """What followed each occurrence, the newest first; up to the text's end, as if it were repeated from there."""
+        place = len(self.text) - len(ending)
+        while (place := self.text.rfind(ending, 0, place + len(ending) - 1)) >= 0:
+            copied = self.text[place + len(ending) :][:wanted]
+            yield (copied * -(-wanted // len(copied)))[:wanted]
+
+
+class Block:
+    """Texts, and the places after their letters in an order in which the longest matches are neighbours: by the letters
+    before each place, the nearest first."""
+
+    def __init__(self, text: bytes, depth: int) -> None:
+        self.text, self.used, self._depth = text, time.monotonic(), depth  # depth: letters that count for the order
+        size, words = len(text), -(-depth // WORD)
+        letters = np.zeros(size + (words + 1) * WORD, dtype=np.uint64)
+        letters[:size] = np.frombuffer(text, dtype=np.uint8)[::-1]
+        numbers = np.zeros(size + words * WORD, dtype=np.uint64)
+        for place in range(WORD):
+            numbers = (numbers << np.uint64(8)) | letters[place : place + len(numbers)]
+        order = np.lexsort([numbers[WORD * word :][:size] for word in reversed(range(words))])
+        self._order = (size - order).astype(np.int32).data
+
+    def longest(self, ending: bytes, shortest: int) -> int:
+        """As `OwnText.longest`."""
+        place = bisect_left(self._order, ending[::-1], key=self._before)
+        wanted, nearest = from_bytes(ending[::-1]), map(self._before, self._order[max(0, place - 1) : place + 1])
+        size = max(common_length(wanted, from_bytes(before)) for before in nearest)
+        return size if size >= shortest else 0
+
+    def followed(self, ending: bytes, wanted: int) -> Iterator[bytes]:
+        """What followed each occurrence, or some of them if there are many."""
+        self.used = time.monotonic()
+        first = bisect_left(self._order, ending[::-1], key=self._before)
+        last = bisect_right(self._order, ending[::-1], first, key=lambda place: self._before(place)[: len(ending)])
+        return (self.text[at : at + wanted] for at in self._order[first : last : 1 + (last - first) // OCCURRENCES])
+
+    def _before(self, place: int) -> bytes:
+        return self.text[max(0, place - self._depth) : place][::-1]
+
+
+def likeliest(followed: Sequence[bytes], wanted: int, matched: int) -> bytes:
+    """Letters to copy: each time the most frequent of what followed. That n of them hold after m that matched is taken
+    to have the probability m / (m + n), times the share of occurrences that went on so."""
+    drafted, alive = bytearray(), followed
+    for place in range(wanted):
+        letters = Counter(one[place : place + 1] for one in alive)
+        del letters[b""]  # a text ends there
+        letter, agreeing = max(letters.items(), key=itemgetter(1), default=(BOUNDARY, 0))
+        if letter == BOUNDARY or agreeing * matched < LEAST_LIKELY * len(followed) * (matched + place + 1):
+            break
+        drafted += letter
+        if agreeing < len(alive):
+            alive = [one for one in alive if one[place : place + 1] == letter]
+    return bytes(drafted)
+
+
+class TextMemory:
+    """Earlier outputs by scope: what one scope has brought is never looked up for another.
+
+    Blocks of similar sizes are merged, so that few are searched. Above the limit of bytes the block goes that was not
+    used the longest, whosesoever it is.
     """
-    start = _found(text, lengths)
-    if start is None:
-        return NOTHING
-    followed = text[start : start + count]
-    followed *= -(-count // len(followed))  # shorter than `count` only where the text ends: repeated
-    return plain_beginning(Letters(followed[:count]))
 
+    def __init__(self, limit: int, depth: int) -> None:
+        self._limit, self._depth = limit // LETTER_BYTES, depth  # letters
+        self._most = min(MOST_IN_BLOCK, self._limit // 4)  # letters of a block
+        self.blocks: dict[str, tuple[Block, ...]] = {}  # replaced as a whole: other threads read it meanwhile
 
-def plain_beginning(letters: Letters) -> Letters:
-    end = next((place for place, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL), len(letters))
-    return Letters(letters[:end])
-
-
-def _found(text: Letters, lengths: MatchLengths) -> int | None:
-    """Where the letters after the match begin. If n letters match, so do fewer: the longest is found by bisection."""
-    ending = Letters(text[-lengths.longest :][::-1])
-    least, most = lengths.shortest, len(plain_beginning(ending))
-    found = None
-    while least <= most:
-        # At first the fewest letters: where they do not match, nothing does.
-        size = lengths.shortest if found is None else (least + most + 1) // 2
-        place = text.rfind(text[-size:], 0, len(text) - 1)
-        if place < 0 and found is None:
-            return None
-        if place < 0:
-            most = size - 1
-        else:
-            found, least = place + size, size + 1
-    return found
+    def add(self, scope: str, text: bytes) -> None:
+        text, blocks = (BOUNDARY + text)[-self._most :], list(self.blocks.get(scope, ()))
+        while blocks and len(blocks[-1].text) < 2 * len(text) and len(blocks[-1].text) + len(text) <= self._most:
+            text = blocks.pop().text + text
+        self.blocks[scope] = (*blocks, Block(text, self._depth))
+        while sum(len(block.text) for block in chain.from_iterable(self.blocks.values())) > self._limit:
+            oldest = min(chain.from_iterable(self.blocks.values()), key=attrgetter("used"))
+            kept = {of: tuple(one for one in blocks if one is not oldest) for of, blocks in self.blocks.items()}
+            self.blocks = {of: blocks for of, blocks in kept.items() if blocks}
 
 
 @dataclass(frozen=True)
 class ServeNgram:
-    """An n-gram drafter service: how it matches, and where it listens."""
+    """An n-gram drafter service: how it matches, what it remembers, and where it listens."""
 
     lengths: MatchLengths = field(default_factory=MatchLengths)
     listening: Listening = field(default_factory=Listening)
     pace: "Pace | None" = None  # emulated time of each draft, all of whose bytes are one step; None: no delay
+    memory_mib: int = 32  # of earlier outputs; 0: none are remembered
 
 
 class NgramSession:
-    """One output that is guessed from its own text and its prompt's."""
+    """One output that is guessed from its own text, its prompt's, and what its scope remembers."""
 
-    def __init__(self, options: ServeNgram, opening: OpenDrafter) -> None:
-        self._options = options
+    def __init__(self, service: "NgramService", opening: OpenDrafter) -> None:
+        self._service = service
         self._opening = opening
-        self._text = opening.prompt
-        self._origin = len(opening.prompt)  # letters
+        self._text = to_text(opening.prompt)
+        self._origin = len(self._text)  # letters
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
+        self._epoch: DraftProgress | None = None
         self._replies: ReplyBuffer
 
     def close(self) -> None:
-        """It holds nothing but the text."""
+        """What is verified of the output is remembered, with the prompt's end: more is asked for as it is accepted."""
+        epoch, service = self._epoch, self._service
+        written = 0 if epoch is None else epoch.start + min(epoch.sent, epoch.count - epoch.request.count)
+        if written and self._opening.scope and service.options.memory_mib:
+            text = self._text[max(0, self._origin - service.options.lengths.longest) : self._origin + written]
+            service.sorting.submit(service.memory.add, self._opening.scope, text)
 
     def begin(self, epoch: DraftProgress) -> None:
         request, written = epoch.request, len(self._text) - self._origin
@@ -110,7 +193,8 @@ class NgramSession:
             raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
         if request.adopt:
             raise ProtocolBroken(f"there is no branch {request.adopt}: a drafter that copies prepares none")
-        self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
+        self._text = self._text[: self._origin + request.offset] + to_text(request.letters)
+        self._epoch = epoch
         self._replies = ReplyBuffer(epoch)
 
     def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
@@ -120,12 +204,12 @@ class NgramSession:
     async def _draft(self, epoch: DraftProgress, send: Send) -> None:
         self._replies.resume()
         missing = epoch.count - self._replies.made
-        if self._options.pace is not None:
-            await asyncio.sleep(self._options.pace.seconds(missing))
-        ids = [byte_ids()[letter] for letter in continuation(self._text, missing, self._options.lengths)]
+        if (pace := self._service.options.pace) is not None:
+            await asyncio.sleep(pace.seconds(missing))
+        ids = [byte_ids()[letter] for letter in from_bytes(self._copied(missing))]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
-        self._text = Letters(self._text + byte_vocabulary().letters_of(ids))
+        self._text += to_text(byte_vocabulary().letters_of(ids))
         for token in ids:
             self._replies.add(DraftToken(token, Row.certain(token) if self._opening.row_width else None))
         for reply in self._replies.due():
@@ -133,18 +217,29 @@ class NgramSession:
         if len(ids) < missing:
             send(self._replies.last("no earlier text goes on from here that far"))
 
+    def _copied(self, missing: int) -> bytes:
+        """What is drafted next."""
+        lengths, remembered = self._service.options.lengths, self._service.memory.blocks.get(self._opening.scope, ())
+        ending = self._text[-lengths.longest :].rpartition(BOUNDARY)[2]
+        places: tuple[OwnText | Block, ...] = OwnText(self._text), *reversed(remembered)
+        size, best = max(((one.longest(ending, lengths.shortest), one) for one in places), key=itemgetter(0))
+        followed = list(islice(best.followed(ending[-size:], missing), OCCURRENCES)) if size else []
+        return likeliest(followed, missing, size)
+
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         """As in `conversation.Drafter`: what is copied is certain."""
-        drafted = self._text[self._origin + epoch.start :][: request.tokens]
+        drafted = from_bytes(self._text[self._origin + epoch.start :][: request.tokens])
         certain = [float(drafted.startswith(string)) for string in request.strings]
         return Scored(request.epoch, np.array(certain, dtype=np.float64), 0.0)
 
 
-@dataclass(frozen=True)
 class NgramService:
-    """Sessions that share nothing."""
+    """Sessions that share what their scopes remember."""
 
-    options: ServeNgram = field(default_factory=ServeNgram)
+    def __init__(self, options: ServeNgram | None = None) -> None:
+        self.options = options or ServeNgram()
+        self.memory = TextMemory(self.options.memory_mib * 2**20, self.options.lengths.longest)
+        self.sorting = ThreadPoolExecutor(1, thread_name_prefix="memory")  # of what is remembered: that takes a while
 
     @property
     def description(self) -> Description:
@@ -168,10 +263,11 @@ class NgramService:
                 "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
                 "`crossdraft affinity`, or use another method"
             )
-        return Conversation(NgramSession(self.options, request), replies)
+        return Conversation(NgramSession(self, request), replies)
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """What is to be remembered has been."""
+        await asyncio.to_thread(self.sorting.shutdown)
 
 
 @cache

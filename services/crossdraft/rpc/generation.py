@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn, Protocol, Self, cast
 
 import grpc
@@ -49,6 +49,7 @@ class Generate:
     model: str = ""  # empty: the only one
     drafter: str | None = None  # one of the model's; None: its default one; empty: plain decoding
     together: bool = True  # the client takes replies of several tokens
+    authorization: str | None = field(default=None, repr=False)  # the client's API key, as in the metadata
 
 
 @dataclass(frozen=True)
@@ -414,6 +415,7 @@ class GenerationHandlers:
             with log_context.about(request=message.id, peer=context.peer()):
                 await context.send_initial_metadata(((REQUEST_ID, message.id),))
                 asked = await self._beside.run(len(request), decode_request, message)
+                asked = replace(asked, authorization=_metadata(context, KEY))
                 async with aclosing(self._service.generate(asked)) as replies:
                     async for reply in replies:
                         await self._write(reply, context)

@@ -26,6 +26,18 @@ async def test_keys_are_asked_for_under_v1_only(outputs: FakeBackend) -> None:
             assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
 
 
+async def test_each_key_and_salt_has_a_scope_of_its_own(outputs: FakeBackend) -> None:
+    other = KEY + "!"
+    async with front(outputs, HttpOptions(Keys.of({"me": KEY, "you": other}))) as guarded:
+        for key in (KEY, KEY, other):
+            for salt in ({}, {"cache_salt": "mine"}):
+                client = guarded.openai.with_options(api_key=key)
+                await client.completions.create(model="toy", prompt="Say", extra_body=salt)
+    scopes = [one.generation.cache_salt for one in outputs.requests]
+    assert scopes[:2] == scopes[2:4]
+    assert len({"", "mine", *scopes}) == 6
+
+
 async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeBackend) -> None:
     app = Starlette(routes=[Mount("/some/where", make_app(outputs, HttpOptions(Keys.of({"me": KEY}))))])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:

@@ -42,6 +42,7 @@ from crossdraft.serving.http.responses import (
     Tokenized,
 )
 from crossdraft.serving.http.streaming import AnyFormat, Chunks, ClientGoneError, EventStream, items, unless_gone, whole
+from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
 from crossdraft.types.output import ServedModel
 
@@ -173,6 +174,7 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
 
     async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
         model, request_id = _checked(body), request.scope[ID_KEY]
+        body.cache_salt = scope_of(request.headers.get("authorization"), body.cache_salt, options.keys)
         requests = await beside.run(len(await request.body()), body.output_requests, model, request_id)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         format = kind(body, model, request_id, [(await backend.written(model, one)).ids for one in asked])
