@@ -4,10 +4,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from crossdraft.text.letters import Side
 from crossdraft.text.report import compare
 from tests.cli.conftest import Cli
-from tests.text.kinds import kind
+from tests.text.kinds import ALL, LOSSY, kind
 
 
 def test_json_is_the_report(cli: Cli, target_folder: Path, drafter_folder: Path, tmp_path: Path) -> None:
@@ -30,6 +32,17 @@ def test_tables_for_people(cli: Cli, target_folder: Path, drafter_folder: Path) 
     ]
     for part in ("tokens that both have", "look-ahead", "special tokens", "that the other can write"):
         assert part in other
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_kind_of_tokenizer_can_be_inspected(cli: Cli, drafter_folder: Path, tmp_path: Path, name: str) -> None:
+    some = kind(name)
+    (tmp_path / "tokenizer.json").write_text(some.json)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": some.begin, "eos_token": some.end}))
+    ended = cli("inspect", tmp_path, drafter_folder)
+    assert (ended.code, ended.err) == (0, "")
+    (line,) = [line for line in ended.out.splitlines() if "text comes back unchanged" in line]
+    assert ("because" in line) == (name in LOSSY), line
 
 
 def test_what_cannot_be_compared(cli: Cli, target_folder: Path, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from crossdraft.text.tokenization import NotExpressible, Tokenization
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox doesn't")
-KINDS = ("gpt2", "llama3", "llama2", "gemma")
+KINDS = ("gpt2", "llama3", "o200k", "deepseek", "llama2", "mistral", "gemma")
 words = st.lists(
-    st.sampled_from([" the", " dog", " Größe", "\n", "  ", "ing", " it's", "好", "\xe4", " 20000"]), max_size=8
+    st.sampled_from([" the", " dog", " Größe", "\n", "  ", "ing", " it's", "好", "\xe4", " 20000", "):", "."]),
+    max_size=8,
 ).map(lambda parts: from_bytes("".join(parts).encode()))
 
 

@@ -23,6 +23,21 @@ LLAMA3_WORDS = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_WORDS = LLAMA3_WORDS.replace("{1,3}", "")
+_UPPER, _LOWER, _SUFFIX = (
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+)
+O200K_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK_WORDS = (  # one after another
+    r"\p{N}{1,3}",
+    r"[一-龥\u3040-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
 BYTE_PIECES = [f"<0x{value:02X}>" for value in range(256)]
 PADDING = 3  # ids of the logits row beyond the tokenizer's
 TOOL = "<tool_call>"  # an added token that is ordinary text
@@ -116,9 +131,9 @@ def prefixed_gpt2() -> Kind:
     )
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    words = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def llama3() -> Kind:
@@ -130,6 +145,30 @@ def llama3() -> Kind:
 
 def qwen() -> Kind:
     return _finished("qwen", _byte_level(_split(QWEN_WORDS), size=480), "<|im_start|>", "<|im_end|>")
+
+
+def o200k() -> Kind:
+    """As gpt-oss has it: tiktoken's words are looked up before they are merged."""
+    tokenizer = _byte_level(_split(O200K_WORDS), size=520)
+    tokenizer.model.ignore_merges = True
+    return _finished("o200k", tokenizer, "<|startoftext|>", "<|return|>")
+
+
+def deepseek() -> Kind:
+    """Its names of special tokens have a `▁` that is no space, and a wide bar."""
+    begin, end = (f"<\uff5c{what}▁of▁sentence\uff5c>" for what in ("begin", "end"))
+    tokenizer = _byte_level(_split(*DEEPSEEK_WORDS), begin, size=490)
+    _begins(tokenizer, begin)
+    return _finished("deepseek", tokenizer, begin, end)
+
+
+def neox() -> Kind:
+    """Added tokens of ordinary text are runs of blanks, and special ones take the blanks beside them."""
+    tokenizer = _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), size=430)
+    tokenizer.add_tokens([AddedToken(" " * length, special=False) for length in (2, 3, 4, 8)])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
+    tokenizer.add_tokens([AddedToken("<think>", special=False, lstrip=True, rstrip=True, normalized=False)])
+    return _finished("neox", tokenizer, "<|endoftext|>", "<|padding|>")
 
 
 def _trained_sentencepiece(size: int) -> Any:
@@ -172,6 +211,27 @@ def gemma() -> Kind:
     return _finished("gemma", tokenizer, "<s>", "</s>")
 
 
+def _metaspace(name: str, scheme: str) -> Kind:
+    """As transformers converts SentencePiece's BPE: whole texts, without a normalizer."""
+    before = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer = _sentencepiece(normalizers.Sequence([]), before)
+    tokenizer.normalizer = None
+    tokenizer.add_special_tokens([AddedToken("<|user|>", rstrip=True, normalized=False)])
+    return _finished(name, tokenizer, "<s>", "</s>")
+
+
+def mistral() -> Kind:
+    return _metaspace("mistral", "first")
+
+
+def legacy_mistral() -> Kind:
+    return _metaspace("legacy_mistral", "always")
+
+
+def unprefixed() -> Kind:
+    return _metaspace("unprefixed", "never")
+
+
 def lowercase() -> Kind:
     """Not injective: NFKC, then lowercase."""
     steps = [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(" ", "▁")]
@@ -185,14 +245,15 @@ def composed() -> Kind:
     return _finished("composed", tokenizer, "<|im_start|>", "<|im_end|>")
 
 
-def _unigram(byte_fallback: bool) -> Tokenizer:
+def _unigram(byte_fallback: bool, scheme: str = "always") -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    trained = [piece for piece, _ in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    whole = [piece for piece, _ in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    trained = [piece for piece in whole if "\n" not in piece]  # SentencePiece trains on lines
     # The trainer's own scores, and with them the order, differ a little from run to run; its pieces do not.
     text = "▁" + "".join(CORPUS).replace(" ", "▁")
     scored = [(piece, log(max(1, text.count(piece)) / len(text))) for piece in sorted(trained[3:])]
@@ -209,15 +270,32 @@ def unigram() -> Kind:
     return _finished("unigram", _unigram(byte_fallback=True), "<s>", "</s>")
 
 
+def unprefixed_unigram() -> Kind:
+    return _finished("unprefixed_unigram", _unigram(byte_fallback=True, scheme="never"), "<s>", "</s>")
+
+
+def t5() -> Kind:
+    """Runs of blanks become one, and compatible characters one of them."""
+    tokenizer = _unigram(byte_fallback=True)
+    steps = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    return _finished("t5", tokenizer, "<s>", "</s>")
+
+
 def small_unigram() -> Kind:
     """Without byte fallback: what is not in it cannot be written."""
     return _finished("small_unigram", _unigram(byte_fallback=False), "<s>", "</s>")
 
 
 INJECTIVE: dict[str, Callable[[], Kind]] = {
-    build.__name__: build for build in (gpt2, prefixed_gpt2, llama3, qwen, llama2, gemma, unigram)
+    build.__name__: build
+    for build in (
+        *(gpt2, prefixed_gpt2, llama3, qwen, o200k, deepseek, neox),
+        *(llama2, gemma, mistral, legacy_mistral, unprefixed, unigram, unprefixed_unigram),
+    )
 }
-LOSSY: dict[str, Callable[[], Kind]] = {"lowercase": lowercase, "composed": composed}
+LOSSY: dict[str, Callable[[], Kind]] = {"lowercase": lowercase, "composed": composed, "t5": t5}
 ALL = {**INJECTIVE, **LOSSY, "small_unigram": small_unigram}
 
 

@@ -10,7 +10,7 @@ from crossdraft.text.letters import Letters, Side, is_plain
 from crossdraft.text.report import CompatibilityReport, Compositions, Pieces, combinations_of, compare, quartiles
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
-from tests.text.kinds import CORPUS, kind
+from tests.text.kinds import CORPUS, INJECTIVE, LOSSY, Kind, kind
 
 SAMPLE = "\n".join(CORPUS[:5])
 
@@ -82,6 +82,12 @@ def test_a_normalizer_is_named_and_nothing_fails() -> None:
     assert not report.drafter_injectivity.holds
     assert report.drafter_injectivity.lossy_parts == ("NFKC", "Lowercase")
     assert report.drafter_injectivity.example
+
+
+def test_whether_text_comes_back_is_said_of_every_kind(any_kind: Kind) -> None:
+    found = compare(any_kind.tokenization(), kind("gpt2").tokenization(Side.DRAFTER), SAMPLE).target_injectivity
+    assert found.holds == (any_kind.name in INJECTIVE)
+    assert bool(found.lossy_parts) == (any_kind.name in LOSSY)
 
 
 def test_a_vocabulary_without_byte_fallback_cannot_write_everything() -> None:

@@ -14,11 +14,12 @@ from crossdraft.text.tokenization import LetterDecoder, NotExpressible, Tokeniza
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import PADDING, Kind, kind
 
+END = ControlRole.END_OF_SEQUENCE.letter
 SNIPPETS = (
     *("the", " the", "there", "n't", "'", "'re", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "1", "1000", "0"),
     *("!", ".", "()", "naïve", "naï", "<tool_call>", "<tool", "_call>", "</s>", "<s>", "<|im_end|>", "<unk>", "<0x41>"),
     *("▁", "▁▁", "Ġ", "ÿ", "é", "e\u0301", "你好", "世界", "🦄", "🚀", "ﬁ", "İ", "\u200d", "\ufeff", "\x00"),
-    *("aaaa", "abab", "print(", "<|fill_in|>"),
+    *("aaaa", "abab", "print(", "<|fill_in|>", ":", ".\n", "//", "<mask>", " <think> ", "<|user|> "),
 )
 texts = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=4)), max_size=12).map("".join)
 controls = st.sampled_from([ControlRole.BEGIN_OF_SEQUENCE.letter, ControlRole.END_OF_SEQUENCE.letter])
@@ -100,6 +101,41 @@ def test_a_drafters_prompt_leaves_out_what_it_cannot_write() -> None:
     assert tokenization.letters_of(ids) == ControlRole.BEGIN_OF_SEQUENCE.letter + " the dog"
 
 
+def test_an_added_token_takes_the_blanks_beside_it_in_a_prompt_but_not_in_an_output() -> None:
+    some, text = kind("neox"), "the  <think>\nthe <mask> the"
+    tokenization, thinks, mask = some.tokenization(), some.id_of("<think>"), some.id_of("<mask>")
+    prompt, output = tokenization.encode_prompt(text), tokenization.encode_continuation(from_bytes(text.encode()))
+    assert tokenization.shown(prompt) == "the<think>the<mask>the"
+    assert {thinks, mask} <= {*prompt}
+    assert thinks in output
+    assert mask not in output
+    assert tokenization.letters_of(output) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "after_symbol"),
+    [("mistral", " the", "dog"), ("legacy_mistral", " the", " dog"), ("unprefixed", "the", "dog")],
+)
+def test_where_metaspace_puts_spaces(name: str, begun: str, after_symbol: str) -> None:
+    tokenization = kind(name).tokenization()
+    assert tokenization.letters_of(tokenization.encode_prompt("the</s>dog")[1:]) == begun + END + after_symbol
+    assert tokenization.letters_of(tokenization.encode_continuation(Letters(f"the{END}dog"))) == f"the{END}dog"
+    drafter = kind(name).tokenization(Side.DRAFTER)
+    assert drafter.letters_of(drafter.encode_prompt_letters(from_bytes(b"the"))[1:]) == begun
+
+
+@few
+@given(texts, st.integers(0, 60))
+def test_what_comes_before_a_word_boundary_is_tokenized_by_itself(
+    injective: Tokenization, text: str, before: int
+) -> None:
+    whole = from_bytes(text.encode())
+    boundary = last_word_boundary(whole, before)
+    parts = (Letters(whole[:boundary]), Letters(whole[boundary:]))
+    first, second = map(injective.encode_continuation, parts)
+    assert first + second == injective.encode_continuation(whole)
+
+
 @few
 @given(letters)
 def test_a_drafters_prompt_is_never_refused(any_kind: Kind, given_letters: Letters) -> None:
@@ -121,9 +157,6 @@ def test_an_id_beyond_the_rows_of_the_model_is_explained() -> None:
     narrow = Vocabulary.build(some.json, 300, [], [], Side.TARGET)
     with pytest.raises(ValueError, match="rows have 300 ids"):
         Tokenization(some.json, narrow).encode_prompt("there was nothing there")
-
-
-END = ControlRole.END_OF_SEQUENCE.letter
 
 
 @given(letters, st.lists(st.integers(1, 4)))
@@ -153,6 +186,10 @@ def test_segments_join_to_the_letters(whole: Letters) -> None:
         ("the lazy dog", 7, 3),
         ("the  lazy", 5, 3),
         ("the\n\nlazy", 99, 3),
+        ("if the:\nlazy", 8, 8),  # a line break is one token with `:` in many vocabularies
+        ("if the:\n    lazy", 8, 2),
+        ("if the:\n\nlazy", 99, 2),
+        ("if the:\n//", 8, 2),  # as is a slash after it
         (" the", 4, 0),
         ("the", 3, 0),
         ("", 0, 0),

@@ -33,6 +33,7 @@ from crossdraft.bench.workload import (
 )
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
 from crossdraft.console.corpora import Named, corpus_texts, find_corpus
+from crossdraft.console.processes import STARTED, EngineOptions
 from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError, checked_options
 from crossdraft.engine.loader import load_model
 from crossdraft.session.resolution import tokenization_of
@@ -284,9 +285,9 @@ class Tested:
 class NextTokenDistributions:
     """A model without cache, engine and service: nothing of what is to be checked has a part in its distributions."""
 
-    def __init__(self, name: str) -> None:
-        """Loads the model in float32; raises ModelLoadError."""
-        loaded = load_model(name, "float32")
+    def __init__(self, name: str, engine: EngineOptions = STARTED) -> None:
+        """Loads the model as a service does, but on a CPU; raises ModelLoadError."""
+        loaded = load_model(name, engine.dtype, quantization=engine.quantization)
         self.description = loaded.description
         self._model = loaded.model
 
@@ -301,9 +302,9 @@ class NextTokenDistributions:
 class DistributionCheck:
     """Compares continuations with the target's distributions after the prompt and after frequent first tokens."""
 
-    def __init__(self, target: str, prompt: str) -> None:
+    def __init__(self, target: str, prompt: str, engine: EngineOptions = STARTED) -> None:
         """Loads the target once more, apart from the service; raises ModelLoadError."""
-        self._distributions = NextTokenDistributions(target)
+        self._distributions = NextTokenDistributions(target, engine)
         tokenization = tokenization_of(self._distributions.description, Side.TARGET)
         self._prompt = tokenization.encode_prompt(prompt)
         self._letters = tokenization.vocabulary.letters
@@ -390,8 +391,8 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Tested, None]:
         plan = self.plan
-        trial = await asyncio.to_thread(DistributionCheck, plan.target, plan.prompt)
-        async with aclosing(pipelines_of(plan.target, self.settings)) as pipelines:
+        trial = await asyncio.to_thread(DistributionCheck, plan.target, plan.prompt, plan.engine)
+        async with aclosing(pipelines_of(plan.target, self.settings, plan.engine)) as pipelines:
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
                 if fault:

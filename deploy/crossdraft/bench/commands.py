@@ -160,6 +160,7 @@ class ExactnessPlan:
     concurrency: Concurrency = 32
     transformers: int = option(0, "As many by transformers' assisted generation, to compare.", min=0)
     affinity: Affinities = ()
+    engine: EngineOptions = STARTED
 
 
 @command("pruning", EXACTNESS, "acceptance.PruningBenchmark")

@@ -23,6 +23,7 @@ from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
 from crossdraft.engine.loader import LoadedModel, architectures, load_model
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
 
@@ -34,6 +35,7 @@ ALL_TOKENS = TOKENS * len(PROMPTS)
 TIE = 1e-4  # nats: two tokens that are no further apart may come in either order
 CACHE_MIB = 64  # of services that are started for greedy outputs, where no size was named
 AT_ONCE = Listening(grace_seconds=0)
+PATIENCE = Patience(600.0, 600.0, 600.0)  # the services are in this process, and the machine may be busy
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "lock-step": {"overlap": Overlap.OFF, "num_speculative_tokens": 4},
@@ -88,13 +90,15 @@ def check(
         check_output(markdown)
     every = {RANDOM_PREFIX + name for name in architectures()} if EVERY in models else set()
     found: list[ModelCheck] = []
-    run_to_end(_check_all(sorted(every | {*models} - {EVERY}), drafter, engine, found))
-    if as_json:
-        print(json.dumps([asdict(one) for one in found], default=str))
-    else:
-        _print(found)
-    if markdown is not None:
-        write_text(markdown, Table.of(found, COLUMNS).markdown())
+    try:
+        run_to_end(_check_all(sorted(every | {*models} - {EVERY}), drafter, engine, found))
+    finally:  # also what was found before an error
+        if as_json:
+            print(json.dumps([asdict(one) for one in found], default=str))
+        else:
+            _print(found)
+        if markdown is not None:
+            write_text(markdown, Table.of(found, COLUMNS).markdown())
     bad = [one for one in found if one.outcome == DIFFERS or (one.outcome != EXACT and one.model not in every)]
     if bad:
         raise CommandFailed(*(f"{one.model} {one.outcome}: {one.reason}" for one in bad))
@@ -148,8 +152,8 @@ async def _outputs(name: str, drafter: str, engine: EngineOptions) -> tuple[dict
     equal, judged = dict.fromkeys(CONFIGURATIONS, 0), 0
     async with (
         server,
-        connect(server.address) as plain,
-        connect(server.address, drafter, needs_drafter=True) as drafted,
+        connect(server.address, patience=PATIENCE) as plain,
+        connect(server.address, drafter, PATIENCE, needs_drafter=True) as drafted,
     ):
         for configuration, settings in CONFIGURATIONS.items():
             for prompt, due in expected:

@@ -142,16 +142,15 @@ def _loses(part: Part) -> bool:
     kind = part["type"]
     if kind == "Replace":
         return bool(part["pattern"].get("String") != " " or part["content"] != SPACE_MARK)
-    if kind in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"):
-        return True
     if kind in ("Split", "Punctuation"):
         return str(part["behavior"]).lower() == "removed"
     return kind in _LOSSY
 
 
-_LOSSY = frozenset(
-    ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "Precompiled", "BertNormalizer")
-)
+_LOSSY = {
+    *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "Precompiled", "BertNormalizer"),
+    *("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"),
+}
 
 
 def _byte_level_alphabet() -> dict[int, str]:

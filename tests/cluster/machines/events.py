@@ -153,7 +153,7 @@ class Disturbed:
 
 async def deploy(somebody: Person) -> None:
     """As docs/cluster.md says."""
-    await somebody.exec(f"crossdraft deploy {CONFIGURATION}", seconds=500.0)
+    await somebody.exec(f"crossdraft deploy {CONFIGURATION}", seconds=1200.0)
 
 
 async def processes(url: str) -> dict[str, list[str]]:

@@ -107,13 +107,13 @@ class Person:
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(dist)]
         await self.run("make wheel", *build, cwd=sources)
 
-    async def ray(self, *words: str, seconds: float = 180.0, name: str | None = None) -> str:
+    async def ray(self, *words: str, seconds: float = 600.0, name: str | None = None) -> str:
         """A command of Ray's; what it said."""
         return await self.run(
             name or f"ray {words[0]}", sys.executable, "-m", "ray.scripts.scripts", *words, seconds=seconds
         )
 
-    async def exec(self, command: str, seconds: float = 180.0) -> str:
+    async def exec(self, command: str, seconds: float = 600.0) -> str:
         """A command on the head."""
         return await self.ray("exec", FILE, command, seconds=seconds, name=f"ray exec … '{command}'")
 
