@@ -3,6 +3,7 @@
 Stages resume where they were stopped; a stage that is done is not done again.
 """
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,12 @@ import typer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from crossdraft.engine.names import BUNDLED
-from crossdraft.training.corpus import read_corpus
-from crossdraft.training.data import TokenPool, tokenize, write_texts
+from crossdraft.training.corpus import Document, read_corpus
+from crossdraft.training.data import ROUNDS, tokenize, write_texts
 from crossdraft.training.tokenizers import BUILDERS
-from crossdraft.training.train import RECIPES, TARGET, Recipe, bits_per_byte, build_model, export, train
+from crossdraft.training.train import RECIPES, TARGET, Recipe, build_model, export, judge, rows_at, train
 
+WRITTEN = {"written": range(ROUNDS), "greedy": range(2, 3)}  # rounds of the target's texts; 2 is at temperature 0
 app = typer.Typer(help=__doc__, no_args_is_help=False)
 
 
@@ -24,30 +26,36 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help="models to make; all if none is given")] = None,
     work: Annotated[Path, typer.Option(help="where checkpoints are kept")] = Path("build/models"),
     threads: Annotated[int, typer.Option(min=1, help="threads of one training process")] = 2,
-    compiled: Annotated[bool, typer.Option(help="use torch.compile (needs a C++ compiler)")] = True,
 ) -> None:
     """Make the bundled models: the target first, then the drafters on text that the target wrote."""
     torch.set_num_threads(threads)
     for name in names or list(RECIPES):
         if name not in RECIPES:
             raise typer.BadParameter(f"no model {name!r}; there are {', '.join(RECIPES)}")
-        make(RECIPES[name], work / name, work, compiled)
+        make(RECIPES[name], work / name, work)
 
 
-def make(recipe: Recipe, folder: Path, work: Path, compiled: bool) -> None:
+def make(recipe: Recipe, folder: Path, work: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     corpus = read_corpus()
     tokenizer = _tokenizer(recipe, folder)
     pool = tokenize(corpus.training, tokenizer, folder / "corpus.npz")
-    written = None if recipe is TARGET else _written(work, tokenizer, folder / "written.npz")
+    held_out = tokenize(corpus.held_out, tokenizer, folder / "held-out.npz")
+    names = () if recipe is TARGET else WRITTEN
+    texts = {name: tokenize(_written(work, name), tokenizer, folder / f"{name}.npz") for name in names}
+    size = sum(len(document.text.encode()) for document in corpus.held_out)
     model = build_model(recipe, tokenizer)
-    state = train(recipe, model, pool, written, folder, compiled)
-    figure = bits_per_byte(model, tokenizer, corpus.held_out)
-    print(f"{recipe.name}: {figure:.3f} bits per held-out byte after {state.seconds:.0f} s")
-    export(recipe, model, tokenizer, BUNDLED / recipe.name, state.seconds, figure)
+
+    def measured() -> tuple[float, float]:
+        agreement = judge(model, texts["greedy"])[1] if texts else 1.0
+        return judge(model, held_out)[0] / size / math.log(2), agreement
+
+    state = train(recipe, model, lambda step: rows_at(recipe, step, pool, texts.get("written")), measured, folder)
+    export(recipe, model, tokenizer, BUNDLED / recipe.name, state)
 
 
 def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
+    folder = BUNDLED / recipe.name if recipe.trains_on else folder
     if not (folder / "tokenizer.json").exists():
         texts = [document.text for document in read_corpus().training]
         BUILDERS[recipe.tokenizer](texts, recipe.vocabulary).save_pretrained(folder)
@@ -55,11 +63,13 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _written(work: Path, tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:
-    target_tokenizer = _tokenizer(TARGET, work / TARGET.name)
+def _written(work: Path, name: str) -> tuple[Document, ...]:
+    """Texts by the target in `work`: `written` to learn from, `greedy` after held-out prompts to judge by."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED / TARGET.name)
     model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
-    pool = tokenize(read_corpus().training, target_tokenizer, work / TARGET.name / "corpus.npz")
-    return tokenize(write_texts(model, target_tokenizer, pool, work / "written.jsonl"), tokenizer, cache)
+    prompts = read_corpus().held_out if name == "greedy" else read_corpus().training
+    pool = tokenize(prompts, tokenizer, work / f"{name}-prompts.npz")
+    return write_texts(model, tokenizer, pool, work / f"{name}.jsonl", WRITTEN[name])
 
 
 if __name__ == "__main__":

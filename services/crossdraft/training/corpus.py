@@ -18,10 +18,11 @@ LARGEST_FILE = 400_000  # bytes; above it there are only generated tables
 
 @dataclass(frozen=True)
 class Document:
-    """One source file."""
+    """One source file, or a text that the target wrote."""
 
-    name: str  # path relative to the standard library, with forward slashes
+    name: str  # of a file: its path relative to the standard library, with forward slashes
     text: str
+    prompt: int = 0  # characters at the beginning that are no output of the target
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
 from crossdraft.training.corpus import SEED, Document
 
 IGNORED = -100  # the label that the loss leaves out
-ROUNDS = 10
+ROUNDS = 24
 ROWS = 256  # texts written at once
-PROMPT_TOKENS = (32, 64, 128)  # by turns
-NEW_TOKENS = 192
-TEMPERATURES = (0.0, 0.0, 0.6, 1.0)  # by turns
+PROMPT_TOKENS = (32, 64, 128, 192)  # by turns
+NEW_TOKENS = 128
+LENGTH_GROUPS = 8  # of texts drawn for a step: one is trained on
+TEMPERATURES = (0.0, 1.0, 0.0, 0.0, 0.6, 0.0, 1.0, 0.0)  # by turns
+Rows = tuple[torch.Tensor, torch.Tensor]  # ids and labels, both int64, shape (rows, tokens)
 
 
 @dataclass(frozen=True)
@@ -29,58 +31,70 @@ class TokenPool:
 
     ids: np.ndarray  # int32, shape (tokens,)
     starts: np.ndarray  # int64, shape (documents + 1,): where each document begins
+    outputs: np.ndarray  # int64, shape (documents,): where each document's prompt ends, in the stream
 
 
 def tokenize(documents: tuple[Document, ...], tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:
     """Tokenize once, keep the result in `cache` (npz). Every document ends with the end-of-text id."""
     if not cache.exists():
-        end = [tokenizer.eos_token_id]
-        pieces = [np.array(tokenizer(document.text).input_ids + end, dtype=np.int32) for document in documents]
+        encoded = [tokenizer(document.text, return_offsets_mapping=True) for document in documents]
+        pieces = [np.array([*one.input_ids, tokenizer.eos_token_id], dtype=np.int32) for one in encoded]
+        pairs = zip(documents, encoded, strict=True)
+        prompts = [sum(end <= document.prompt for _, end in one.offset_mapping) for document, one in pairs]
         starts = np.cumsum([0, *map(len, pieces)])
-        np.savez(cache, ids=np.concatenate(pieces), starts=starts)
+        np.savez(cache, ids=np.concatenate(pieces), starts=starts, outputs=starts[:-1] + prompts)
     stored = np.load(cache)
-    return TokenPool(stored["ids"], stored["starts"])
+    return TokenPool(stored["ids"], stored["starts"], stored["outputs"])
 
 
-def stream_rows(pool: TokenPool, rng: np.random.Generator, rows: int, window: int) -> torch.Tensor:
-    """Windows at random places of the stream; int64, shape (rows, window)."""
+def stream_rows(pool: TokenPool, rng: np.random.Generator, rows: int, window: int) -> Rows:
+    """Windows at random places of the stream."""
     starts = rng.integers(0, len(pool.ids) - window, size=rows)
-    return torch.from_numpy(np.stack([pool.ids[start : start + window] for start in starts]).astype(np.int64))
+    ids = torch.from_numpy(np.stack([pool.ids[start : start + window] for start in starts]).astype(np.int64))
+    return ids, ids
 
 
-def document_rows(pool: TokenPool, rng: np.random.Generator, rows: int, window: int) -> torch.Tensor:
-    """Windows inside single documents (texts that the target wrote), short ones padded with IGNORED.
+def document_rows(pool: TokenPool, rng: np.random.Generator, rows: int, window: int) -> Rows:
+    """Texts that the target wrote, about equally long ones.
 
-    The end-of-text id that closes a written document is left out: the text was cut there, it did not end.
+    Of a text longer than `window` the end is taken. Labels are IGNORED in prompts, after the end of a text, and at its
+    end-of-text id: the text was cut there, it did not end.
     """
-    out = np.full((rows, window), IGNORED, dtype=np.int64)
-    for row, document in enumerate(rng.integers(0, len(pool.starts) - 1, size=rows)):
-        first, last = pool.starts[document], pool.starts[document + 1] - 1
-        start = first + rng.integers(0, max(1, last - first - window + 1))
-        piece = pool.ids[start : min(last, start + window)]
-        out[row, : len(piece)] = piece
-    return torch.from_numpy(out)
+    lengths = np.diff(pool.starts) - 1
+    some = rng.integers(0, len(lengths), size=LENGTH_GROUPS * rows)
+    group = np.array_split(some[np.argsort(lengths[some], kind="stable")], LENGTH_GROUPS)[rng.integers(LENGTH_GROUPS)]
+    ids = np.zeros((rows, min(window, lengths[group].max())), dtype=np.int64)
+    labels = np.full_like(ids, IGNORED)
+    for row, document in enumerate(group):
+        last = pool.starts[document + 1] - 1
+        first = max(pool.starts[document], last - ids.shape[1])
+        ids[row, : last - first] = pool.ids[first:last]
+        output = max(first, pool.outputs[document])
+        labels[row, output - first : last - first] = pool.ids[output:last]
+    return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
 def write_texts(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pool: TokenPool, path: Path
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pool: TokenPool, path: Path, rounds: range
 ) -> tuple[Document, ...]:
-    """Continue prompts from the training files; one JSON line a round in `path`, resumed from there."""
+    """Continue prompts from the pool; one JSON line a round in `path`, resumed from there."""
     done = len(path.read_text().splitlines()) if path.exists() else 0
     with path.open("a") as out:
-        for number in track(range(done, ROUNDS), description="the target writes", total=ROUNDS - done):
-            ids = _write_round(model, pool, number)
-            out.write(json.dumps(tokenizer.batch_decode(ids.tolist())) + "\n")
+        for number in track(rounds[done:], description="the target writes"):
+            prompts, outputs = map(tokenizer.batch_decode, _write_round(model, pool, number))
+            out.write(json.dumps(list(zip(prompts, outputs, strict=True))) + "\n")
             out.flush()
     end = str(tokenizer.eos_token)  # a drafter may write it in another way, so no text has it
-    texts = [part for line in path.read_text().splitlines() for text in json.loads(line) for part in text.split(end)]
-    return tuple(Document(f"written-{index}", text) for index, text in enumerate(texts) if text)
+    pairs = [pair for line in path.read_text().splitlines() for pair in json.loads(line)]
+    parts = [(prompt.split(end)[-1], output.split(end)[0]) for prompt, output in pairs]
+    return tuple(Document("written", prompt + output, len(prompt)) for prompt, output in parts if output)
 
 
 @torch.inference_mode()
-def _write_round(model: LlamaForCausalLM, pool: TokenPool, number: int) -> torch.Tensor:
-    """One batch of prompts and their continuations, a function of the round's number: int64 (ROWS, tokens)."""
-    length = PROMPT_TOKENS[number // len(TEMPERATURES) % len(PROMPT_TOKENS)]
+def _write_round(model: LlamaForCausalLM, pool: TokenPool, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One batch of prompts and their continuations, a function of the round's number: both int64 (ROWS, tokens)."""
+    length = PROMPT_TOKENS[(number // len(TEMPERATURES) + number) % len(PROMPT_TOKENS)]
+    temperature = TEMPERATURES[number % len(TEMPERATURES)]
     generator = torch.Generator().manual_seed(SEED + number)
     starts = np.random.default_rng([SEED, 1, number]).integers(0, len(pool.ids) - length, size=ROWS)
     ids = torch.from_numpy(np.stack([pool.ids[start : start + length] for start in starts]).astype(np.int64))
@@ -89,12 +103,8 @@ def _write_round(model: LlamaForCausalLM, pool: TokenPool, number: int) -> torch
     for _ in range(NEW_TOKENS):
         position = torch.arange(ids.shape[1] - latest.shape[1], ids.shape[1])
         logits = model(latest, past_key_values=cache, position_ids=position[None], logits_to_keep=1).logits[:, -1]
-        latest = _draw(logits.float(), TEMPERATURES[number % len(TEMPERATURES)], generator)
+        latest = logits.argmax(-1, keepdim=True)
+        if temperature > 0:
+            latest = torch.multinomial((logits.float() / temperature).softmax(-1), 1, generator=generator)
         ids = torch.cat([ids, latest], dim=1)
-    return ids
-
-
-def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+    return ids[:, :length], ids[:, length:]
