@@ -77,6 +77,7 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("stop_token_ids", tuple, "a tuple of token ids"),
     ("bad_words", tuple | list, "a tuple of texts"),
     ("method", str, "the name of a method"),
+    ("cache_salt", str, "a text"),
     ("options", SamplingOptions, "SamplingOptions"),
     ("drafter_temperature", int | float, "a number"),
     ("stop", tuple | list, "a tuple of texts"),

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
 BOUNDARY = b"\xff"  # in place of a control symbol, and between texts: it never occurs in UTF-8, and does not match
-CONTROLS = re.compile("[^\\x00-\\xfe]")
 OCCURRENCES = 32  # of a match that are compared
 LEAST_LIKELY = 0.15  # a draft ends where it holds with a smaller probability, as estimated
 WORD = 8  # letters that are sorted as one number
@@ -61,7 +60,7 @@ class MatchLengths:
 
 
 def to_text(letters: Letters) -> bytes:
-    return CONTROLS.sub("\xff", letters).encode("latin-1")
+    return re.sub("[^\\x00-\\xfe]", "\xff", letters).encode("latin-1")
 
 
 @dataclass(frozen=True)
