@@ -12,7 +12,7 @@ from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Committed, Generate, GenerationClient, OutputEnded, decode_reply, encode_reply
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
-from crossdraft.serving.limits import GenerationOptions
+from crossdraft.serving.limits import GenerationOptions, Keys, scope_of
 from crossdraft.types.request import Chat, Message
 from crossdraft.types.statistics import LaneFigures, Trips
 from crossdraft.v1.generation_pb2 import GenerateRequest
@@ -83,7 +83,7 @@ async def test_a_request_arrives_as_it_was_asked(served: Served, request_: Gener
             pass
     (order,) = outputs.requests
     assert (order.id, order.model, order.drafter) == ("my-id", "toy", "small")
-    assert order.generation == request_
+    assert order.generation == replace(request_, cache_salt=scope_of(None, request_.cache_salt, Keys()))
 
 
 async def test_what_is_left_out_is_the_default(served: Served) -> None:
@@ -93,7 +93,7 @@ async def test_what_is_left_out_is_the_default(served: Served) -> None:
         assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello"), drafter=""))]
     first, plain = outputs.requests
     assert (first.model, first.drafter, plain.drafter) == ("toy", None, "")
-    assert first.generation == GenerationRequest("Hello")
+    assert first.generation == GenerationRequest("Hello", cache_salt=scope_of(None, "", Keys()))
     assert first.id != plain.id
 
 

@@ -28,6 +28,7 @@ from crossdraft.client import GenerationRequest, Overlap, RequestError, Sampling
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY
 from crossdraft.types.request import Chat, Message, Prompt
+from crossdraft.types.trees import MOST_NODES
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 MAX_STOPS = 16
@@ -74,6 +75,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
 DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
 MaybeDraftTokens = Annotated[StrictInt, Field(ge=0, le=MOST_DRAFT_TOKENS)]
+TreeNodes = Annotated[StrictInt, Field(ge=0, le=MOST_NODES)]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 # Of a long list only the first fault is wanted.
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
@@ -117,7 +119,7 @@ class Speculative(Body):
     )
     branches: MaybeDraftTokens | None = Field(None, description="Draft tokens of each prepared continuation.")
     branch_width: DraftTokens | None = Field(None, description="Prepared continuations for each draft token.")
-    tree_nodes: Whole | None = Field(None, ge=0, le=63, description="Nodes of a draft tree; 0: a chain.")
+    tree_nodes: TreeNodes | None = Field(None, description="Nodes of a draft tree in each round; 0: chains.")
     paths: Whole = Field(2, ge=1, le=16, description="Max guessed paths in a pass.")
     allow_inexact: StrictBool = Field(False, description="Allow methods that change the distribution.")
     trace: StrictBool = Field(False, description="Report how each token was made, and what the output cost.")
