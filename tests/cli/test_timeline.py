@@ -107,7 +107,7 @@ def test_what_cannot_be_drawn_is_said(cli: Cli, recording: Recording, tmp_path: 
 @pytest.mark.parametrize(
     ("drafts", "overlap", "title"),
     [
-        (True, Overlap.AUTO, "gpt2 with llama2, coupled, temperature 1, controlled (the"),
+        (True, Overlap.AUTO, "gpt2 with llama2, seeded, temperature 1, controlled (the"),
         (False, Overlap.AUTO, "gpt2 without a drafter, seeded, temperature 1 (the"),
     ],
 )
