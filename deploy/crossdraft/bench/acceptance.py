@@ -62,6 +62,7 @@ class MeasuredSetting(Setting):
     row_misses: int
     draft_tokens: int
     seconds: float  # wall clock, for all prompts together
+    step_seconds: float  # of the drafter, for each step: a draft token, or a level of a tree
 
 
 def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> MeasuredSetting:
@@ -86,6 +87,7 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
         row_misses=total.row_misses,
         draft_tokens=total.draft_tokens,
         seconds=seconds,
+        step_seconds=total.drafter_seconds / max(1, total.draft_tokens),
     )
 
 
@@ -233,6 +235,8 @@ class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
             "tokens/pass": _tokens_per_pass,
             "of the whole": lambda one: f"{one.tokens_per_pass / whole[_setting(one)].tokens_per_pass:.1%}",
             "accepted": lambda one: f"{one.acceptance:.1%}",
+            "ms a step": lambda one: f"{1e3 * one.step_seconds:.2f}",
+            "tokens/s": lambda one: f"{one.tokens / one.seconds:.1f}",
             "tokens": lambda one: f"{one.tokens:,}",
         }
         yield Table.of(cells, columns, "Tokens per pass")
