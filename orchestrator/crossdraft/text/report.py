@@ -158,7 +158,8 @@ def _checks(target: Tokenization, drafter: Tokenization) -> tuple[Check, ...]:
         "id map": size or _first_id_that_differs(ours, theirs),
         "special tokens": _special_difference(ours, theirs),
         "encodings": _first_difference(lambda text: target.encode_prompt(text) == drafter.encode_prompt(text)),
-        "decodings": size or _first_difference(lambda text: _decode_alike(target, drafter, target.encode_prompt(text))),
+        "decodings": size
+        or _first_difference(lambda text: target.shown(ids := target.encode_prompt(text)) == drafter.shown(ids)),
     }
     return tuple(Check(name, not detail, detail) for name, detail in found.items())
 
@@ -186,10 +187,6 @@ def _special_difference(ours: Vocabulary, theirs: Vocabulary) -> str:
 
 def _first_difference(alike: Callable[[str], bool]) -> str:
     return next((f"of {text!r}" for text in TEST_STRINGS if not alike(text)), "")
-
-
-def _decode_alike(target: Tokenization, drafter: Tokenization, ids: Sequence[int]) -> bool:
-    return target.shown(ids) == drafter.shown(ids)
 
 
 def _strings(vocabulary: Vocabulary) -> frozenset[Letters]:
