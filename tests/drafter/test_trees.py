@@ -1,14 +1,17 @@
 """Draft trees: what is in them, and how many steps they take."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 
 import pytest
 import torch
 
+from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
+from crossdraft.rpc.errors import ServiceError
 from crossdraft.text.letters import Letters, is_plain
-from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
+from crossdraft.types.messages import Advance, Draft, OpenDrafter, SamplingOptions
 from crossdraft.types.trees import tree_width
 from tests.drafter.streaming import Epoch, gated
 from tests.drafter.test_branches import GREEDY, KEY, KEYED, NOTHING, PROMPT, WITH_ROWS, Reference
@@ -126,3 +129,29 @@ async def test_a_chain_is_drafted_where_a_tree_cannot_be(
     async with drafter.session(opening) as session:
         await session.send(draft)
         assert not (await Epoch(1).complete(session, 4)).branches
+
+
+async def test_a_tree_is_drafted_once(drafter: DrafterClient) -> None:
+    async with drafter.session(GREEDY) as session:
+        await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=16))
+        epoch = Epoch(1)
+        await epoch.hear(session)
+        await session.send(Advance(1, 8))
+        last = await epoch.hear(session)
+    assert (last.draft_tokens, last.branches) == ((), ())
+    assert last.reason == "a tree is drafted once"
+
+
+async def test_logits_that_are_not_finite_are_an_error_of_trees_too(
+    drafter: DrafterClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = drafter_model.thread._engine_step
+
+    def broken(scheduled: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
+        return [None if one is None else torch.full_like(one, torch.nan) for one in step(scheduled)]
+
+    monkeypatch.setattr(drafter_model.thread, "_engine_step", broken)
+    async with drafter.session(KEYED) as session:
+        await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=16))
+        with pytest.raises(ServiceError, match="not finite"):
+            await Epoch(1).hear(session)

@@ -65,8 +65,14 @@ def test_what_a_drafter_may_not_send() -> None:
     assert known.fault_of((BRANCH_3,), 1, 9) == ""
     assert "after branch 2" in known.fault_of((BRANCH_2,), 1, 9)
     assert "after branch 3" in known.fault_of((BRANCH_3, BRANCH_3), 1, 9)
-    for wrong in ((Letters(""), (0,)), (Letters("a"), (3,)), (Letters("a"), (-1,)), (Letters("a"), (0, 0))):
-        assert "is not one of at most 1 ids from 0 to 2" in known.fault_of((Branch(3, 0, *wrong),), 1, 9)
+    for wrong in (
+        (Letters("abab"), (0,)),
+        (Letters(""), (0,)),
+        (Letters("a"), (3,)),
+        (Letters("a"), (-1,)),
+        (Letters("a"), (0, 0)),
+    ):
+        assert "is not one of at most 1 ids from 0 to 2 after" in known.fault_of((Branch(3, 0, *wrong),), 1, 9)
     assert "2 branches in an epoch, asked for at most 1" in known.fault_of((BRANCH_3,), 1, 1)
 
 
@@ -144,7 +150,7 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
     samples = tuple(Sample(draws[path], -0.5) for path in sent.tree.paths())
     out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 2.0)
     assert [(one.token, one.kind) for one in emitted(out)] == [
-        (1, Kind.CORRECTED), (0, Kind.ACCEPTED), (1, Kind.BONUS),
+        (1, Kind.ACCEPTED), (0, Kind.ACCEPTED), (1, Kind.BONUS),
     ]  # fmt: skip
     judged = [one for one in controller.seen if isinstance(one, Judged)]
     assert judged == [Judged(0, 0, True, 3, 2)]

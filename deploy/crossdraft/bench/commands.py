@@ -128,7 +128,9 @@ class SettingsPlan(PromptsPlan):
     methods: Methods = METHODS
     temperatures: Temperatures = (0.0, 0.6, 1.0)
     k: tuple[int, ...] = option((5,), "Draft tokens in a round; repeatable.", *DRAFT_TOKENS)
-    tree: tuple[int, ...] = option((0,), "Nodes of a draft tree of depth k; repeatable. 0: a chain.", min=0, max=63)
+    tree: tuple[int, ...] = option(
+        (0,), "Nodes of a draft tree of depth k; repeatable. 0: a chain.", "--tree-nodes", min=0, max=63
+    )
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
     logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)

@@ -330,7 +330,9 @@ class RequestOptions:
     )
     branches: int | None = option(None, "Draft tokens in each continuation prepared for a rejection; 0 prepares none.")
     branch_width: int | None = option(None, "Prepared continuations for each draft token.")
-    tree_nodes: int | None = option(None, "Nodes of a draft tree, of at most 63 (slem, seeded); 0 drafts chains.")
+    tree_nodes: int | None = option(
+        None, "Nodes of a draft tree of depth -k (slem, seeded); with --overlap auto, where it pays.", min=0, max=63
+    )
     paths: int = option(2, "Max paths of a token tree in one pass; 1 is a chain.")
     speculation: bool = option(
         False,

@@ -254,16 +254,16 @@ class Branches:
         """
         if self._received + len(branches) > most:
             return f"it sent {self._received + len(branches)} branches in an epoch, asked for at most {most}"
-        size = self._pair.drafter.size
+        size, longest = self._pair.drafter.size, self._pair.drafter.longest
         latest = self._latest
         for branch in branches:
             if branch.number <= latest:
                 return f"it sent branch {branch.number} after branch {latest}"
             latest = branch.number
-            if not branch.letters or len(branch.tokens) > depth or not all(0 <= one < size for one in branch.tokens):
-                return (
-                    f"branch {branch.number} is not one of at most {depth} ids from 0 to {size - 1} after some letters"
-                )
+            letters, tokens = branch.letters, branch.tokens
+            if not 0 < len(letters) <= longest or len(tokens) > depth or not all(0 <= one < size for one in tokens):
+                ids = f"at most {depth} ids from 0 to {size - 1}"
+                return f"branch {branch.number} is not one of {ids} after a token's letters"
         return ""
 
     def add(self, branches: tuple[Branch, ...]) -> None:

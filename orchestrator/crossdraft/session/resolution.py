@@ -163,14 +163,14 @@ def controller_of(
     """The controller that a request asks for: one that always chooses the same, or its part of the shared one."""
     match request.overlap:
         case Overlap.OFF:
-            nodes = request.tree_nodes or 0
-            return lock_step(request.num_speculative_tokens, nodes if method.samples else 0)
+            nodes = max(_tree_sizes(request, method, copies), default=0) if request.tree_nodes else 0
+            return lock_step(request.num_speculative_tokens, nodes)
         case Overlap.ON:
             return Fixed(_always_overlapped(request))
     limits = Limits(
         rounds_only=method.whole_draft or copies,  # what is copied is there at once: nothing is drafted meanwhile
         samples=method.samples,
-        tree_nodes=() if copies else _tree_sizes(request, method),
+        tree_nodes=_tree_sizes(request, method, copies),
         max_draft_tokens=most_draft_tokens(request),
         min_draft_tokens=request.min_draft_tokens,
         branch_depth=request.branches or 0,
@@ -182,9 +182,9 @@ def controller_of(
     return (shared or TargetController()).output(kind, limits)
 
 
-def _tree_sizes(request: GenerationRequest, method: Method) -> Sequence[int]:
-    """Nodes of draft trees that may be used; an audit recomputes the draws of chains only."""
-    if not method.samples or request.audit or request.tree_nodes == 0:
+def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> Sequence[int]:
+    """Nodes of draft trees that may be used; an audit recomputes the draws of chains only, and copies are chains."""
+    if not method.samples or request.audit or copies or request.tree_nodes == 0:
         return ()
     return TREES if request.tree_nodes is None else (request.tree_nodes,)
 
@@ -231,7 +231,7 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
             raise RequestError(f"method {method.name!r} {complaint}", "method")
         return method
     same = models.pair is not None and models.pair.same_vocabulary
-    seeded = request.seed is not None or models.pair is None
+    seeded = request.seed is not None or models.pair is None or bool(request.tree_nodes)
     return default_method(request.options.temperature, seeded, same)
 
 
@@ -259,6 +259,10 @@ def requested_method(request: GenerationRequest) -> Method | None:
             not (method.exact or request.allow_inexact),
             f"the output of {name} does not have the target's distribution; choose an exact method, "
             "or allow it with allow_inexact",
+        ),
+        (
+            bool(request.tree_nodes) and not method.samples,
+            f"{name} drafts chains; use 'slem' or 'seeded', or leave tree_nodes out",
         ),
         (
             seeded and not method.seedable,

@@ -403,7 +403,8 @@ class Session:
                 continue
             match epoch.step:
                 case Emit() as emit:
-                    commands += self._emit(emit.token, emit.kind)
+                    foreseen = emit.kind is Kind.CORRECTED and epoch.choice.tree_nodes and self._guessed(emit.token)
+                    commands += self._emit(emit.token, Kind.ACCEPTED if foreseen else emit.kind)
                     epoch.answer(None)
                 case NeedSample() if (sample := self.target.answers.sample) is not None:
                     epoch.answer(sample.token)
@@ -466,10 +467,14 @@ class Session:
         """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
         commands: list[Command] = []
         while self._finished is None and (sample := self.target.answers.sample) is not None:
-            guessed = self.target.answers.after((sample.token,)) is not None
+            guessed = self._guessed(sample.token)
             self._followed += guessed
             commands += self._emit(sample.token, Kind.ACCEPTED if guessed else Kind.BONUS)
         return commands
+
+    def _guessed(self, token: int) -> bool:
+        """Whether the pass has looked beyond this token at the frontier."""
+        return self.target.answers.after((token,)) is not None
 
     @property
     def _undrafted(self) -> int:

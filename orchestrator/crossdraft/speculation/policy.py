@@ -13,7 +13,7 @@ from crossdraft.types.trees import MOST_NODES
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
 TREES = (8, 16, 32, MOST_NODES)  # nodes of draft trees that are compared
-DEPTHS = (3, 4, 5, 6, 8, 10)  # draft tokens on their paths
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10)  # draft tokens on their paths
 MOST_EXPECTED_WAITS = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 CHUNKS = 3  # replies of a drafter in a pass at least, so that few of its draft tokens miss the next one
@@ -124,7 +124,7 @@ def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
 def trees(given: Conditions, limits: Limits) -> Iterable[Choice]:
     """Lock-step choices with draft trees."""
     for nodes, depth in product(limits.tree_nodes, DEPTHS):
-        if depth <= limits.max_draft_tokens and 2 * depth <= nodes:
+        if depth <= limits.max_draft_tokens and depth < nodes:
             yield Choice(depth, depth, overlap=False, patience=patience(given, depth), tree_nodes=nodes)
 
 

@@ -247,10 +247,23 @@ class GenerationRequest:
             if self.overlap is Overlap.OFF:
                 complaint = f"{name} has no effect with overlap off: leave it out, or turn overlap on"
                 raise RequestError(complaint, name)
+        if self.tree_nodes:
+            self._check_tree(self.tree_nodes)
         if self.min_draft_tokens is not None and self.min_draft_tokens > (self.max_draft_tokens or MOST_DRAFT_TOKENS):
             most, got = self.max_draft_tokens, self.min_draft_tokens
             complaint = f"min_draft_tokens must be at most max_draft_tokens, which is {most}, got {got}"
             raise RequestError(complaint, "min_draft_tokens")
+
+    def _check_tree(self, nodes: int) -> None:
+        depth = self.num_speculative_tokens
+        small = self.overlap is Overlap.OFF and nodes < depth
+        for wrong, complaint in (
+            (self.overlap is Overlap.ON, "tree_nodes has no effect with overlap on: leave it out, or turn overlap off"),
+            (self.audit, "an audit recomputes the draws of chains: leave out tree_nodes, or audit"),
+            (small, f"a tree of depth {depth}, num_speculative_tokens, has at least as many nodes, not {nodes}"),
+        ):
+            if wrong:
+                raise RequestError(complaint, "tree_nodes")
 
 
 def check_text(name: str, text: object) -> None:

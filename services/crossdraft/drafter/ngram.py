@@ -10,13 +10,15 @@ import asyncio
 import re
 import time
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +43,8 @@ LEAST_LIKELY = 0.15  # a draft ends where it holds with a smaller probability, a
 WORD = 8  # letters that are sorted as one number
 LETTER_BYTES = 5  # of memory for each letter remembered: itself, and its place in the order
 MOST_IN_BLOCK = 2**20  # letters that are sorted together
+OF_BLOCK = 256  # letters that a block takes room for besides its own
+MOST_WAITING = 64  # texts that wait to be sorted; further ones are forgotten
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class OwnText:
         """What followed each occurrence, the newest first; up to the text's end, as if it were repeated from there."""
         place = len(self.text) - len(ending)
         while (place := self.text.rfind(ending, 0, place + len(ending) - 1)) >= 0:
-            copied = self.text[place + len(ending) :][:wanted]
+            begin = place + len(ending)
+            copied = self.text[begin : begin + wanted]
             yield (copied * -(-wanted // len(copied)))[:wanted]
 
 
@@ -136,24 +141,40 @@ def likeliest(followed: Sequence[bytes], wanted: int, matched: int) -> bytes:
 class TextMemory:
     """Earlier outputs by scope: what one scope has brought is never looked up for another.
 
-    Blocks of similar sizes are merged, so that few are searched. Above the limit of bytes the block goes that was not
-    used the longest, whosesoever it is.
+    Blocks of similar sizes are merged, so that few are searched. Above the limit of bytes the least recently used scope
+    loses its least recently used block. One thread adds while another looks up.
     """
 
     def __init__(self, limit: int, depth: int) -> None:
         self._limit, self._depth = limit // LETTER_BYTES, depth  # letters
         self._most = min(MOST_IN_BLOCK, self._limit // 4)  # letters of a block
-        self.blocks: dict[str, tuple[Block, ...]] = {}  # replaced as a whole: other threads read it meanwhile
+        self._held = 0  # letters, with what each block takes besides
+        self._blocks: OrderedDict[str, tuple[Block, ...]] = OrderedDict()  # the scope used last is the last
+
+    def of(self, scope: str) -> tuple[Block, ...]:
+        """The blocks of a scope, which is used now."""
+        with suppress(KeyError):
+            self._blocks.move_to_end(scope)
+        return self._blocks.get(scope, ())
 
     def add(self, scope: str, text: bytes) -> None:
-        text, blocks = (BOUNDARY + text)[-self._most :], list(self.blocks.get(scope, ()))
+        text, blocks = (BOUNDARY + text)[-self._most :], list(self.of(scope))
         while blocks and len(blocks[-1].text) < 2 * len(text) and len(blocks[-1].text) + len(text) <= self._most:
+            self._held -= len(blocks[-1].text) + OF_BLOCK
             text = blocks.pop().text + text
-        self.blocks[scope] = (*blocks, Block(text, self._depth))
-        while sum(len(block.text) for block in chain.from_iterable(self.blocks.values())) > self._limit:
-            oldest = min(chain.from_iterable(self.blocks.values()), key=attrgetter("used"))
-            kept = {of: tuple(one for one in blocks if one is not oldest) for of, blocks in self.blocks.items()}
-            self.blocks = {of: blocks for of, blocks in kept.items() if blocks}
+        self._blocks[scope] = (*blocks, Block(text, self._depth))
+        self._held += len(text) + OF_BLOCK
+        while self._held > self._limit and self._blocks:
+            self._forget(next(iter(self._blocks)))
+
+    def _forget(self, scope: str) -> None:
+        oldest = min(self._blocks[scope], key=attrgetter("used"))
+        self._held -= len(oldest.text) + OF_BLOCK
+        kept = tuple(one for one in self._blocks[scope] if one is not oldest)
+        if kept:
+            self._blocks[scope] = kept
+        else:
+            del self._blocks[scope]
 
 
 @dataclass(frozen=True)
@@ -184,7 +205,7 @@ class NgramSession:
         written = 0 if epoch is None else epoch.start + min(epoch.sent, epoch.count - epoch.request.count)
         if written and self._opening.scope and service.options.memory_mib:
             text = self._text[max(0, self._origin - service.options.lengths.longest) : self._origin + written]
-            service.sorting.submit(service.memory.add, self._opening.scope, text)
+            service.remember(self._opening.scope, text)
 
     def begin(self, epoch: DraftProgress) -> None:
         request, written = epoch.request, len(self._text) - self._origin
@@ -218,7 +239,7 @@ class NgramSession:
 
     def _copied(self, missing: int) -> bytes:
         """What is drafted next."""
-        lengths, remembered = self._service.options.lengths, self._service.memory.blocks.get(self._opening.scope, ())
+        lengths, remembered = self._service.options.lengths, self._service.memory.of(self._opening.scope)
         ending = self._text[-lengths.longest :].rpartition(BOUNDARY)[2]
         places: tuple[OwnText | Block, ...] = OwnText(self._text), *reversed(remembered)
         size, best = max(((one.longest(ending, lengths.shortest), one) for one in places), key=itemgetter(0))
@@ -238,7 +259,8 @@ class NgramService:
     def __init__(self, options: ServeNgram | None = None) -> None:
         self.options = options or ServeNgram()
         self.memory = TextMemory(self.options.memory_mib * 2**20, self.options.lengths.longest)
-        self.sorting = ThreadPoolExecutor(1, thread_name_prefix="memory")  # of what is remembered: that takes a while
+        self._sorting = ThreadPoolExecutor(1, thread_name_prefix="memory")  # of what is remembered: that takes a while
+        self._waiting = BoundedSemaphore(MOST_WAITING)
 
     @property
     def description(self) -> Description:
@@ -266,7 +288,13 @@ class NgramService:
 
     async def close(self) -> None:
         """What is to be remembered has been."""
-        await asyncio.to_thread(self.sorting.shutdown)
+        await asyncio.to_thread(self._sorting.shutdown)
+
+    def remember(self, scope: str, text: bytes) -> None:
+        """Add a text soon; unless too many wait for that, then it is forgotten."""
+        if self._waiting.acquire(blocking=False):
+            adding = self._sorting.submit(self.memory.add, scope, text)
+            adding.add_done_callback(lambda _: self._waiting.release())
 
 
 @cache

@@ -166,7 +166,7 @@ class DrafterSession:
         else:  # its tokens as they were drafted, not as the tokenizer would write them
             state.context.rewind(adopted.offset, NOTHING)
             state.context.append(adopted.key)
-        state.context.fit(request.count + (shape.room if tree is None else tree.room))
+        state.context.fit(request.count + shape.room if tree is None else 1 + tree.room)
         service = self._service
         scoring = Scoring(service.running, lambda: service.index, state.source, self, state.context.ids)
         if tree is not None:
@@ -190,7 +190,8 @@ class DrafterSession:
         tree, opening = TreeShape(request.tree_nodes, request.count), self._opening
         chain = request.adopt or opening.audited or self._state.rows or opening.redistribute
         small = request.tree_nodes <= request.count or 4 * tree.room > 3 * self._state.context.capacity
-        return None if chain or small else tree
+        whole = (request.first or request.chunk) >= request.count  # a tree is one reply
+        return tree if whole and not (chain or small) else None
 
     def _draws(self, epoch: int) -> Draws:
         noise = self._opening.noise

@@ -16,7 +16,7 @@ from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.sampler import Draws
-from crossdraft.text.letters import is_plain
+from crossdraft.text.letters import Letters, is_plain
 from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import tree_width
@@ -85,8 +85,11 @@ class TreeDrafting:
         self._others: list[Node] = []  # all that are not the draft's
 
     def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
-        """Grows the tree, a step for each token of the draft, and sends it."""
+        """Grows the tree, a step for each token of the draft, and sends it; asked again, says that this is all."""
         self._replies.resume(asked)
+        if self._others:
+            send(self._replies.last("a tree is drafted once"))
+            return
         for _ in range(self._shape.depth):
             if self._epoch.over:
                 return
@@ -111,7 +114,11 @@ class TreeDrafting:
         """Gives a node its children. The draft goes on with the heaviest, whatever it is, branches with text only."""
         letters = self._state.vocabulary.letters
         drafts = node is self._draft[-1]
+        known: set[Letters] = set()  # ids with the same letters are one continuation
         for place, (token, weight) in enumerate(likeliest):
+            if letters[token] in known:
+                continue
+            known.add(letters[token])
             child = Node(node, token, node.cost - log(weight), node.end + len(letters[token]), node.depth + 1)
             child.tip = Tip(node.tip.node, token)
             if drafts and not place:

@@ -393,8 +393,8 @@ class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
     """The columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
     Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same
-    noise, how soon each id arrives in the drafter's race, which the target's resembles; at temperature 0 the model's
-    own probabilities.
+    noise, how soon each id arrives in the drafter's race, which the target's resembles; of greedy draws the model's own
+    probabilities.
     """
 
     options: SamplingOptions  # penalties and biases are not used
@@ -409,6 +409,7 @@ class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[tuple[int, float]]]]:
+        """As in `SamplerRequest`; ValueError: logits are not finite."""
         scores = columns_of(joined([one.logits for one in requests]), self.allowed)
         weights = self._weights(scores, [chance for one in requests for chance in one.chances])
         top = weights.topk(min(self.count, weights.shape[-1]))
@@ -418,10 +419,12 @@ class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
             [(column, value) for column, value in zip(*row, strict=True) if value > 0]
             for row in zip(columns.tolist(), values, strict=True)
         ]
+        if not all(found):
+            raise ValueError(NOT_FINITE)
         return _split(found, [one.logits.shape[0] for one in requests])
 
     def _weights(self, scores: Tensor, chances: list[Chance]) -> Tensor:
-        if self.options.temperature == 0:
+        if self.options.temperature == 0 or self.options.top_k == 1:
             return scores.softmax(-1, dtype=torch.float64)
         distribution = tempered(scores, self.options)
         at = [chance for chance in chances if not isinstance(chance, float)]
