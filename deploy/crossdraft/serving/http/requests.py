@@ -161,7 +161,9 @@ class GenerationBody(Body):
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
-    cache_salt: Text = Field("", max_length=1000, description="Texts are shared with requests that have the same.")
+    cache_salt: Text = Field(
+        "", max_length=1000, description="Shares an n-gram drafter's memory with requests of the same API key and salt."
+    )
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
     user: str | None = None
