@@ -162,7 +162,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
     cache_salt: Text = Field(
-        "", max_length=1000, description="Shares an n-gram drafter's memory with requests of the same API key and salt."
+        "", max_length=1000, description="Requests of one API key share the n-gram drafter's memory if this is equal."
     )
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
