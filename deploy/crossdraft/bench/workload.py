@@ -73,7 +73,10 @@ CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a reques
 
 
 def request_of(choice: str, number: int, method: str, temperature: float, max_tokens: int) -> GenerationRequest:
-    """One output of a made-up prompt of this number; raises ValueError."""
+    """One output of a made-up prompt of this number, in chains if the method has no trees; raises ValueError."""
+    settings = CHOICES[choice]
+    if not method_named(method).samples:
+        settings = {name: value for name, value in settings.items() if name != "tree_nodes"}
     return GenerationRequest(
         f"Prompt number {number}: ",
         method=method,
@@ -81,7 +84,7 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
         options=SamplingOptions(temperature),
         seed=number if method_named(method).keyed else None,
         ignore_eos=True,
-        **CHOICES[choice],
+        **settings,
     )
 
 
