@@ -1,6 +1,6 @@
 """Resolves a request against a target and a drafter into the assignment of a session."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -67,6 +67,11 @@ class Models:
         """Tokens that the target can hold."""
         return self.target.context
 
+    @property
+    def copies(self) -> bool:
+        """Whether the drafter is one that copies bytes of the text."""
+        return self.drafter is not None and self.drafter.copies
+
     @cached_property
     def digest(self) -> str:
         """Digest of the target's tokenizer, which an affinity matrix must be made for."""
@@ -118,10 +123,7 @@ def resolve(
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
-    copies = models.drafter is not None and models.drafter.copies
-    if copies and request.overlap is Overlap.AUTO and request.max_draft_tokens is None:
-        request = replace(request, max_draft_tokens=MOST_DRAFT_TOKENS)  # they are bytes
-    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, shared, copies)
+    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, shared, models.copies)
     assignment = Assignment(
         pair=pair,
         method=method,
@@ -134,14 +136,14 @@ def resolve(
         target_seconds=target_seconds,
         targets=targets,
         audit=audit,
-        **_as_asked(request),
+        **_as_asked(request, models.copies),
     )
     if fault := fault_of_committed(assignment):
         raise RequestError(fault)
     return assignment
 
 
-def _as_asked(request: GenerationRequest) -> dict[str, Any]:
+def _as_asked(request: GenerationRequest, copies: bool) -> dict[str, Any]:
     """Fields of an assignment that the request alone decides."""
     return {
         "explain": request.explain,
@@ -152,7 +154,7 @@ def _as_asked(request: GenerationRequest) -> dict[str, Any]:
         "keep_stop": request.include_stop_str_in_output,
         "prompt_logprobs": request.prompt_logprobs,
         "paths": request.paths,
-        "tree_budget": request.paths * most_draft_tokens(request) + NODES_BESIDE_THE_DRAFT,
+        "tree_budget": request.paths * most_draft_tokens(request, copies) + NODES_BESIDE_THE_DRAFT,
         "committed": request.committed,
     }
 
@@ -171,7 +173,7 @@ def controller_of(
         rounds_only=method.whole_draft or copies,  # what is copied is there at once: nothing is drafted meanwhile
         samples=method.samples,
         tree_nodes=_tree_sizes(request, method, copies),
-        max_draft_tokens=most_draft_tokens(request),
+        max_draft_tokens=most_draft_tokens(request, copies),
         min_draft_tokens=request.min_draft_tokens,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
@@ -182,19 +184,20 @@ def controller_of(
     return (shared or TargetController()).output(kind, limits)
 
 
-def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> Sequence[int]:
+def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> tuple[int, ...]:
     """Nodes of draft trees that may be used; an audit recomputes the draws of chains only, and copies are chains."""
     if not method.samples or request.audit or copies or request.tree_nodes == 0:
         return ()
     return TREES if request.tree_nodes is None else (request.tree_nodes,)
 
 
-def most_draft_tokens(request: GenerationRequest) -> int:
-    """Most draft tokens beyond those revealed (`Choice.max_draft_tokens`)."""
+def most_draft_tokens(request: GenerationRequest, copies: bool = False) -> int:
+    """Most draft tokens beyond those revealed (`Choice.max_draft_tokens`); those of a drafter that copies are bytes."""
     if request.max_draft_tokens is not None:
         return request.max_draft_tokens
     in_round = request.num_speculative_tokens
-    usual = {Overlap.OFF: in_round, Overlap.ON: 2 * in_round, Overlap.AUTO: Limits().max_draft_tokens}[request.overlap]
+    controlled = MOST_DRAFT_TOKENS if copies else Limits().max_draft_tokens
+    usual = {Overlap.OFF: in_round, Overlap.ON: 2 * in_round, Overlap.AUTO: controlled}[request.overlap]
     return min(MOST_DRAFT_TOKENS, max(usual, request.min_draft_tokens or 0))
 
 

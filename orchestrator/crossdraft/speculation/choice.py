@@ -43,8 +43,11 @@ class Choice:
                 f"0 <= branch_depth <= {MOST_DRAFT_TOKENS} and 1 <= branch_width <= {MOST_DRAFT_TOKENS} must hold, "
                 f"got depth {self.branch_depth}, width {self.branch_width}"
             )
-        if not 0 <= self.tree_nodes <= (0 if self.overlap else MOST_NODES):
-            raise ValueError(f"tree_nodes must be between 0 and {MOST_NODES}, and 0 if drafts overlap passes")
+        if self.tree_nodes and (self.overlap or not self.max_draft_tokens < self.tree_nodes <= MOST_NODES):
+            raise ValueError(
+                f"tree_nodes must be 0, or above max_draft_tokens and at most {MOST_NODES} without overlap, "
+                f"got {self.tree_nodes}"
+            )
         if not 1 <= self.chunk <= MOST_DRAFT_TOKENS:
             raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
         if not 1 <= self.run <= MOST_RUN:

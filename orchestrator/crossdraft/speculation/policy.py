@@ -53,7 +53,7 @@ class Limits:
     min_draft_tokens: int | None = None  # fixed; None: the controller decides
     branch_depth: int = 0
     branch_width: int = 1
-    tree_nodes: Sequence[int] = ()  # of draft trees that are compared, for methods whose target draws by itself
+    tree_nodes: tuple[int, ...] = ()  # of draft trees that are compared, for methods whose target draws by itself
     targets: int = 1  # with several, passes may overlap
     copies: bool = False  # the drafter copies bytes: it may find nothing now, and something soon
 

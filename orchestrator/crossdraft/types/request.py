@@ -256,11 +256,11 @@ class GenerationRequest:
 
     def _check_tree(self, nodes: int) -> None:
         depth = self.num_speculative_tokens
-        small = self.overlap is Overlap.OFF and nodes < depth
+        small = self.overlap is Overlap.OFF and nodes <= depth
         for wrong, complaint in (
             (self.overlap is Overlap.ON, "tree_nodes has no effect with overlap on: leave it out, or turn overlap off"),
             (self.audit, "an audit recomputes the draws of chains: leave out tree_nodes, or audit"),
-            (small, f"a tree of depth {depth}, num_speculative_tokens, has at least as many nodes, not {nodes}"),
+            (small, f"a tree of depth {depth}, num_speculative_tokens, has more nodes than that, not {nodes}"),
         ):
             if wrong:
                 raise RequestError(complaint, "tree_nodes")

@@ -100,9 +100,8 @@ def load_model(
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ModelLoadError(
-            f"quantization {quantization!r} is unknown: use {', '.join(QUANTIZATIONS)}, or leave it out"
-        )
+        known = ", ".join(QUANTIZATIONS)
+        raise ModelLoadError(f"quantization {quantization!r} is unknown: use {known}, or leave it out")
     runs_on = device_of(device)
     source = _source(name)
     try:
