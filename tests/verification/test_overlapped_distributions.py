@@ -41,6 +41,7 @@ CHOICES = (
     Choice(4, 0, patience=0),
     Choice(4, 1),
 )
+TREE = Choice(2, 2, overlap=False, tree_nodes=6)
 FEW = ("DT", "TTD", "DDT", "TDS")  # the drafter as fast as the target, late, ahead; waits that end
 PATTERNS = [*FEW, *sorted({"".join(acts) for acts in itertools.product("DTS", repeat=3)} - {*FEW})]
 
@@ -101,7 +102,8 @@ PAIRS = [(toy, method) for toy in TOYS for method in PAIRED if method is not TLI
 )
 def test_every_pair_of_vocabularies(toy: Toy, method: Method) -> None:
     for pattern in ("TDS", "TTD") if FULL else ("TDS",):
-        assert error(Overlapped(toy, method, (Choice(2, 1),), Schedule(pattern), 2, 1)) < EXACT
+        for choice in (Choice(2, 1), TREE) if method is SLEM else (Choice(2, 1),):
+            assert error(Overlapped(toy, method, (choice,), Schedule(pattern), 2, 1)) < EXACT
 
 
 @walks
@@ -175,9 +177,6 @@ def check_branches(method: Method, pattern: str, choice: Choice, letters: int) -
         given = Overlapped(toy, method, (choice,), Schedule(pattern), 4 if method.samples else 3, 1)
         for paths in (2, 4) if FULL and letters == 2 else (4,):
             assert error(replace(given, paths=paths)) < EXACT, given
-
-
-TREE = Choice(2, 2, overlap=False, tree_nodes=6)
 
 
 @pytest.mark.parametrize("pattern", few_or_full(FEW, lambda pattern: pattern in ("DT", "TDS")))
