@@ -173,7 +173,7 @@ def test_a_real_pair_generates_from_prompts(measure: Measure, quick: list[Served
     shown = [
         tuple(one["conditions"][name] for name in ("method", "temperature", "outputs", "drafter")) for one in found
     ]
-    settings = (("slem", 0.0), ("coupled", 0.8))
+    settings = (("slem", 0.0), ("seeded", 0.8))
     assert shown == [(*setting, outputs, "some/drafter") for setting in settings for outputs in (1, 2)]
     for cell in found:
         check_cell(cell)

@@ -207,7 +207,7 @@ def temperature_of(method: str) -> float:
 
 LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
 PAIR_MS = 20.0  # about what a pass of the real target takes
-PAIR_METHODS = (("slem", 0.0), ("coupled", 0.8))  # and temperatures: the defaults
+PAIR_METHODS = (("slem", 0.0), ("seeded", 0.8))  # and temperatures: the defaults
 PAIR_OUTPUTS = 4  # at once, at most
 OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
 WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
