@@ -241,6 +241,7 @@ class ThroughputPlan(PromptsPlan):
     cache_mib: CacheMib = 512
     threads: tuple[int, ...] = option((1,), "Threads of transformers; repeatable.", min=1)
     dtype: str = option("float32", "float32, bfloat16 or float16.")
+    quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
     enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
 

@@ -334,10 +334,11 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         """Models, sizes, cores."""
         plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
         cpu = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
+        weights = plan.dtype + (f", {plan.quantization} in our target" if plan.quantization else "")
         return (
             f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after "
             f"prompts of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} "
-            f"runs of each configuration; {plan.dtype} on {plan.device}; {cores}{cpu}; {plan.cache_mib} MiB of keys "
+            f"runs of each configuration; {weights} on {plan.device}; {cores}{cpu}; {plan.cache_mib} MiB of keys "
             "and values."
         )
 
@@ -373,8 +374,9 @@ def served(bench: Throughput) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
     plan = bench.plan
     where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
-    options = (*where, "--cache-mib", str(plan.cache_mib), "--metrics-port", "0", "--no-enable-prefix-caching")
-    target = Wanted("target", plan.target, 1, options, bench.core(0))
+    quantized = ("--quantization", plan.quantization) if plan.quantization else ()
+    cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
+    target = Wanted("target", plan.target, 1, (*where, *quantized, *cache, "--metrics-port", "0"), bench.core(0))
     return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
 
 
