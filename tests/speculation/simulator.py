@@ -37,6 +37,7 @@ class World:
     """Costs and acceptance. A pass takes base + each * (tokens of all outputs in it), a draft step likewise."""
 
     acceptance: float = 0.8  # probability that a draft token holds, given that all before it did
+    spread: float = 0.0  # ... more in two outputs, less in the next two, and so on
     pass_base: float = 0.008  # seconds
     pass_each: float = 0.00002  # seconds
     step_base: float = 0.001  # seconds; infinite: the drafter never answers
@@ -166,13 +167,14 @@ class Simulation:
         self.rng = np.random.default_rng(seed)
         self.target = Service(self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed)
         self.drafter = Service(self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed)
-        self._make, self._tokens, self._slots, self._live = make, tokens, 0, 0
+        self.live = 0  # outputs
+        self._make, self._tokens, self._slots = make, tokens, 0
         self.resize(slots)
 
     def resize(self, slots: int) -> None:
         """More slots, or fewer, which are left when their outputs end."""
         self._slots = slots
-        while self._live < slots:
+        while self.live < slots:
             self._begin()
 
     def speed(self, seconds: float) -> float:
@@ -188,7 +190,7 @@ class Simulation:
         return self.ended[outputs - 1]
 
     def _begin(self) -> None:
-        self._live += 1
+        self.live += 1
         output = Output(self, self._make(), self._tokens)
         self.agenda.after(self.delay(self.world.target_trip), output.start)
 
@@ -197,8 +199,8 @@ class Simulation:
         self.ended.append(self.agenda.now)
         self.target.over(output)
         self.drafter.over(output.draft)
-        self._live -= 1
-        if self._live < self._slots:
+        self.live -= 1
+        if self.live < self._slots:
             self._begin()
 
     def handle(self, trip: float, call: Callable[[], None]) -> None:
@@ -278,6 +280,8 @@ class Output:
         self._asked_at: float | None = None
         self._report = [0, 0, False, 0, 0]
         self._unreviewed = 0  # tokens since the choice was made
+        number = len(simulation.ended) + simulation.live
+        self._acceptance = simulation.world.acceptance + simulation.world.spread * (-1) ** (number // 2)
 
     def start(self) -> None:
         """The target is open."""
@@ -366,7 +370,7 @@ class Output:
         return self._due and self._ahead <= self._choice.max_draft_tokens
 
     def _judge(self) -> None:
-        held = self._simulation.rng.random() < self._simulation.world.acceptance
+        held = self._simulation.rng.random() < self._acceptance
         self._emit(1, accepted=int(held), refused=not held)
         self._held() if held else self._refused()
 
@@ -380,7 +384,7 @@ class Output:
 
     def _compare(self) -> None:
         world = self._simulation.world
-        held = self._simulation.rng.random() < world.acceptance * (1.0 if world.samples else world.match)
+        held = self._simulation.rng.random() < self._acceptance * (1.0 if world.samples else world.match)
         self._emit(0, accepted=int(held), refused=not held)
         if held:
             self._ahead -= 1

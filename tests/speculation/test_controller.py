@@ -33,7 +33,16 @@ from crossdraft.speculation.controller import (
 )
 from crossdraft.speculation.estimates import PLACES, RECENT, Estimates, Kind, StepCost
 from crossdraft.speculation.policy import TREES, Limits, Mode
-from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
+from tests.speculation.simulator import (
+    KIND,
+    TOKENS,
+    Simulation,
+    World,
+    controllers,
+    fixed_choices,
+    fixed_speed,
+    measured,
+)
 from tests.verification.enumerating import full
 
 FEW = [(1, 0.5, 8.0, 0.0), (1, 0.95, 60.0, 20.0), (1, 0.8, 8.0, 5.0), (4, 0.95, 8.0, 5.0)]
@@ -139,6 +148,14 @@ def test_it_follows_the_load(many: int) -> None:
 
 
 @cache
+@pytest.mark.parametrize("spread", [0.2, 0.35])
+def test_texts_that_are_hard_to_draft_are_no_reason_to_give_up_a_mode(spread: float) -> None:
+    uneven = World(0.55, pass_base=0.04, step_base=0.003, spread=spread, samples=True)
+    best = max(fixed_speed(uneven, choice, TOKENS, 1, 120.0) for choice in fixed_choices(samples=True))
+    found = [Simulation(uneven, controllers(Limits(samples=True)), TOKENS, 1, seed).speed(120.0) for seed in range(3)]
+    assert sum(found) > 0.92 * 3 * best
+
+
 def learned() -> Estimates:
     shared = TargetController()
     Simulation(World(0.9), lambda: shared.output(KIND, Limits()), 256, 4, 1).speed(0.5)
@@ -476,7 +493,7 @@ def test_a_round_trip_behind_many_outputs_is_not_expected_of_one() -> None:
 def test_a_pass_waits_for_as_many_draft_tokens_as_an_output_gets_of_its_own() -> None:
     shared = TargetController(learned())
     good, usual = (shared.output(KIND, Limits(rounds_only=True)) for _ in range(2))
-    chosen = []
+    chosen: dict[OutputController, list[int]] = {good: [], usual: []}
     for number in range(120):
         now = 0.02 * number
         for output, accepted in ((good, 6), (usual, number % 4)):
@@ -484,10 +501,10 @@ def test_a_pass_waits_for_as_many_draft_tokens_as_an_output_gets_of_its_own() ->
             output.observe(PassSeen(0.009, 0.008, sessions=2, fed=10), now)
             output.observe(DraftSeen(4, 0.005, 0.004), now)
             output.observe(Judged(0, accepted, output is usual, accepted + 1, 0), now)
-            if output is good and choice.drafts:
-                chosen.append(choice)
+            if choice.drafts:
+                chosen[output].append(choice.min_draft_tokens)
                 assert choice.patience > 2 * output.conditions.draft_arrives(choice.min_draft_tokens)
-    assert max(choice.min_draft_tokens for choice in chosen) >= 16
+    assert chosen[good][-1] > 2 * chosen[usual][-1], chosen
 
 
 def crowd(shared: TargetController, outputs: int) -> list[OutputController]:
@@ -502,7 +519,8 @@ def crowd(shared: TargetController, outputs: int) -> list[OutputController]:
 
 def crowded_out() -> tuple[TargetController, OutputController, list[OutputController]]:
     """An output that had asked for draft tokens, then decoded plainly among many others, which end."""
-    shared = TargetController(replace(learned(), drafter=StepCost(0.001, 0.001)))
+    steps = StepCost(0.001, 0.001)
+    shared = TargetController(replace(learned(), drafter=steps, rounds=steps))
     output = shared.output(KIND, Limits())
     output.observe(PassSeen(0.0085, 0.008), 1.0)
     assert output.choose(1.0).drafts
@@ -553,9 +571,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
     seen: list[Limits] = []
     decide = TargetController._decide
 
-    def counted(self: TargetController, limits: Limits, *rest: Any) -> Any:
-        seen.append(limits)
-        return decide(self, limits, *rest)
+    def counted(self: TargetController, output: OutputController, *rest: Any) -> Any:
+        seen.append(output.limits)
+        return decide(self, output, *rest)
 
     monkeypatch.setattr(TargetController, "_decide", counted)
     return seen
@@ -593,19 +611,24 @@ def beside_others(accepted: float) -> TargetController:
     return TargetController(Estimates(cost, replace(cost, token=0.0), StepCost(), 0.0005, 0.0005, (kind,)))
 
 
-def decoded(shared: TargetController, output: OutputController, tokens: int, step_seconds: float) -> list[Choice]:
-    """What an output chose while it emitted so many tokens, in rounds where a step takes so long."""
+def decoded(
+    shared: TargetController, output: OutputController, tokens: int, step_seconds: float, held: bool = True
+) -> list[Choice]:
+    """What an output chose while it emitted so many tokens, in rounds where a step takes so long, and all draft tokens
+    were accepted or none."""
     chosen: list[Choice] = []
     now, left = 0.0, tokens
     while left > 0:
         choice = output.choose(now)
-        made = choice.max_draft_tokens + 1 if choice.drafts else choice.run
+        accepted = choice.max_draft_tokens if held else 0
+        made = accepted + 1 if choice.drafts else choice.run
         if choice.drafts:
             now += step_seconds * choice.max_draft_tokens
             output.observe(DraftSeen(choice.max_draft_tokens, 0.0005, step_seconds * choice.max_draft_tokens), now)
         now += 0.009 * (1 if choice.drafts else made)
         output.observe(PassSeen(0.0085, 0.008), now)
-        output.observe(Judged(0, choice.max_draft_tokens, False, made, int(not choice.drafts)), now)
+        refused = choice.drafts and not held
+        output.observe(Judged(0, accepted, refused, made, int(not choice.drafts)), now)
         chosen.append(choice)
         left -= made
     return chosen
@@ -659,18 +682,19 @@ def test_a_reply_says_nothing_of_the_cost_where_more_draft_than_when_it_was_aske
 
 def test_rounds_that_no_drafter_could_make_pay_are_not_tried() -> None:
     shared = beside_others(0.02)
-    chosen = decoded(shared, shared.output(KIND, Limits()), 1000, 0.001)
+    chosen = decoded(shared, shared.output(KIND, Limits()), 1000, 0.001, held=False)
     assert not [choice for choice in chosen if choice.reason.startswith("trying lock-step")]
 
 
-def test_a_clear_change_of_acceptance_is_looked_at_at_once() -> None:
+def test_an_output_whose_text_is_hard_to_draft_stops_and_the_others_go_on() -> None:
     shared, output = taught(accepted=4)
     other = shared.output(KIND, Limits())
     for _ in range(400):  # observations, an eighth of which is many
         output.observe(PassSeen(0.009, 0.008), 10.0)
     for one in (output, other, output, other):
         assert one.choose(10.0).drafts
-    for _ in range(12):
-        output.observe(Judged(0, 0, True, 1, 0), 10.0)
-    assert output.choose(10.0).reason == "measuring the drafter"
-    assert not other.choose(10.0).drafts
+    for number in range(40):
+        output.observe(Judged(0, 0, True, 1, 0), 10.0 + 0.01 * number)
+        output.choose(10.0 + 0.01 * number)
+    assert not output.choose(11.0).drafts
+    assert other.conditions.chances[0] > 3 * output.conditions.chances[0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdraft.speculation.estimates import PLACES, PRIOR, Acceptance, FittedCost, Recent, StepCost
+from crossdraft.speculation.estimates import PLACES, PRIOR, Acceptance, Fared, FittedCost, Recent, StepCost
 
 TRUE = StepCost(0.008, 0.0001, 0.00002)
 
@@ -97,14 +97,22 @@ def test_it_begins_optimistic_and_is_tested_after_some_draft_tokens() -> None:
     assert found.tested
 
 
-def test_a_drafter_that_changes_is_noticed_within_a_few_epochs() -> None:
-    found = Acceptance()
-    for _ in range(200):
-        found.add(0, 0, True)
-    assert found.chances()[0] < 0.05
-    for _ in range(4):
-        found.add(0, 6, False)
-    assert found.chances()[0] > 0.5
+def test_a_text_is_taken_for_an_average_one_until_it_clearly_differs() -> None:
+    usual, hard, easy = Fared(), Fared(), Fared()
+    for number in range(10):
+        usual.add(number % 2, [0.5])
+        hard.add(0, [0.9])
+        easy.add(8, [0.5] * 8)
+    assert usual.factor == 1.0
+    assert hard.factor < 0.5
+    assert 1.7 < easy.factor < 2.0
+
+
+def test_it_is_the_latest_part_of_a_text_that_counts() -> None:
+    found = Fared()
+    for accepted in (*[0] * 200, *[1] * 600):
+        found.add(accepted, [0.5])
+    assert found.factor > 1.5
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.95])

@@ -37,10 +37,10 @@ from crossdraft.speculation.choice import (
 )
 from crossdraft.speculation.estimates import (
     CERTAIN,
-    LATEST,
     OUTLIER,
     Acceptance,
     Estimates,
+    Fared,
     FittedCost,
     Kind,
     Recent,
@@ -58,7 +58,6 @@ from crossdraft.speculation.policy import (
     Trial,
     explanation,
     overlapped,
-    patience,
     rounds,
     trees,
 )
@@ -112,7 +111,7 @@ class TargetController:
         self._undrafted: set[Controller] = set()  # outputs under way that never draft
         self._using: Counter[Mode] = Counter()  # outputs
         self._others = Recent()  # outputs of other orchestrators in a pass
-        self._policies: dict[tuple[Kind, Limits], Policy] = {}  # the latest made last
+        self._policies: dict[tuple[Kind, Limits, float], Policy] = {}  # the latest made last
         self._made: deque[float] = deque(maxlen=POLICIES)  # seconds: when the latest were
         self._seen = 0  # observations
         self._pass = (0, 0)  # sessions and tokens of the latest pass
@@ -340,11 +339,12 @@ class TargetController:
 
     def policy(self, output: "OutputController", now: float) -> Policy | None:
         """What outputs like this one are to do now; None: too little is known."""
-        key = output.kind, output.limits
-        latest = before = self._policies.get(key)
+        key = output.kind, output.limits, output.fared.factor
+        before = self._policies.get(key)
+        latest = before or output.latest
         if before is not None and not 1 / SAME_LOAD < before.conditions.outputs / self.outputs < SAME_LOAD:
             before = None
-        if before is not None and before.changes == output.acceptance.changes:
+        if before is not None:
             known = self._seen - before.seen < min(before.seen / GROWN, RENEWED * self.outputs)
             if known and before.trial is self._under_way and self._emitted < before.due:
                 return before
@@ -355,14 +355,14 @@ class TargetController:
             return latest
         self._made.append(now)
         self._policies.pop(key, None)
-        self._policies[key] = policy = self._decide(output.limits, output.acceptance, before)
+        self._policies[key] = policy = self._decide(output, before)
         self._limit(self._policies)
         return policy
 
-    def conditions(self, acceptance: Acceptance, samples: bool) -> Conditions:
-        """What forecasts depend on now."""
+    def conditions(self, acceptance: Acceptance, samples: bool, fared: float) -> Conditions:
+        """What forecasts depend on now, where so many times as many draft tokens are accepted."""
         return Conditions(
-            acceptance.chances(),
+            [min(CERTAIN, fared * chance) for chance in acceptance.chances()],
             self.outputs,
             self.target.cost,
             self.drafter.cost if self.drafter.known else self.rounds.cost,
@@ -374,9 +374,9 @@ class TargetController:
             self.rounds.cost if self.rounds.known else None,
         )
 
-    def _decide(self, limits: Limits, acceptance: Acceptance, before: Policy | None) -> Policy:
-        given = self.conditions(acceptance, limits.samples)
-        policy = self._usual(given, limits, before, acceptance.changes)
+    def _decide(self, output: "OutputController", before: Policy | None) -> Policy:
+        given, limits = output.conditions, output.limits
+        policy = self._usual(given, output, before)
         rounds_tried, worth = self._worth_trying(given, limits, policy)
         self._due, now = self._trial_due(policy, worth), self._emitted
         if self._under_way is None and now >= self._due:
@@ -413,9 +413,9 @@ class TargetController:
         lost = TRIAL * max(LEAST_LOST, policy.best.speed / worth[0].speed - 1)
         return before + lost / (FIRST_BUDGET if unknown else BUDGET) * self.outputs
 
-    def _usual(self, given: Conditions, limits: Limits, before: Policy | None, changes: int) -> Policy:
+    def _usual(self, given: Conditions, output: "OutputController", before: Policy | None) -> Policy:
         """By the forecasts, corrected by what their modes have brought."""
-        rated = self._modes(given, limits)
+        rated = self._modes(given, output.limits)
         best = max(rated.values(), key=lambda one: one.speed)
         if best.speed < MARGIN * rated[Mode.PLAIN].speed:
             best = rated[Mode.PLAIN]
@@ -425,7 +425,7 @@ class TargetController:
             least = MARGIN if self._emitted > before.until else FAR
             if best is stays or (best is not rated[Mode.PLAIN] and best.speed < least * stays.speed):
                 best, until = stays, before.until
-        return Policy(best, rated, given, self._seen, until, changes)
+        return Policy(best, rated, given, output.acceptance.chances(), self._seen, until)
 
     def _modes(self, given: Conditions, limits: Limits) -> dict[Mode, Rated]:
         """The best choice of each mode."""
@@ -471,12 +471,11 @@ class OutputController:
         self._drafted = 0  # draft tokens of the running epoch
         self._running = PLAIN
         self._mode: Mode | None = None  # of the running epoch; None: it is the first
-        self._chances: Sequence[float] = ()
         self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
         self._in_run = False  # the latest pass was the target's own
-        self._fared = Share(memory=4 * LATEST)  # draft tokens that were accepted, of those expected to be
+        self.fared = Fared()
         self._policy: Policy | None = None  # that the running epoch follows
-        self._latest: Policy | None = None  # that any epoch followed
+        self.latest: Policy | None = None  # that any epoch followed
         self._since = 0.0  # seconds: when the running epoch began
         self._tokens = 0  # that it has emitted
         self._whole = False  # ... and all of them under its choice
@@ -537,10 +536,9 @@ class OutputController:
             refused = seen.refused and not match
             first = seen.first + compared
             self.acceptance.add(first, judged, refused)
-            if self._chances:
-                last = len(self._chances) - 1
-                places = range(first, first + judged + refused)
-                self._fared.add(judged, sum(self._chances[min(place, last)] for place in places))
+            if self.latest:
+                usual, places = self.latest.usual, range(first, first + judged + refused)
+                self.fared.add(judged, [usual[min(place, len(usual) - 1)] for place in places])
             if judged:
                 self.acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), judged)
         drafting = self._running.drafts and not self._in_run  # what follows a run is chosen before its end
@@ -549,11 +547,11 @@ class OutputController:
     @property
     def conditions(self) -> Conditions:
         """What forecasts for this output depend on now."""
-        return self.target.conditions(self.acceptance, self.limits.samples)
+        return self.target.conditions(self.acceptance, self.limits.samples, self.fared.factor)
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each number of draft tokens brings."""
-        return explanation(self.conditions, self._latest)
+        return explanation(self.conditions, self.latest)
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
@@ -568,7 +566,7 @@ class OutputController:
         """Whether its next choice may be to draft; what was decoded since the last time is counted as plain."""
         self._compare(now)
         policy = self.target.policy(self, now)
-        self._latest = policy or self._latest
+        self.latest = policy or self.latest
         decoding = self._tokens > 0  # the prompt comes first, which says nothing of what follows
         self._policy = policy if decoding else None
         self._since, self._tokens, self._mode, self._whole = now, 0, Mode.PLAIN, True
@@ -613,14 +611,14 @@ class OutputController:
             self._policy = None
             return replace(PLAIN, reason="the drafter cannot go on with this text")
         self._policy = policy = target.policy(self, now)
-        self._latest = policy or self._latest
+        self.latest = policy or self.latest
         silent = target.silent(now)
         if policy is None and not silent:
             if target.measures(self):
                 return self._first("measuring the drafter")
             return replace(PLAIN, reason="another output is measuring the drafter")
         if policy is not None and policy.best.choice.drafts and not silent:
-            return self._own(policy)
+            return replace(policy.best.choice, reason=policy.reason)
         tries = policy is None or policy.trial is None
         if tries and not target.may_try() and target.measures(self):
             target.tried()
@@ -628,32 +626,6 @@ class OutputController:
             return self._first("trying a drafter that does not pay")
         reason = "the drafter does not answer" if policy is None or silent else policy.reason
         return replace(PLAIN, reason=reason)
-
-    def _own(self, policy: Policy) -> Choice:
-        """The choice of all, with as many draft tokens as have the chance that the last one has for all."""
-        choice, given = policy.best.choice, policy.conditions
-        self._chances = given.chances
-        if choice.tree_nodes:
-            return replace(choice, reason=policy.reason)
-        more = self._count(policy, self._fared.mean(1.0, LATEST)) - self._count(policy, 1.0)
-        most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
-        least = choice.min_draft_tokens
-        if least and self.limits.min_draft_tokens is None:
-            least = min(most, least + more)
-        most = max(most, least)
-        waits = patience(given, least, choice.chunk) if choice.patience else 0.0
-        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, patience=waits, reason=policy.reason)
-
-    def _count(self, policy: Policy, factor: float) -> int:
-        """Draft tokens that have the chance here that the last one of all has."""
-        choice, alive = policy.best.choice, policy.conditions.alive
-        usual = choice.min_draft_tokens or choice.max_draft_tokens
-        least, own = (alive[usual] * alive[usual - 1]) ** 0.5, 1.0
-        for place, chance in enumerate(policy.conditions.chances[: self.limits.max_draft_tokens]):
-            own *= min(CERTAIN, factor * chance)
-            if own < least:
-                return max(1, place)
-        return self.limits.max_draft_tokens if self.limits.min_draft_tokens is None else usual
 
     def _first(self, reason: str) -> Choice:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""

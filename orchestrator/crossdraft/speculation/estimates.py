@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import chain, pairwise
-from math import inf, log2
+from math import inf, log, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,10 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 FADING = 0.98  # weight of a step against the one after it: a new cost is known after some 50 steps
 MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
-LATEST = 50.0  # ... in the recent share: a clear change is seen after some 20
-CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
+RECENTLY = 60.0  # ... of one output, whose text may change at any line
+AVERAGE = 50.0  # accepted draft tokens that an output is taken for an average one
+CLEAR = 3.0  # ... or half as many, if it is so many standard deviations from it
+FARED = 1.2  # times as many that make a text another one to decide for: that is a tenth of the speed
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 APART = 20.0  # times as long are steps of one size kept while others run: some 1,000 steps, as load comes and goes
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
@@ -173,8 +175,6 @@ class Acceptance:
         self._all, self.worth, *self._places = (
             Share(*one) for one in before
         )  # worth: target tokens of an accepted one
-        self._latest = Share(memory=LATEST)
-        self.changes = 0  # times that the drafter or the text has clearly changed
 
     @property
     def state(self) -> tuple[tuple[float, float], ...]:
@@ -195,7 +195,7 @@ class Acceptance:
         """So many draft tokens from this place on were accepted, and the next one perhaps refused."""
         for place in range(first, first + accepted + refused):
             self._places[_range_of(place)].add(float(place < first + accepted), 1)
-        self._count(accepted, accepted + refused)
+        self._all.add(accepted, accepted + refused)
 
     def compare(self, matched: int, missed: bool, share: float) -> None:
         """So many draft tokens equalled the target's own, and the next one perhaps not.
@@ -203,21 +203,7 @@ class Acceptance:
         Args:
             share: of acceptable draft tokens that equal one drawn by the target.
         """
-        self._count(matched, matched + missed * share**2)
-
-    def _count(self, held: float, seen: float) -> None:
-        self._all.add(held, seen)
-        self._latest.add(held, seen)
-        if not seen:
-            return
-        usual = self._all.mean(0.5)
-        latest = self._latest.mean(usual, 1.0)  # the first draft tokens say little: it begins at the usual share
-        variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen)
-        if (latest - usual) ** 2 > CLEAR**2 * variance:
-            self.changes += 1
-            for share in (self._all, *self._places):
-                share.seen = min(share.seen, PRIOR)
-                share.held = share.seen * self._latest.mean(usual, 0.0)
+        self._all.add(matched, matched + missed * share**2)
 
     def chances(self) -> list[float]:
         """The probability of each place that its draft token is accepted if all before it were."""
@@ -228,6 +214,29 @@ class Acceptance:
             for share, (begin, end) in zip(self._places, ends, strict=True)
             for _ in range(begin, end)
         ]
+
+
+class Fared:
+    """How the draft tokens of one output fare beside those of all, the latest of them."""
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = 0.0
+        self._variance = 1.0  # of what is accepted, if it is an average one
+
+    def add(self, accepted: int, chances: Sequence[float]) -> None:
+        """So many of the draft tokens that were judged were accepted, which had these chances in any output."""
+        kept = max(0.0, 1 - len(chances) / RECENTLY)
+        self._accepted = kept * self._accepted + accepted
+        self._expected = kept * self._expected + sum(chances)
+        self._variance = kept * self._variance + sum(chance * (1 - chance) for chance in chances)
+
+    @property
+    def factor(self) -> float:
+        """Times as many as usual that are accepted, in steps of FARED. Most texts are alike, some are very different:
+        so the less it is taken for an average one the clearer it differs."""
+        deviations = (self._accepted - self._expected) ** 2 / self._variance
+        weight = AVERAGE / (1 + deviations / CLEAR**2)
+        return float(FARED ** round(log((self._accepted + weight) / (self._expected + weight), FARED)))
 
 
 def _range_of(place: int) -> int:

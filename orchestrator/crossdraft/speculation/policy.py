@@ -94,9 +94,9 @@ class Policy:
     best: Rated
     rated: Mapping[Mode, Rated]  # the best of each mode
     conditions: Conditions
+    usual: Sequence[float]  # of each place, as in `conditions` but of all texts: that its draft token is accepted
     seen: int  # observations that it rests on
     until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
-    changes: int = 0  # of acceptance, before it was made
     trial: Trial | None = None  # that was under way
     due: float = inf  # tokens of all outputs at which it is decided again, for a trial or for what its mode has brought
 
