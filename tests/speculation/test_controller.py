@@ -697,4 +697,4 @@ def test_an_output_whose_text_is_hard_to_draft_stops_and_the_others_go_on() -> N
         output.observe(Judged(0, 0, True, 1, 0), 10.0 + 0.01 * number)
         output.choose(10.0 + 0.01 * number)
     assert not output.choose(11.0).drafts
-    assert other.conditions.chances[0] > 3 * output.conditions.chances[0]
+    assert other.conditions.chances[0] > 2 * output.conditions.chances[0]
