@@ -2,8 +2,8 @@
 
 What a draft token is worth depends on who else is in the pass. So the choice is the one that gives the most tokens a
 second to all outputs together if all make it: draft tokens in the order of their chance to be accepted, as long as the
-next one brings more than it costs target and drafter. An output whose draft tokens fare better or worse than usual gets
-more or fewer of them, down to the same chance.
+next one brings more than it costs target and drafter. Texts differ: where the draft tokens of an output clearly fare
+better or worse than usual, it is decided for it as if those of all outputs did.
 
 It begins by drafting. Forecasts are corrected by what each mode has really brought at that load, and such a correction
 fades while its mode is not in use, so that every mode is tried again. Where no way of drafting is faster than plain
