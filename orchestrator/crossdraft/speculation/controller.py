@@ -72,6 +72,7 @@ BUDGET = 0.02  # of all tokens, that trials by all cost if forecasts are right: 
 FIRST_BUDGET = 0.1  # ... while there never was a round
 LEAST_LOST = 0.25  # of its tokens, that a trial is taken to cost at least
 PROMISING = 3.0  # part of what a drafter's steps seem to cost, or of plain decoding, that they may cost when all do it
+DOUBTFUL = 1.2  # times what is forecast of rounds, whose costs are known, that they may bring when all do it
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
@@ -387,21 +388,24 @@ class TargetController:
         if trial is None:  # when all use a new mode, and what it has brought weighs as much as the forecast
             looked_at = policy.until + LONG_RUN * self.outputs if policy.until > now else inf
             return replace(policy, due=min(self._due, looked_at))
-        tried = rounds_tried if trial.mode is Mode.LOCK_STEP else policy.rated[Mode.PLAIN]
-        return replace(policy, best=tried, rated={**policy.rated, trial.mode: tried}, until=trial.until, trial=trial)
+        tried = policy.rated[Mode.PLAIN] if trial.mode is Mode.PLAIN else rounds_tried
+        rated = {**policy.rated, Mode.of(tried.choice): tried}
+        return replace(policy, best=tried, rated=rated, until=trial.until, trial=trial)
 
     def _worth_trying(self, given: Conditions, limits: Limits, policy: Policy) -> tuple[Rated, Sequence[Rated]]:
         """Short rounds; and which of these and plain decoding might be faster than what all do, the least seen first.
 
         What overlapped drafting costs is seen whenever one output tries it beside others' plain decoding.
         """
-        cheap = given if self.rounds.known else replace(given, drafter=given.drafter.part(PROMISING))
+        cheap, more = given, DOUBTFUL
+        if not self.rounds.known:
+            cheap, more = replace(given, drafter=given.drafter.part(PROMISING)), 1.0
         short = replace(limits, max_draft_tokens=max(limits.min_draft_tokens or 1, min(FIRST, limits.max_draft_tokens)))
-        promised, plain = self._best(cheap, rounds(cheap, short)), policy.rated[Mode.PLAIN]
-        tried = self._rated(given, promised.choice)
-        hopes = {Mode.LOCK_STEP: (promised.forecast.speed, tried), Mode.PLAIN: (PROMISING * plain.speed, plain)}
-        hopes.pop(Mode.of(policy.best.choice), None)
-        worth = [one for hoped, one in hopes.values() if hoped > MARGIN * policy.best.speed]
+        promised = self._best(cheap, [*rounds(cheap, short), *trees(cheap, short)])
+        tried, plain = self._rated(given, promised.choice), policy.rated[Mode.PLAIN]
+        hopes = ((more * promised.forecast.speed, tried), (PROMISING * plain.speed, plain))
+        used, least = Mode.of(policy.best.choice), MARGIN * policy.best.speed
+        worth = [one for hoped, one in hopes if hoped > least and Mode.of(one.choice) is not used]
         return tried, sorted(worth, key=lambda one: self._share(Mode.of(one.choice)).seen)
 
     def _trial_due(self, policy: Policy, worth: Sequence[Rated]) -> float:
