@@ -147,7 +147,6 @@ def test_it_follows_the_load(many: int) -> None:
         assert simulation.speed(1.0) >= 0.75 * best(world, 64, outputs, 1.0)
 
 
-@cache
 @pytest.mark.parametrize("spread", [0.2, 0.35])
 def test_texts_that_are_hard_to_draft_are_no_reason_to_give_up_a_mode(spread: float) -> None:
     uneven = World(0.55, pass_base=0.04, step_base=0.003, spread=spread, samples=True)
@@ -156,6 +155,7 @@ def test_texts_that_are_hard_to_draft_are_no_reason_to_give_up_a_mode(spread: fl
     assert sum(found) > 0.92 * 3 * best
 
 
+@cache
 def learned() -> Estimates:
     shared = TargetController()
     Simulation(World(0.9), lambda: shared.output(KIND, Limits()), 256, 4, 1).speed(0.5)
@@ -698,3 +698,12 @@ def test_an_output_whose_text_is_hard_to_draft_stops_and_the_others_go_on() -> N
         output.choose(10.0 + 0.01 * number)
     assert not output.choose(11.0).drafts
     assert other.conditions.chances[0] > 2 * output.conditions.chances[0]
+
+
+def test_a_hard_text_tries_the_drafter_again_while_the_output_that_measured_it_drafts() -> None:
+    shared, easy = taught(accepted=4)
+    hard = shared.output(KIND, Limits())
+    assert shared.measures(easy)
+    assert easy.choose(10.0).drafts
+    hard.choose(10.0)
+    assert shared.measures(hard)

@@ -334,7 +334,7 @@ class TargetController:
     def measures(self, output: "OutputController") -> bool:
         """Whether this output tries a drafter of which nothing is known, or that does not pay: only one does."""
         measuring = self._measuring.get(output.kind)
-        if measuring not in self._outputs or not measuring.usable:
+        if measuring not in self._outputs or not measuring.usable or measuring.settled:
             measuring = self._measuring[output.kind] = output
         return measuring is output
 
@@ -401,7 +401,9 @@ class TargetController:
         if not self.rounds.known:
             cheap, more = replace(given, drafter=given.drafter.part(PROMISING)), 1.0
         short = replace(limits, max_draft_tokens=max(limits.min_draft_tokens or 1, min(FIRST, limits.max_draft_tokens)))
-        promised = self._best(cheap, [*rounds(cheap, short), *trees(cheap, short)])
+        choices = [*rounds(cheap, short), *trees(cheap, short)]
+        trial = self._under_way
+        promised = self._best(cheap, [one for one in choices if trial and Mode.of(one) is trial.mode] or choices)
         tried, plain = self._rated(given, promised.choice), policy.rated[Mode.PLAIN]
         hopes = ((more * promised.forecast.speed, tried), (PROMISING * plain.speed, plain))
         used, least = Mode.of(policy.best.choice), MARGIN * policy.best.speed
@@ -490,6 +492,11 @@ class OutputController:
     def usable(self) -> bool:
         """Whether it has a drafter that can go on with its text."""
         return self._there and not self._aside
+
+    @property
+    def settled(self) -> bool:
+        """Whether it drafts as its policy says: what it finds out is of its own text."""
+        return self._policy is not None and self._running.drafts
 
     def observe(self, seen: Observation, now: float) -> None:
         """Learn from an observation; `now` in seconds of the session's clock."""

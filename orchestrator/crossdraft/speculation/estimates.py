@@ -220,8 +220,7 @@ class Fared:
     """How the draft tokens of one output fare beside those of all, the latest of them."""
 
     def __init__(self) -> None:
-        self._accepted = self._expected = 0.0
-        self._variance = 1.0  # of what is accepted, if it is an average one
+        self._accepted = self._expected = self._variance = 0.0  # the latter two of an average text
 
     def add(self, accepted: int, chances: Sequence[float]) -> None:
         """So many of the draft tokens that were judged were accepted, which had these chances in any output."""
@@ -234,7 +233,7 @@ class Fared:
     def factor(self) -> float:
         """Times as many as usual that are accepted, in steps of FARED. Most texts are alike, some are very different:
         so the less it is taken for an average one the clearer it differs."""
-        deviations = (self._accepted - self._expected) ** 2 / self._variance
+        deviations = (self._accepted - self._expected) ** 2 / (1 + self._variance)
         weight = AVERAGE / (1 + deviations / CLEAR**2)
         return float(FARED ** round(log((self._accepted + weight) / (self._expected + weight), FARED)))
 
