@@ -281,7 +281,7 @@ class Output:
         self._report = [0, 0, False, 0, 0]
         self._unreviewed = 0  # tokens since the choice was made
         number = len(simulation.ended) + simulation.live
-        self._acceptance = simulation.world.acceptance + simulation.world.spread * (-1) ** (number // 2)
+        self._easier = (-1) ** (number // 2)  # its text is easier to draft than others, or -1: harder
 
     def start(self) -> None:
         """The target is open."""
@@ -295,6 +295,11 @@ class Output:
     @property
     def _frontier(self) -> int:
         return self._judged + self._ahead
+
+    @property
+    def _acceptance(self) -> float:
+        """As the world is now: a drafter may be replaced while outputs go on."""
+        return self._simulation.world.acceptance + self._easier * self._simulation.world.spread
 
     @property
     def _due(self) -> bool:

@@ -505,6 +505,7 @@ def test_a_pass_waits_for_as_many_draft_tokens_as_an_output_gets_of_its_own() ->
                 chosen[output].append(choice.min_draft_tokens)
                 assert choice.patience > 2 * output.conditions.draft_arrives(choice.min_draft_tokens)
     assert chosen[good][-1] > 2 * chosen[usual][-1], chosen
+    assert max(chosen[good]) >= 10
 
 
 def crowd(shared: TargetController, outputs: int) -> list[OutputController]:
