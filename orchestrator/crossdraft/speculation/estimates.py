@@ -172,9 +172,8 @@ class Acceptance:
 
     def __init__(self, before: Sequence[tuple[float, float]] = ()) -> None:
         before = before or [(0.9 * PRIOR, PRIOR), (PRIOR, PRIOR)] + [(0.0, 0.0)] * len(PLACES)
-        self._all, self.worth, *self._places = (
-            Share(*one) for one in before
-        )  # worth: target tokens of an accepted one
+        # Of all, what they are worth (target tokens of an accepted one), and of each range of places.
+        self._all, self.worth, *self._places = (Share(*one) for one in before)
 
     @property
     def state(self) -> tuple[tuple[float, float], ...]:
@@ -223,7 +222,7 @@ class Fared:
         self._accepted = self._expected = self._variance = 0.0  # the latter two of an average text
 
     def add(self, accepted: int, chances: Sequence[float]) -> None:
-        """So many of the draft tokens that were judged were accepted, which had these chances in any output."""
+        """So many of the latest judged draft tokens were accepted, each of which has this chance in a usual text."""
         kept = max(0.0, 1 - len(chances) / RECENTLY)
         self._accepted = kept * self._accepted + accepted
         self._expected = kept * self._expected + sum(chances)

@@ -89,7 +89,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is chosen for outputs of one kind, and what from."""
+    """What is chosen for outputs of one kind whose draft tokens fare alike, and what from."""
 
     best: Rated
     rated: Mapping[Mode, Rated]  # the best of each mode
