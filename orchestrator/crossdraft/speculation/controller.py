@@ -72,7 +72,6 @@ BUDGET = 0.02  # of all tokens, that trials by all cost if forecasts are right: 
 FIRST_BUDGET = 0.1  # ... while there never was a round
 LEAST_LOST = 0.25  # of its tokens, that a trial is taken to cost at least
 PROMISING = 3.0  # part of what a drafter's steps seem to cost, or of plain decoding, that they may cost when all do it
-DOUBTFUL = 1.2  # times what is forecast of rounds, whose costs are known, that they may bring when all do it
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
@@ -397,15 +396,13 @@ class TargetController:
 
         What overlapped drafting costs is seen whenever one output tries it beside others' plain decoding.
         """
-        cheap, more = given, DOUBTFUL
-        if not self.rounds.known:
-            cheap, more = replace(given, drafter=given.drafter.part(PROMISING)), 1.0
+        cheap = given if self.rounds.known else replace(given, drafter=given.drafter.part(PROMISING))
         short = replace(limits, max_draft_tokens=max(limits.min_draft_tokens or 1, min(FIRST, limits.max_draft_tokens)))
         choices = [*rounds(cheap, short), *trees(cheap, short)]
         trial = self._under_way
         promised = self._best(cheap, [one for one in choices if trial and Mode.of(one) is trial.mode] or choices)
         tried, plain = self._rated(given, promised.choice), policy.rated[Mode.PLAIN]
-        hopes = ((more * promised.forecast.speed, tried), (PROMISING * plain.speed, plain))
+        hopes = ((promised.forecast.speed, tried), (PROMISING * plain.speed, plain))
         used, least = Mode.of(policy.best.choice), MARGIN * policy.best.speed
         worth = [one for hoped, one in hopes if hoped > least and Mode.of(one.choice) is not used]
         return tried, sorted(worth, key=lambda one: self._share(Mode.of(one.choice)).seen)
