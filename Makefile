@@ -19,7 +19,7 @@ TEST_PROCESSES ?= 4
 .PHONY: help install demo test test-full test-vllm check types style figures format docs protos models wheel clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED)  ## make .venv with what running needs
 

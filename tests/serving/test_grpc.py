@@ -13,7 +13,7 @@ from crossdraft.rpc.generation import Committed, Generate, GenerationClient, Out
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
 from crossdraft.serving.limits import GenerationOptions, Keys, scope_of
-from crossdraft.types.request import Chat, Message
+from crossdraft.types.request import Chat, Message, PromptTooLongError
 from crossdraft.types.statistics import LaneFigures, Trips
 from crossdraft.v1.generation_pb2 import GenerateRequest
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, figures, serving
@@ -123,6 +123,7 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
     ("fault", "error", "text"),
     [
         (RequestError("k must be smaller"), RequestError, "k must be smaller"),
+        (PromptTooLongError("the prompt has 9 tokens"), errors.ContextTooLong, "the prompt has 9 tokens"),
         (OverloadedError("64 outputs are being made", 2.5), errors.Overloaded, "64 outputs"),
         (errors.Unreachable("target at 10.0.0.1:7: gone"), errors.Unreachable, "no target can make"),
         (errors.Full("target at 10.0.0.1:7: full"), errors.Overloaded, "at their limit of sessions"),

@@ -25,6 +25,7 @@ from crossdraft.serving.backend import (
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
 from crossdraft.session.resolution import requested_method
 from crossdraft.types.output import ServedModel
+from crossdraft.types.request import PromptTooLongError
 
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
@@ -36,6 +37,8 @@ def _errors_of_clients() -> Iterator[None]:
     """Turns errors of the backend into those for clients, without the addresses of services."""
     try:
         yield
+    except PromptTooLongError as error:
+        raise errors.ContextTooLong(str(error)) from error
     except RequestError as error:
         raise errors.BadRequest(str(error)) from error
     except UnknownModelError as error:
