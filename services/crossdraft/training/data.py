@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
 from crossdraft.training.corpus import SEED, Document
 
 IGNORED = -100  # the label that the loss leaves out
-ROUNDS = 24
+ROUNDS = 44
 ROWS = 256  # texts written at once
 PROMPT_TOKENS = (32, 64, 128, 192)  # by turns
 NEW_TOKENS = 128
