@@ -69,7 +69,7 @@ class Recipe:
 
 
 TARGET = Recipe("target", "byte-level", 4096, 256, 768, 6, 4, 1024, 512, 16, 1100, 3e-3, 0.0)
-DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 512, 16, 687, 1.5e-3, 0.9, True)
+DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 512, 16, 3600, 2e-3, 0.9, True)
 DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 512, 16, 4500, 2e-3, 0.9, True)
 DRAFTER_C = Recipe("drafter-c", "bytes", 257, 128, 256, 3, 4, 1024, 768, 8, 450, 4e-3, 0.6)
 RECIPES = {recipe.name: recipe for recipe in (TARGET, DRAFTER_A, DRAFTER_B, DRAFTER_C)}
