@@ -376,6 +376,18 @@ def test_a_drafter_is_not_silent_because_an_output_ended_before_its_answer() -> 
     assert not shared.silent(100.0)
 
 
+def test_a_drafter_that_is_asked_when_a_run_is_over_is_not_silent_before() -> None:
+    shared, output, others = crowded_out()
+    run = output.choose(1.02).run
+    for other in others:
+        other.observe(Ended(), 1.1)
+    for _ in range(16):
+        output.observe(PassSeen(0.008, 0.008, asked=False), 1.2)
+    assert output.choose(1.2).drafts
+    assert not shared.silent(1.2 + 0.008 * run)
+    assert shared.silent(10.0)
+
+
 def test_what_is_emitted_without_a_drafter_says_nothing_of_drafting() -> None:
     shared, output = taught(4)
     assert output.choose(10.0).drafts

@@ -119,7 +119,7 @@ class TargetController:
         self._widest = max(1.0, before.widest)  # sessions of the widest pass
         self._narrow = 0  # reports of passes that were not wide enough to decide
         self._targets = 1  # that share the outputs
-        # Who has asked the drafter since it answered anybody, and when in seconds, in this order.
+        # Who has asked the drafter since it answered anybody, and when in seconds.
         self._waiting: dict[OutputController, float] = {}
         self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
@@ -270,9 +270,9 @@ class TargetController:
         """An output's drafter is gone, or the output is over."""
         self._waiting.pop(output, None)
 
-    def asked(self, output: "OutputController", now: float) -> None:
-        """The drafter is asked for draft tokens."""
-        self._waiting.setdefault(output, now)
+    def asked(self, output: "OutputController", at: float) -> None:
+        """The drafter is asked for draft tokens now, or when a run will be over."""
+        self._waiting.setdefault(output, at)
 
     def stopped(self, output: "OutputController", now: float) -> None:
         """An output wants no draft tokens any more. That none come says nothing then, unless they were overdue."""
@@ -308,7 +308,7 @@ class TargetController:
 
     def silent(self, now: float) -> bool:
         """Whether the drafter does not answer."""
-        return self._overdue(next(iter(self._waiting.values()), now), now)
+        return self._overdue(min(self._waiting.values(), default=now), now)
 
     def _overdue(self, since: float, now: float) -> bool:
         longest = FIRST * self.target.cost.seconds(self.outputs) + MOST_EXPECTED_WAITS * self.drafter_trip.value
@@ -563,10 +563,11 @@ class OutputController:
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
+        rest = self._run if self._in_run else 0  # tokens of a run, at most, after which the drafter is asked
         choice = self.review(now)
         self._behind, self._drafted = 0.0, 0
         if choice.drafts:
-            self.target.asked(self, now)
+            self.target.asked(self, now + rest * self.target.target.cost.seconds(self.target.outputs))
             self._drafting = self.target.drafting
         return choice
 
