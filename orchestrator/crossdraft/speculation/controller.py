@@ -563,7 +563,7 @@ class OutputController:
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
-        rest = self._run if self._in_run else 0  # tokens of a run, at most, after which the drafter is asked
+        rest = self._running.run if self._in_run else 0  # tokens, at most, until a run is over and the drafter is asked
         choice = self.review(now)
         self._behind, self._drafted = 0.0, 0
         if choice.drafts:
