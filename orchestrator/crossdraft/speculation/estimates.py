@@ -20,6 +20,7 @@ MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are kn
 RECENTLY = 60.0  # ... of one output, whose text may change at any line
 AVERAGE = 50.0  # accepted draft tokens that an output is taken for an average one
 CLEAR = 3.0  # ... or half as many, if it is so many standard deviations from it
+LEAST_VARIANCE = 0.5  # of the accepted ones of an average text: of a few it says little
 FARED = 1.2  # times as many that make a text another one to decide for: that is a tenth of the speed
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 APART = 20.0  # times as long are steps of one size kept while others run: some 1,000 steps, as load comes and goes
@@ -232,7 +233,7 @@ class Fared:
     def factor(self) -> float:
         """Times as many as usual that are accepted, in steps of FARED. Most texts are alike, some are very different:
         so the less it is taken for an average one the clearer it differs."""
-        deviations = (self._accepted - self._expected) ** 2 / (1 + self._variance)
+        deviations = (self._accepted - self._expected) ** 2 / (LEAST_VARIANCE + self._variance)
         weight = AVERAGE / (1 + deviations / CLEAR**2)
         return float(FARED ** round(log((self._accepted + weight) / (self._expected + weight), FARED)))
 
