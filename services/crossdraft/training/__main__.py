@@ -42,7 +42,8 @@ def make(recipe: Recipe, folder: Path, work: Path) -> None:
     pool = tokenize(corpus.training, tokenizer, folder / "corpus.npz")
     held_out = tokenize(corpus.held_out, tokenizer, folder / "held-out.npz")
     names = () if recipe is TARGET else WRITTEN
-    texts = {name: tokenize(_written(work, name), tokenizer, folder / f"{name}.npz") for name in names}
+    written = {name: _written(work, name) for name in names}
+    texts = {name: tokenize(some, tokenizer, folder / f"{name}-{len(some)}.npz") for name, some in written.items()}
     size = sum(len(document.text.encode()) for document in corpus.held_out)
     model = build_model(recipe, tokenizer)
 

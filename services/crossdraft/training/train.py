@@ -38,7 +38,7 @@ show and test crossdraft. It writes Python that looks like Python and means litt
 | data | the sources of Python {python}'s standard library, without its tests and held-out files{distilled} |
 | licence of the data | Python Software Foundation Licence Version 2 |
 | licence of the weights | Apache-2.0 |
-| training | {earlier}{state.step} steps, {state.tokens} tokens, {state.seconds:.0f} s on {machine} |
+| training | {earlier}{trained}, {state.seconds:.0f} s on {machine} |
 | held-out bits per byte | {figure:.3f} |
 | context | {recipe.context} tokens |
 
@@ -225,6 +225,7 @@ def export(
 ) -> None:
     """Write weights, tokenizer and model card to `folder`, replacing what was there."""
     known = re.findall(r"\| training \| (.*) \|", (folder / "README.md").read_text()) if recipe.trains_on else []
+    known = [before.split(f"; then {_trained(state)}")[0] for before in known]  # it may have been exported already
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
     # transformers' wrapper of `to` hides its signature from mypy
@@ -233,11 +234,16 @@ def export(
     (folder / "README.md").write_text(_card(recipe, model, state, known), encoding="utf-8")
 
 
+def _trained(state: Progressed) -> str:
+    return f"{state.step} steps, {state.tokens} tokens"
+
+
 def _card(recipe: Recipe, model: LlamaForCausalLM, state: Progressed, earlier: list[str]) -> str:
     share = recipe.written_share
     return CARD.format(
         recipe=recipe,
         state=state,
+        trained=_trained(state),
         earlier="".join(f"{training}; then " for training in earlier),
         size=model.num_parameters() / 1e6,
         vocabulary=model.config.vocab_size,
