@@ -142,8 +142,10 @@ async def test_a_tree_is_drafted_once(drafter: DrafterClient) -> None:
     assert last.reason == "a tree is drafted once"
 
 
-async def test_logits_that_are_not_finite_are_an_error_of_trees_too(
-    drafter: DrafterClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nodes", [0, 16])
+@pytest.mark.parametrize("opening", [KEYED, WITH_ROWS, GREEDY, replace(GREEDY, row_width=8)])
+async def test_logits_that_are_not_finite_end_the_drafters_session(
+    drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, nodes: int, monkeypatch
 ) -> None:
     step = drafter_model.thread._engine_step
 
@@ -151,7 +153,7 @@ async def test_logits_that_are_not_finite_are_an_error_of_trees_too(
         return [None if one is None else torch.full_like(one, torch.nan) for one in step(scheduled)]
 
     monkeypatch.setattr(drafter_model.thread, "_engine_step", broken)
-    async with drafter.session(KEYED) as session:
-        await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=16))
+    async with drafter.session(opening) as session:
+        await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=nodes))
         with pytest.raises(ServiceError, match="not finite"):
             await Epoch(1).hear(session)

@@ -1,9 +1,10 @@
 """Draws, keyed noise beside the logits, and sampler requests: together they give what they give alone, bit by bit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from crossdraft.engine.sampler import (
     RowRequest,
     SampleRequest,
     SamplerRequest,
+    ScoreRequest,
     TopRequest,
     batched,
 )
@@ -89,14 +91,29 @@ def test_greedy_samples_are_the_best_tokens() -> None:
     assert [sample.token for sample in sampled(biased)] == [13] * 4
 
 
-def test_logits_that_are_no_numbers_are_not_drawn_from() -> None:
+OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[Any]]] = {
+    "samples": lambda logits, options: SampleRequest(Nodes(logits, options), CLOCKS, KEY, OFFSETS),
+    "rows": lambda logits, options: RowRequest(Nodes(logits, options), 8),
+    "rows of listed ids": lambda logits, options: RowRequest(Nodes(logits, options), 0, [np.arange(SIZE)] * 4),
+    "scores": lambda logits, options: ScoreRequest(logits, [1] * 4, 2),
+    "distributions": lambda logits, options: DistributionRequest(logits, options, 8),
+    "whole distributions": lambda logits, options: DistributionRequest(logits, options, 0),
+    "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [0.5] * 4, 3),
+    "draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [0.5] * 4, 2),
+    "keyed draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 3)] * 4),
+}
+
+
+@pytest.mark.parametrize("what", OF_LOGITS)
+@pytest.mark.parametrize("options", [GREEDY, SamplingOptions(), SamplingOptions(0.7, top_k=5, top_p=0.9)])
+@pytest.mark.parametrize("places", [slice(None), 7])
+def test_logits_that_are_no_numbers_are_an_error(what: str, options: SamplingOptions, places: slice | int) -> None:
     logits = LOGITS.clone()
-    logits[2] = torch.nan
+    asked = OF_LOGITS[what](logits, options)
+    asked.run([asked])
+    logits[2, places] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        sampled(SamplingOptions(), logits=logits)
-    ranking = DrawRequest(logits, SamplingOptions(), CLOCKS, [0.5] * 4)
-    with pytest.raises(ValueError, match="not finite"):
-        ranking.run([ranking])
+        asked.run([asked])
 
 
 def ranked(

@@ -22,6 +22,7 @@ from crossdraft.types.trees import Path
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
 SPAN = 256  # ids whose probabilities are summed first when a tail is
+NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
 
@@ -86,10 +87,12 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
 
 @torch.inference_mode()
 def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """Temperature (0: one-hot rows), top_k, top_p and min_p of floating scores (n, V): float64 distributions."""
+    """Temperature (0: one-hot rows), top_k, top_p and min_p of floating scores (n, V): float64 distributions.
+
+    A row of scores that are not finite has no probability above 0: whoever draws from it raises ValueError.
+    """
     if options.temperature == 0:
-        best = scores.argmax(-1, keepdim=True)
-        return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)
+        return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, *greedy(scores))
     scores = scores.to(torch.float64, copy=True)
     # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
     scores.sub_(scores.amax(-1, keepdim=True)).div_(options.temperature)
@@ -102,6 +105,12 @@ def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
         probabilities = scores.softmax(-1)
         scores = scores.masked_fill(probabilities < options.min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
     return scores.softmax(-1)
+
+
+def greedy(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The best ids of floating scores (n, V), and their probabilities, 1, or 0 where scores are not finite; (n, 1)."""
+    best = scores.max(-1, keepdim=True)
+    return best.indices, best.values.isfinite().double()
 
 
 def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
@@ -253,6 +262,9 @@ def row_table(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> R
 
     An id of probability zero is left out unless it is listed. A row is whole if it lists all others, or if each of the
     others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
+
+    Raises:
+        ValueError: a distribution has no probability above 0.
     """
     count, size = probabilities.shape
     top, ids = probabilities.topk(min(head, size))
@@ -270,7 +282,10 @@ def row_table(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> R
     order = np.argsort(of, kind="stable")
     bounds = np.searchsorted(of[order], np.arange(count + 1))
     entries = np.concatenate([heads[inside].astype(np.int64), cells[extra] % size])
-    return RowTable(bounds, entries[order], np.concatenate([shares[inside], values[extra]])[order], tails)
+    weights = np.concatenate([shares[inside], values[extra]])
+    if not (np.bincount(of, weights, count) + tails > 0).all():
+        raise ValueError(NOT_FINITE)
+    return RowTable(bounds, entries[order], weights[order], tails)
 
 
 @torch.inference_mode()
@@ -291,11 +306,12 @@ def drafting_distributions(
         allowed: the only columns that may be drawn; None: all.
 
     Raises:
-        ValueError: nothing is allowed.
+        ValueError: nothing is allowed, or logits are not finite.
     """
     scores = columns_of(logits, allowed)
     if options.temperature == 0:
-        found = [(place, np.ones(1)) for place in scores.argmax(-1, keepdim=True).cpu().numpy()]
+        best, certain = _fetched(*greedy(scores))
+        found = [(place.astype(np.int64)[one > 0], one[one > 0]) for place, one in zip(best, certain, strict=True)]
     elif row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
         found = [(np.flatnonzero(w > 0), w[w > 0]) for w in tempered(scores, options).cpu().numpy()]
     else:
@@ -303,6 +319,8 @@ def drafting_distributions(
         weights = _on_grid(top)
         kept = (weights > 0).sum(-1).tolist()  # the largest come first
         found = [(places[:count], w[:count]) for places, w, count in zip(order, weights, kept, strict=True)]
+    if not all(len(places) for places, _ in found):
+        raise ValueError(NOT_FINITE)
     return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
 
 

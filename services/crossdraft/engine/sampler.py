@@ -17,12 +17,14 @@ from torch import Tensor
 
 from crossdraft.engine.device import sent
 from crossdraft.engine.distributions import (
+    NOT_FINITE,
     Columns,
     Likely,
     Nodes,
     columns_of,
     distributions,
     drafting_distributions,
+    greedy,
     joined,
     log_probabilities_of,
     row_table,
@@ -43,7 +45,6 @@ Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with 
 SCRATCH = 1 << 14  # random words that a CPU mixes together
 CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
 TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
-NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 
 
 # Draws on the host.
@@ -313,8 +314,7 @@ class SampleRequest(SamplerRequest[Found[Sample]]):
         options = self.nodes.options
         found = scores([one.nodes for one in requests], logits)
         if options.temperature == 0:
-            best = found.max(-1, keepdim=True)
-            return best.indices, (best.values > -torch.inf).to(best.values.dtype)
+            return greedy(found)
         distribution = tempered(found, options)
         at = [(one.key, offset) for one in requests for offset in one.offsets]
         drawn = self.clocks.arrivals(distribution, at).argmin(-1, keepdim=True)
@@ -358,10 +358,13 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[ScoreRequest]") -> list[Found[Sample]]:
+        """As in `SamplerRequest`; ValueError: logits are not finite."""
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
         found = torch.cat([own.double(), (values >= own).sum(-1, keepdim=True).double()], -1).cpu().numpy()
+        if np.isnan(found).any():
+            raise ValueError(NOT_FINITE)
         likely, ranks = Likely.of(values, self.likely), found[:, 1].astype(np.int64)
         table = SampleTable(tokens.numpy(), found[:, 0], likely, ranks)
         return _sliced(table.nodes, [len(one.tokens) for one in requests])
@@ -469,8 +472,8 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
     def _drawn(self, scores: Tensor, chances: list[Chance]) -> tuple[Tensor, Tensor, Tensor]:
         """Columns, how far others were from being drawn (n, m), and whether what was drawn has a probability."""
         if self.options.temperature == 0:
-            best = scores.argmax(-1)
-            return best, -scores, torch.ones_like(best)
+            best, certain = greedy(scores)
+            return best[:, 0], -scores, certain[:, 0] > 0
         distribution = tempered(scores, self.options)
         at = [chance for chance in chances if not isinstance(chance, float)]
         if at:
