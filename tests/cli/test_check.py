@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 from crossdraft.cli import check
 from crossdraft.engine import compatibility
 from crossdraft.engine.attention import Window
 from tests.cli.conftest import Cli
+from tests.engine.test_loader import folder_of, rewritten
+from tests.engine.tiny import tiny_llama
 
 
 def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
@@ -52,6 +56,25 @@ def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
     assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
     assert "there is no bundled model 'bundled:nothing'" in ended.err
     cli("check", "random:llama", "--markdown", tmp_path / "none" / "table.md").failed("cannot write")
+
+
+@pytest.mark.parametrize("more", [(), ("--drafter", "random:llama")])
+def test_a_tokenizer_that_no_service_takes_is_refused_with_its_words(cli: Cli, tmp_path: Path, more) -> None:
+    tokenizer = Tokenizer(WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "<end>": 3}, unk_token="[UNK]"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tiny_llama(eos_token_id=3).save_pretrained(tmp_path)
+    said = "a WordPiece tokenizer is not supported; use one with a BPE or Unigram model"
+    ended = cli("check", str(tmp_path), *more)
+    assert (ended.code, "0 exact, 0 differs, 1 refused, 0 not loaded" in ended.out) == (1, True)
+    assert f"{tmp_path} refused: {said}" in ended.err
+    cli("serve", "target", "--model", str(tmp_path), "--port", "0").failed(said, 1)
+
+
+def test_a_checkpoint_that_lacks_tensors_is_not_loaded(cli: Cli, tmp_path: Path) -> None:
+    rewritten(folder_of(tmp_path), lambda tensors: {name: tensors[name] for name in tensors if "lm_head" not in name})
+    ended = cli("check", str(tmp_path))
+    assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
+    assert "the checkpoint lacks lm_head.weight" in ended.err
 
 
 def test_what_differs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -23,16 +25,20 @@ from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_llama, tiny_qwen2
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder_of(path: Path, **changes: object) -> Path:
     """A tiny Llama with a byte-level tokenizer, as save_pretrained writes it."""
     letters = sorted(ByteLevel.alphabet())[: VOCABULARY - 1]
     tokenizer = Tokenizer(BPE({letter: place for place, letter in enumerate(letters)}, []))
     tokenizer.add_special_tokens(["<end>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
-    tiny_llama(eos_token_id=VOCABULARY - 1).save_pretrained(tmp_path)
-    return tmp_path
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    tiny_llama(eos_token_id=VOCABULARY - 1, **changes).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of(tmp_path)
 
 
 def test_a_folder_gives_a_model_and_its_description(folder: Path) -> None:
@@ -94,6 +100,52 @@ def test_folders_that_lack_something(folder: Path, missing: str, complaint: str)
     (folder / missing).unlink()
     with pytest.raises(ModelLoadError, match=complaint):
         load_model(str(folder))
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Changes the tensors of a checkpoint."""
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"][:-1]},
+            r"has tensors of other shapes: lm_head.weight \[96, 48\] in place of \[97, 48\]$",
+        ),
+        (
+            lambda tensors: {name: tensors[name] for name in tensors if name != "lm_head.weight"},
+            "lacks lm_head.weight$",
+        ),
+        (lambda tensors: {name: tensors[name] for name in tensors if name != DOWN}, f"lacks {DOWN}$"),
+        (
+            lambda tensors: {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()},
+            "lacks lm_head.weight, model.embed_tokens.weight.* more; it has tensors that its model has not: _orig_mod",
+        ),
+        (
+            lambda tensors: tensors | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)},
+            "has tensors that its model has not: model.layers.0.self_attn.q_proj.bias$",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_its_model_is_refused(folder: Path, change, complaint: str) -> None:
+    rewritten(folder, change)
+    with pytest.raises(ModelLoadError, match=complaint):
+        load_model(str(folder))
+
+
+def test_tensors_that_need_not_be_there(folder: Path) -> None:
+    """Tied ones, and those that the model makes by itself."""
+    tiny_llama(eos_token_id=VOCABULARY - 1, tie_word_embeddings=True).save_pretrained(folder)
+    frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4) for layer in range(2)}
+    rewritten(folder, lambda tensors: tensors | frequencies)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    load_model(str(folder))
 
 
 @pytest.mark.parametrize("name", ["pytorch_model-00001-of-00002.bin", "weights.pth"])

@@ -21,11 +21,14 @@ from crossdraft.console.running import CommandFailed, check_output, run_to_end, 
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
-from crossdraft.engine.loader import LoadedModel, architectures, load_model
+from crossdraft.engine.loader import LoadedModel, architectures
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
+from crossdraft.engine.served_model import load
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening
+from crossdraft.session.resolution import tokenization_of
 from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.text.letters import Side
 
 EVERY = f"{RANDOM_PREFIX}all"
 EXACT, DIFFERS, REFUSED, MISSING = "exact", "differs", "refused", "not loaded"
@@ -133,8 +136,13 @@ def _logits(name: str, engine: EngineOptions) -> Conformance:
 
 
 def _loaded(name: str, engine: EngineOptions) -> LoadedModel:
-    length, trusted = engine.max_model_len, engine.trust_remote_code
-    return load_model(name, engine.dtype, engine.device, length, trusted, quantization=engine.quantization)
+    """As services load it, with a vocabulary that they serve; raises UnsupportedModelError, ModelLoadError."""
+    loaded = load(engine.model_options(name, CACHE_MIB))
+    try:
+        tokenization_of(loaded.description, Side.TARGET)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from error
+    return loaded
 
 
 def _expected(name: str, engine: EngineOptions) -> list[tuple[Ids, list[GreedyToken]]]:

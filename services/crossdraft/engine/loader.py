@@ -3,8 +3,9 @@
 import copy
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -38,6 +39,9 @@ from crossdraft.types.rows import Ids
 
 QUANTIZATIONS = ("int8",)  # weight-only, by torchao
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Tensors of old checkpoints that a model makes by itself: causal masks, and angles of positions.
+MADE = re.compile(r"(attn|attention)\.(masked_)?bias$|rotary_emb\.\w+$|position_ids$")
+NAMED = 4  # tensors in an error text
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -203,19 +207,40 @@ def _said_of(source: str) -> Iterator[None]:
 def _weights(
     source: str, dtype: str, device: torch.device, trust_remote_code: bool, shared: DistributedConfig | None = None
 ) -> PreTrainedModel:
+    model: PreTrainedModel
     with _said_of(source):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=DTYPES.get(dtype, "auto"),
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             distributed_config=shared,
+            ignore_mismatched_sizes=True,  # they are refused with their names
+            output_loading_info=True,
         )
+        _check_whole(found, quantized=getattr(model.config, "quantization_config", None) is not None)
     if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
         model = model.float()
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
     model.eval()
     return model
+
+
+def _check_whole(found: Mapping[str, Collection[Any]], quantized: bool) -> None:
+    """Raises ValueError for a checkpoint whose tensors are not those of its model: transformers fills in random ones.
+
+    Args:
+        found: transformers' account of them; tied tensors and those that its models ignore are in none of its lists.
+        quantized: by the checkpoint itself, which then has scales and the like beside the tensors of the model.
+    """
+    missing, odd = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    odd = [] if quantized else [name for name in odd if MADE.search(name) is None]
+    shapes = [f"{name} {[*there]} in place of {[*due]}" for name, there, due in sorted(found["mismatched_keys"])]
+    lists = {"lacks": missing, "has tensors that its model has not:": odd, "has tensors of other shapes:": shapes}
+    more = {what: f" and {len(names) - NAMED} more" if len(names) > NAMED else "" for what, names in lists.items()}
+    faults = [f"{what} {', '.join(names[:NAMED])}{more[what]}" for what, names in lists.items() if names]
+    if faults:
+        raise ValueError(f"the checkpoint {'; it '.join(faults)}")
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -17,9 +17,9 @@ from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
+from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
@@ -72,14 +72,14 @@ class RunningModel:
             ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
         """
         about = loaded.description
-        vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
+        tokenization = tokenization_of(about, side)
         pack(loaded.model)
         engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
         about = replace(about, context=engine.max_length)
         return RunningModel(
             ModelThread(engine, _step_of(engine, loaded, emulation)),
-            Tokenization(about.tokenizer_json, vocabulary),
-            KeyedNoise.of(vocabulary),
+            tokenization,
+            KeyedNoise.of(tokenization.vocabulary),
             about,
             loaded.kept,
         )
