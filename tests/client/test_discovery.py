@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -12,18 +14,22 @@ from crossdraft.client import RequestError, connect
 from crossdraft.client.api import addresses_of
 from crossdraft.client.discovery import MismatchError, Probe
 from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.errors import NotServed, Replaced, ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
+from crossdraft.text.letters import Side
 from crossdraft.types.messages import Description
+from tests.engine.test_loader import rewritten
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
+HEAD = "lm_head.weight"
 SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
 
 
@@ -170,6 +176,80 @@ async def test_another_model_is_served_once_the_targets_of_the_one_before_have_l
         await used(lambda: target.address in pipeline._connected.services.targets)
         again = pipeline.generate(PROMPT, **SETTINGS)
         assert [token.id async for token in again] == ids
+
+
+@pytest.fixture
+def tuned(target_model: RunningModel, target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
+    """The target's name and tokenizer with other weights."""
+    rewritten(copytree(target_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5 + 0.01})
+    loaded = load_model(str(tmp_path / "tuned"))
+    described = replace(loaded.description, model=target_model.description.model)
+    model = RunningModel.of(replace(loaded, description=described), Side.TARGET, 1)
+    yield model
+    model.close()
+
+
+async def test_targets_of_one_name_with_other_weights_are_refused(
+    target: TargetClient, target_model: RunningModel, tuned: RunningModel
+) -> None:
+    one, other = (f"{model.description.fingerprint[:12]}, 128 tokens" for model in (target_model, tuned))
+    async with Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as served:
+        with pytest.raises(RequestError, match="same model") as refused:
+            async with connect([target.address, served.address]):
+                pass
+    assert one in str(refused.value)
+    assert other in str(refused.value)
+    assert ": other weights, or in another dtype; all targets" in str(refused.value)
+
+
+async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, tuned: RunningModel) -> None:
+    """As in an update: outputs under way end, those that are begun afterwards are made by the new ones."""
+    async with (
+        asyncio.timeout(300),
+        Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first,
+        Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as second,
+        connect(first.address) as pipeline,
+        connect(second.address) as alone,
+    ):
+        running, waiting = (pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 60})) for _ in range(2))
+        await anext(running)
+        tokenization = pipeline.models.tokenization
+        await pipeline.follow([first.address, second.address])
+        await pipeline._connected._targets[second.address].probe.tried
+        await pipeline.follow(second.address)
+        await first.drain()
+        await used(lambda: second.address in pipeline._connected.services.targets)
+        assert pipeline.models.tokenization is tokenization  # it is not read again
+        for output in (running, waiting):
+            with pytest.raises(Replaced, match="the target was replaced by another model"):
+                [token async for token in output]
+        due = [token.id async for token in alone.generate(PROMPT, **SETTINGS)]
+        assert [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)] == due
+
+
+async def test_a_target_that_is_restarted_with_other_weights_opens_no_session_unnoticed(
+    target_model: RunningModel, tuned: RunningModel
+) -> None:
+    async with Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first:
+        address = first.address
+        async with connect(address, patience=Patience(target_seconds=0.1)) as pipeline:
+            await first.drain()
+            port = int(address.rpartition(":")[2])
+            async with Server(TARGET, Lasting(tuned), Listening(port=port, grace_seconds=0)):
+                with pytest.raises(NotServed, match="serves another model than it described"):
+                    [token async for token in pipeline.generate(PROMPT, **SETTINGS)]
+
+
+async def test_drafters_of_one_vocabulary_may_have_other_weights(
+    target: TargetClient, drafter: DrafterClient, drafter_folder: Path, tmp_path: Path
+) -> None:
+    rewritten(copytree(drafter_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5})
+    model = RunningModel.of(load_model(str(tmp_path / "tuned")), Side.DRAFTER, 1)
+    async with (
+        Server(DRAFTER, DrafterService(model), Listening(grace_seconds=0)) as other,
+        connect(target.address, [drafter.address, other.address], needs_drafter=True) as pipeline,
+    ):
+        assert len(pipeline._connected.services.drafters) == 2
 
 
 async def test_drafters_of_another_vocabulary_are_used_once_the_ones_before_have_left(

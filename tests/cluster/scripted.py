@@ -13,7 +13,7 @@ from crossdraft.types.output import ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
 REQUEST = OutputRequest("one", "small", GenerationRequest("go", seed=1))
-BEGAN = Began("a", "here 1")
+BEGAN = Began("here 1")
 Act = Reply | Exception | None  # None: nothing for ever
 
 
@@ -25,7 +25,8 @@ async def nothing() -> NoReturn:
 
 def tokens(*numbers: int) -> Committed:
     """Those of one pass."""
-    return Committed(tuple(Token(one, str(one), str(one).encode(), Kind.BONUS, None) for one in numbers))
+    made = tuple(Token(one, str(one), str(one).encode(), Kind.BONUS, None) for one in numbers)
+    return Committed(made, target="a")
 
 
 class Scripted:

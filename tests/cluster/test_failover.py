@@ -10,7 +10,6 @@ from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingO
 from crossdraft.cluster.failover import (
     MODELS_SECONDS,
     Alive,
-    Began,
     ClusterBackend,
     DetectionLimits,
     LossMetrics,
@@ -18,7 +17,7 @@ from crossdraft.cluster.failover import (
     Refusal,
     seed_of,
 )
-from crossdraft.rpc.errors import TimedOut, Unreachable
+from crossdraft.rpc.errors import Replaced, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import (
     OutputRequest,
@@ -111,14 +110,14 @@ async def test_a_seed_that_is_not_named_comes_from_the_requests_id() -> None:
 
 
 @simulated
-async def test_with_another_model_behind_the_name_an_output_does_not_go_on() -> None:
-    same = Scripted([BEGAN, tokens(1), DIED], [BEGAN, tokens(2), ENDED])
-    assert (await taken(same))[:2] == [tokens(1), tokens(2)]
-    other = Scripted([BEGAN, tokens(1), DIED], [Began("b", "there 1"), tokens(2), ENDED])
-    with pytest.raises(Unreachable, match="'small' was replaced by another model"):
-        await taken(other)
-    unseen = Scripted([BEGAN, DIED], [Began("b", "there 1"), tokens(1), ENDED])
-    assert (await taken(unseen))[:1] == [tokens(1)]
+async def test_an_output_goes_on_with_the_model_that_it_began_with_or_ends() -> None:
+    """Who serves another one refuses it; in an update some may serve the one before."""
+    refused = Refusal(Replaced("'small' was replaced by another model"))
+    one = Scripted([BEGAN, DIED], [BEGAN, tokens(1), DIED], [BEGAN, refused], [BEGAN, tokens(2), ENDED])
+    assert (await taken(one))[:2] == [tokens(1), tokens(2)]
+    assert [order.target for order in one.requests] == ["", "", "a", "a"]
+    with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: 'small' was replaced by another"):
+        await taken(Scripted([BEGAN, tokens(1), DIED], *([refused] for _ in range(1000))))
 
 
 @simulated

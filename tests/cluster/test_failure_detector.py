@@ -13,7 +13,7 @@ from tests.cluster.scripted import now, simulated
 
 LIMITS = DetectionLimits()
 ALIVE = (Alive(),)
-BEGAN = (Began("", "a"),)
+BEGAN = (Began("a"),)
 AT_ONCE, LATE = 0.0, LIMITS.silent  # seconds until an output begins
 WAITED = 4 * LIMITS.silent  # for one that has not begun, where others begin late
 
@@ -22,7 +22,7 @@ class Orchestrator:
     """Begins so many seconds after it was asked, and then says something every `pulse` seconds."""
 
     def __init__(self, name: str = "a", begins: float = AT_ONCE, pulse: float = inf) -> None:
-        self.began = Began("", name)
+        self.began = Began(name)
         self.begins, self.pulse = begins, pulse
         self.closed = False
 

@@ -25,7 +25,7 @@ class Bursts:
             for size in self.sizes:
                 await asyncio.sleep(1.0)
                 for _ in range(size):
-                    yield Began(str(number), "")
+                    yield Began(str(number))
                     number += 1
             if self.error is not None:
                 raise self.error
@@ -34,7 +34,7 @@ class Bursts:
 
 
 def numbers(together: tuple[Reply, ...]) -> list[int]:
-    return [int(piece.target) for piece in together if isinstance(piece, Began)]
+    return [int(piece.orchestrator) for piece in together if isinstance(piece, Began)]
 
 
 @simulated

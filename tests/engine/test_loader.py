@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from crossdraft.engine.loader import LoraModule, cut_head, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import RunningModel
+from crossdraft.text.letters import Side
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_llama, tiny_qwen2
 
@@ -54,14 +56,47 @@ def test_a_folder_gives_a_model_and_its_description(folder: Path) -> None:
         torch.testing.assert_close(logits[0], tiny_llama()(torch.tensor([[1, 2, 3]])).logits[0, -1], atol=1e-5, rtol=0)
 
 
-def test_the_fingerprint_is_of_the_vocabulary_only(folder: Path) -> None:
-    first = load_model(str(folder)).description
+def identity(name: Path | str, side: Side = Side.TARGET, **options: Any) -> str:
+    """What a service of the model says of it."""
+    running = RunningModel.of(load_model(str(name), **options), side, 1)
+    running.close()
+    return running.description.fingerprint
+
+
+@pytest.mark.parametrize(
+    "tensor", ["model.embed_tokens.weight", "model.layers.2.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"]
+)
+def test_the_weights_identify_a_target_but_no_drafter(folder: Path, tensor: str) -> None:
+    before, drafter = identity(folder), identity(folder, Side.DRAFTER)
+    assert identity(folder) == before
+    rewritten(folder, lambda tensors: tensors | {tensor: tensors[tensor] * 1.01})
+    assert identity(folder) != before
+    assert identity(folder, Side.DRAFTER) == drafter
+
+
+def test_what_else_identifies_a_target(folder: Path) -> None:
+    """Another type, norm or larger shape computes other logits; another context or place does not."""
+    config = folder / "config.json"
+    found = {identity(folder), identity(folder, dtype="bfloat16"), identity(f"inflated:4x96:{folder}")}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.1}))
+    found.add(identity(folder))
+    assert len(found) == 4
+    assert identity(folder, max_length=20) in found
+    assert identity(folder.rename(folder.with_name("moved"))) in found
+
+
+def test_the_weights_of_a_random_model_are_always_the_same() -> None:
+    assert identity("random:qwen2") == identity("random:qwen2") != identity("random:llama")
+
+
+def test_of_a_drafter_the_vocabulary_does(folder: Path) -> None:
+    first = identity(folder, Side.DRAFTER)
     tiny_llama(num_hidden_layers=1, eos_token_id=VOCABULARY - 1).save_pretrained(folder)
-    assert load_model(str(folder), max_length=20).description.fingerprint == first.fingerprint
+    assert identity(folder, Side.DRAFTER, max_length=20) == first
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens(["more"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert load_model(str(folder)).description.fingerprint != first.fingerprint
+    assert identity(folder, Side.DRAFTER) != first
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,12 @@ def whole() -> Engine:
     return Engine(load_model(TARGET).model, LENGTH, MIB)
 
 
+def test_ranks_serve_the_model_that_one_process_serves(shared: RunningModel) -> None:
+    alone = run_ranks(options(tensor_parallel_size=1, budget=MIB), Side.TARGET)
+    alone.close()
+    assert shared.description == alone.description
+
+
 def text(rng: random.Random, length: int) -> tuple[int, ...]:
     return tuple(rng.randrange(4096) for _ in range(length))
 

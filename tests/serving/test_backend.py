@@ -5,14 +5,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from math import nan
 from struct import pack as packed_as
-from typing import Self
+from types import SimpleNamespace
+from typing import Any, Self
 
 import msgpack
 import pytest
 
-from crossdraft.client import GenerationRequest, Pipeline
+from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
+from crossdraft.rpc.generation import Committed
 from crossdraft.serving.backend import (
     KNOWN,
     Addresses,
@@ -29,6 +31,7 @@ from crossdraft.serving.backend import (
 )
 from crossdraft.speculation.estimates import PLACES, Estimates, StepCost
 from crossdraft.trace.codec import Packer
+from tests.serving.fakes import figures
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
 MODEL = LocalModel("demo", (NOWHERE,), (NamedDrafter("a", (NOWHERE,)),))
@@ -187,3 +190,73 @@ async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
     await connection.follow(("e:1",), ("f:1",))
     assert used == [(("b:1",), ("c:1",))]
     assert pipeline.followed == [(("d:1",), ()), (("e:1",), ("f:1",))]
+
+
+class ChangingOutput:
+    """Two tokens, or so many until the model is replaced."""
+
+    prompt_tokens = ()
+    reason, statistics = Reason.LENGTH, figures(2)
+
+    def __init__(self, pipeline: "ChangingPipeline", left: int) -> None:
+        self._pipeline, self._left = pipeline, left
+        self._tokens = 2
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def read(self) -> None:
+        pass
+
+    async def together(self) -> tuple[Token, ...]:
+        if not self._left:
+            self._pipeline.fingerprint = "new"
+            raise Replaced("it was replaced by another model")
+        self._left, self._tokens = self._left - 1, self._tokens - 1
+        return (Token(7, "x", b"x", Kind.BONUS, None),) if self._tokens >= 0 else ()
+
+
+class ChangingPipeline(LatePipeline):
+    """Its model is replaced after so many tokens of its first output."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(asyncio.Event())
+        self.there.set()
+        self.fingerprint = "old"
+        self._left = [tokens, 99]
+
+    @property
+    def models(self) -> Any:
+        return SimpleNamespace(target=SimpleNamespace(fingerprint=self.fingerprint))
+
+    async def prompts(self, request: GenerationRequest) -> None:
+        pass
+
+    def run(self, *_: object) -> Any:
+        return ChangingOutput(self, self._left.pop(0))
+
+
+async def made(pipeline: ChangingPipeline, request: OutputRequest) -> list[str]:
+    """Which model made each token."""
+    backend = LocalBackend((MODEL,), QUICK)
+    backend._connections["demo", "a"] = Connection(lambda *_: pipeline, (NOWHERE,), ())
+    async with aclosing(backend.stream(request)) as items:
+        return [item.target async for item in items if isinstance(item, Committed)]
+
+
+async def test_an_output_that_has_not_begun_is_made_by_the_model_that_is_served_now() -> None:
+    assert await made(ChangingPipeline(3), order()) == ["old", "old"]
+    assert await made(ChangingPipeline(0), order()) == ["new", "new"]
+    with pytest.raises(Replaced):
+        await made(ChangingPipeline(1), order())
+
+
+async def test_an_output_is_resumed_by_the_model_that_began_it_only() -> None:
+    assert await made(ChangingPipeline(3), replace(order(), target="old")) == ["old", "old"]
+    with pytest.raises(Replaced):
+        await made(ChangingPipeline(0), replace(order(), target="old"))
+    with pytest.raises(Replaced, match="'demo' was replaced by another model while this output was being made"):
+        await made(ChangingPipeline(3), replace(order(), target="older"))

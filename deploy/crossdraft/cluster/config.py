@@ -422,7 +422,7 @@ class OrchestratorConfig:
     """Of an orchestrator; another one replaces it when anything in here changes."""
 
     model: str  # name of the served model
-    target: str  # digest of what its targets run: an output cannot be resumed with another model
+    target: str  # digest of what its targets run
     drafters: tuple[DrafterConfig, ...]  # the default one first
     max_outputs: int  # at once
     tls: TlsFiles | None  # for sessions with services

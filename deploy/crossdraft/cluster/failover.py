@@ -18,7 +18,7 @@ from typing import Protocol
 import prometheus_client
 from prometheus_client import Histogram
 
-from crossdraft.client import Kind, RequestError, Token
+from crossdraft.client import Kind, RequestError
 from crossdraft.rpc.errors import Cancelled, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.rpc.log_context import about
@@ -38,14 +38,12 @@ NOT_RESUMED = (
     "the orchestrator was lost, and an output of method {!r} cannot go on elsewhere with the same distribution; "
     "ask again, or use method seeded or slem"
 )
-ANOTHER_MODEL = "{!r} was replaced by another model while this output was being made; ask again"
 
 
 @dataclass(frozen=True)
 class Began:
     """The first reply: the orchestrator has received the request."""
 
-    target: str  # digest of what its targets run
     orchestrator: str  # its name, which no other process ever has
 
 
@@ -113,7 +111,7 @@ class Journal:
     request: OutputRequest
     delivered: list[int] = field(default_factory=list)  # ids
     prompt: int = 0  # tokens of the prompt, with their log-probabilities
-    target: str = ""  # digest of what the targets run that made them
+    target: str = ""  # fingerprint of the model that made them; empty: there are none
     kinds: Counter[Kind] = field(default_factory=Counter)  # of the tokens
     resumed: bool = False  # more than one orchestrator has worked on it
     lost_at: float | None = None  # when the lost orchestrator was heard last; None: none is lost, or it is replaced
@@ -126,7 +124,7 @@ class Journal:
         if self.delivered:  # all of the prompt comes before
             generation = replace(generation, prompt_logprobs=None)
         committed = (*generation.committed, *self.delivered)
-        return replace(self.request, generation=replace(generation, committed=committed))
+        return replace(self.request, generation=replace(generation, committed=committed), target=self.target)
 
     def whole(self, ended: OutputEnded) -> OutputEnded:
         """The end with the tokens of all orchestrators counted; other costs of those that were lost are not known."""
@@ -136,12 +134,6 @@ class Journal:
         tokens = len(self.delivered)
         figures = replace(ended.statistics, tokens=tokens, accepted=accepted, corrected=corrected, bonus=bonus)
         return replace(ended, statistics=figures)
-
-    def continue_with(self, target: str) -> None:
-        """An orchestrator continues whose targets run this; raises Unreachable if that is another model."""
-        if self.delivered and target != self.target:
-            raise Unreachable(ANOTHER_MODEL.format(self.request.model))
-        self.target = target
 
 
 class ClusterBackend:
@@ -228,26 +220,24 @@ class ClusterBackend:
         match reply:
             case Refusal():
                 raise _meant(reply.error, journal)
-            case Began():
-                journal.continue_with(reply.target)
-                return None
-            case Alive():
+            case Began() | Alive():
                 return None
             case PromptTokens():
                 new = replace(reply, first=journal.prompt, tokens=reply.tokens[max(0, journal.prompt - reply.first) :])
                 journal.prompt += len(new.tokens)
                 return new if new.tokens else None
             case Committed():
-                self._delivered(reply.tokens, journal, now)
+                self._delivered(reply, journal, now)
             case OutputEnded():
                 return journal.whole(reply)
             case TraceSpans():
                 pass
         return reply
 
-    def _delivered(self, tokens: Sequence[Token], journal: Journal, now: float) -> None:
-        journal.delivered += [token.id for token in tokens]
-        journal.kinds.update(token.kind for token in tokens)
+    def _delivered(self, reply: Committed, journal: Journal, now: float) -> None:
+        journal.target = reply.target
+        journal.delivered += [token.id for token in reply.tokens]
+        journal.kinds.update(token.kind for token in reply.tokens)
         if journal.lost_at is not None and self._metrics is not None:
             self._metrics.waited.labels(journal.request.model).observe(now - journal.lost_at)
         journal.lost_at = None

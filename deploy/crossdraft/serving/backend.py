@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, Self
@@ -17,7 +17,7 @@ import msgpack  # type: ignore[import-untyped]  # there are no stubs
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.errors import NotServed, ServiceError
+from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
@@ -52,6 +52,7 @@ class OutputRequest:
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
     drafter: str | None = None  # name of one of the model's drafters; None: its default one; DECODE_PLAINLY: none
     trace: bool = False  # stream TraceSpans, too, and each token by itself
+    target: str = ""  # fingerprint of the model that made what is committed; no other one goes on with it; "": any
 
     def __post_init__(self) -> None:
         requested_method(self.generation)
@@ -303,26 +304,42 @@ class LocalBackend:
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         connection = self._connection(request)
         with self._admitted():
-            pipeline = await connection.open()
-            watch = Watch() if request.trace else None
-            prompts = await pipeline.prompts(request.generation)
-            with about(request=request.id):
-                running = pipeline.run(request.generation, watch, prompts, request.drafter != DECODE_PLAINLY)
-            async with running as generation:
-                await generation.read()
-                for first in range(0, len(generation.prompt_tokens), PIECE):
-                    yield PromptTokens(tuple(generation.prompt_tokens[first : first + PIECE]), first)
-                if watch is None:
-                    while tokens := await generation.together():
-                        yield Committed(tuple(tokens))
-                else:
-                    async for token in generation:
-                        yield TraceSpans(watch.take())
-                        yield Committed((token,))
+            pipeline, begun = await connection.open(), False
+            while True:
+                try:
+                    async with aclosing(self._made(request, pipeline)) as items:
+                        async for item in items:
+                            begun = True
+                            yield item
+                    return
+                except Replaced:
+                    if begun or request.target:
+                        raise
+
+    async def _made(self, request: OutputRequest, pipeline: Pipeline) -> AsyncGenerator[OutputItem, None]:
+        """By the model that is served when it begins; raises Replaced if another one has begun it, or takes over."""
+        watch = Watch() if request.trace else None
+        prompts = await pipeline.prompts(request.generation)
+        target = pipeline.models.target.fingerprint
+        if request.target not in ("", target):
+            raise Replaced(REPLACED.format(repr(request.model)))
+        with about(request=request.id):
+            running = pipeline.run(request.generation, watch, prompts, request.drafter != DECODE_PLAINLY)
+        async with running as generation:
+            await generation.read()
+            for first in range(0, len(generation.prompt_tokens), PIECE):
+                yield PromptTokens(tuple(generation.prompt_tokens[first : first + PIECE]), first)
+            if watch is None:
+                while tokens := await generation.together():
+                    yield Committed(tuple(tokens), target=target)
+            else:
+                async for token in generation:
                     yield TraceSpans(watch.take())
-            assert generation.reason is not None
-            assert generation.statistics is not None
-            yield OutputEnded(generation.reason, generation.statistics)
+                    yield Committed((token,), target=target)
+                yield TraceSpans(watch.take())
+        assert generation.reason is not None
+        assert generation.statistics is not None
+        yield OutputEnded(generation.reason, generation.statistics)
 
     @property
     def learned(self) -> Learned:

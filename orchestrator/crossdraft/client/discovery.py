@@ -229,13 +229,11 @@ class Discovery:
                 self._known.set()
                 if known is not None and about.fingerprint != known.fingerprint:
                     # Outputs of the model before do not go on here.
+                    self.services.targets.replaced = True
                     self.services = replace(self.services, targets=Roster("target"))
                 known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
-                raise MismatchError(
-                    f"{client.service} serves {about.model!r} with {about.context} tokens of context, and another "
-                    f"target {known.model!r} with {known.context}; all targets must serve the same model"
-                )
+                raise MismatchError(_difference(client.service, about, known))
             self.services.targets.add(client.address, client)
 
     async def _welcome_drafter(self, client: DrafterClient, about: Description) -> None:
@@ -269,8 +267,23 @@ def _served(about: Description) -> tuple[str, str, bool]:
     return about.fingerprint, about.affinity, about.copies
 
 
+def _difference(service: str, about: Description, known: Description) -> str:
+    one, other = (f"{each.model!r} ({each.fingerprint[:12]}, {each.context} tokens)" for each in (about, known))
+    what = "a shorter context"
+    if about.fingerprint != known.fingerprint:
+        what = "other weights, or in another dtype" if _ids(about) == _ids(known) else "another tokenizer"
+    return f"{service} serves {one} and another target {other}: {what}; all targets must serve the same model"
+
+
+def _ids(about: Description) -> tuple[object, ...]:
+    """All that decides what ids mean."""
+    return about.tokenizer_json, about.controls, about.stops, about.vocabulary_size
+
+
 def _learned(target: Description, before: Models | None) -> Models:
     """With the drafter of the models before. With vocabularies of 128,000 tokens this takes a second."""
+    if before is not None and _ids(target) == _ids(before.target):  # its vocabulary is known
+        return replace(before, target=target)
     models = Models(target, _tokenization(target, Side.TARGET))
     return models if before is None or before.drafter is None else _paired(models, before.drafter)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
+from crossdraft.rpc.errors import REPLACED, Internal, Replaced, ServiceError, Unreachable, name_of
 from crossdraft.rpc.links import LinkSession
 from crossdraft.session.events import (
     Cancelled,
@@ -78,7 +78,7 @@ class ServiceLane:
             self.address = take()
         except ServiceError as error:
             self.live = False
-            self._report(Lost(self._number, error, elsewhere=not len(self.roster)))
+            self._report(Lost(self._number, error, elsewhere=not (len(self.roster) or self.roster.replaced)))
             return
         self.watch.address = self.address
         self._session = self.roster[self.address].begin(self._opening, self)
@@ -276,6 +276,8 @@ class Driver:
         address = lane.roster.take(used, blamed, time.monotonic())
         if address is None:
             role = lane.roster.role
+            if lane.roster.replaced:
+                raise Replaced(REPLACED.format(f"the {role}"))
             raise self._failures.get(role, Unreachable(f"there is no {role}"))
         return address
 

@@ -31,6 +31,7 @@ class Roster(Generic[Service]):
 
     def __init__(self, role: str) -> None:
         self.role = role  # "target" or "drafter", for error texts
+        self.replaced = False  # another model is served now, on another roster: nothing is added here any more
         self._places: dict[str, _Place[Service]] = {}
 
     def __len__(self) -> int:

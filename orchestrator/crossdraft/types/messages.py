@@ -88,7 +88,7 @@ class Description:
     stops: tuple[int, ...]  # the stop ids of generation_config
     vocabulary_size: int  # length of a row of logits (ids beyond the tokenizer's included)
     context: int  # tokens, prompt and output together
-    fingerprint: str  # hex digest of tokenizer, controls and vocabulary size
+    fingerprint: str  # hex digest of tokenizer, controls and vocabulary size, and of a target's weights
     affinity: str = (
         ""  # of a drafter: `tokenizer_digest` of the target that its affinity matrix is for; "": it has none
     )

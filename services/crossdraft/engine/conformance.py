@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from crossdraft.engine.attention import Window
@@ -26,6 +26,7 @@ from crossdraft.engine.compatibility import (
 from crossdraft.engine.engine import CHUNK, Engine, LayerPools
 from crossdraft.engine.kv_cache import MIB, MemoryShare
 from crossdraft.engine.kv_cache_manager import BLOCK
+from crossdraft.engine.loader import stored
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sequential_engine import engine_of
@@ -139,7 +140,7 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
     with suppress(UnsupportedModelError):
         layers = layers_of(model)
         windows, pools = layers.windows(model, context), LayerPools.of(model, layers, context, CHUNK)
-    weights = sum(map(stored_bytes, model.parameters())) / MIB
+    weights = sum(part.nbytes for weight in model.parameters() for _, part in stored(weight)) / MIB
     cases = cases_of(vocabulary, context, max((window.size for window in windows if window), default=0))
     expected = own_logits(model, [text for case in cases for text in case.texts()])
     if packed:
@@ -153,14 +154,6 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
     results = tuple(_compared(engine, case, expected, TOLERANCES.get(model.dtype, 0.1)) for case in cases)
     name = model.config.get_text_config().model_type
     return Conformance(name, tuple(dict.fromkeys(windows)), memory, results, engine.unbatched)
-
-
-def stored_bytes(weight: Tensor) -> int:
-    """Of a tensor, also of one that consists of others, as quantized ones do."""
-    if type(weight) in (Tensor, nn.Parameter):
-        return weight.nbytes
-    names, _ = weight.__tensor_flatten__()  # type: ignore[attr-defined]
-    return sum(stored_bytes(part) for name in names if (part := getattr(weight, name)) is not None)
 
 
 def own_logits(model: PreTrainedModel, texts: Iterable[Ids]) -> dict[Ids, Tensor]:

@@ -5,9 +5,9 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from unittest.mock import patch
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -42,6 +44,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # Tensors of old checkpoints that a model makes by itself: causal masks, and angles of positions.
 MADE = re.compile(r"(attn|attention)\.(masked_)?bias$|rotary_emb\.\w+$|position_ids$")
 NAMED = 4  # tensors in an error text
+SAMPLED = 64  # values of each tensor that tell weights apart
+STRIDE = 2_654_435_761  # values between two of these: a prime, so that all rows and columns are among them
+RUNTIME = ("dtype", "transformers_version", "_name_or_path")  # of a configuration: how it was loaded, and by what
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -50,9 +55,10 @@ class LoadedModel:
     """A model ready to run, and what its service says of it."""
 
     model: PreTrainedModel  # in evaluation mode, on its device
-    description: Description  # of the whole vocabulary, also where the head is cut
+    description: Description  # of the whole vocabulary, also where the head is cut; without its fingerprint
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
     max_length: int | None = None  # tokens of a session that were asked for; None: the model's context, if it fits
+    weights: str = ""  # digest of what it computes with: tensors, configuration, quantization, adapter
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,12 @@ def load_model(
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
     model = _model(name, source, dtype, runs_on, trust_remote_code, ranks)
+    # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
+    weights = [sampled(model.state_dict()), _setting(model), quantization]
     if lora is not None:
         model = merged(model, lora.folder)
+        adapter = load_file(lora.folder / "adapter_model.safetensors")
+        weights += [sampled(adapter), (lora.folder / "adapter_config.json").read_text()]
     if quantization is not None:
         quantize(model)
     description = Description(
@@ -131,13 +141,55 @@ def load_model(
     kept = None if pruning is None else pruning.ids_of(description)
     if kept is not None:
         cut_head(model, kept)
-    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept, max_length)
+    return LoadedModel(model, description, kept, max_length, _digest(weights))
 
 
-def fingerprint(description: Description) -> str:
-    """SHA-256 of tokenizer, controls and vocabulary size, in hex: equal for models whose ids mean the same."""
-    parts = (description.tokenizer_json, description.controls, description.vocabulary_size)
+def fingerprint(description: Description, weights: str) -> str:
+    """What identifies a model to those who use its service, in hex: equal for services that may replace each other.
+
+    A digest of tokenizer, controls, vocabulary size and, of a target, `weights`: another one goes on with its text. Each
+    draft token is judged by its own row: `weights` of a drafter are "".
+    """
+    return _digest((description.tokenizer_json, description.controls, description.vocabulary_size, weights))
+
+
+def _digest(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@torch.no_grad()
+def sampled(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of names, kinds and shapes of tensors, and of some values of each; takes milliseconds.
+
+    It is the same on any device and for any number of ranks, which must all call it. A model of which only values that
+    are not looked at were changed has the same one.
+    """
+    digest, values = hashlib.sha256(), list[Tensor]()
+    for name, tensor in (part for key in sorted(tensors) for part in stored(tensors[key], key)):
+        digest.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
+        if count := tensor.numel():
+            places = torch.arange(SAMPLED, device=tensor.device) * STRIDE % count
+            rows = tensor.contiguous().view(-1).view(torch.uint8).view(count, -1)  # not all kinds can be indexed
+            values.append(rows[places].flatten())
+    digest.update(torch.cat(values).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def stored(tensor: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """A tensor, whole where ranks share it, with its name; or those that it consists of, as quantized ones do."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    if type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
+        parts = {part: getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]}
+        yield from (found for part, one in parts.items() if one is not None for found in stored(one, f"{name}.{part}"))
+    elif isinstance(tensor, Tensor):
+        yield name, tensor
+
+
+def _setting(model: PreTrainedModel) -> str:
+    """The configuration, but for how it was loaded."""
+    written = model.config.to_json_string()  # nested, and what each part has of these is left out
+    return re.sub(rf'"({"|".join(RUNTIME)})": [^\n]*\n', "", written)
 
 
 def _source(name: str) -> str:
@@ -207,9 +259,8 @@ def _said_of(source: str) -> Iterator[None]:
 def _weights(
     source: str, dtype: str, device: torch.device, trust_remote_code: bool, shared: DistributedConfig | None = None
 ) -> PreTrainedModel:
-    model: PreTrainedModel
     with _said_of(source):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=DTYPES.get(dtype, "auto"),
             use_safetensors=True,
@@ -218,7 +269,8 @@ def _weights(
             ignore_mismatched_sizes=True,  # they are refused with their names
             output_loading_info=True,
         )
-        _check_whole(found, quantized=getattr(model.config, "quantization_config", None) is not None)
+        model: PreTrainedModel = loaded[0]
+        _check_whole(loaded[1], quantized=getattr(model.config, "quantization_config", None) is not None)
     if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
         model = model.float()
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature

@@ -11,7 +11,7 @@ import torch
 from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
-from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, load_model
+from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, fingerprint, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
@@ -75,7 +75,8 @@ class RunningModel:
         tokenization = tokenization_of(about, side)
         pack(loaded.model)
         engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
-        about = replace(about, context=engine.max_length)
+        identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
+        about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
             ModelThread(engine, _step_of(engine, loaded, emulation)),
             tokenization,

@@ -10,6 +10,7 @@ from grpc import StatusCode
 BROKEN_WRITE = "Internal error from Core"
 # How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
 FULL = "no room for another session: "
+REPLACED = "{} was replaced by another model while this output was being made; ask again"
 LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
 # What a client's gRPC says of a connection that fails in a handshake, and what it means. Only the first fits.
 HANDSHAKES: tuple[tuple[str, str], ...] = (
@@ -92,6 +93,10 @@ class KeyRefused(NotAllowed):
 
 class Unreachable(ServiceFault):
     """The service cannot be reached."""
+
+
+class Replaced(Unreachable):
+    """Where the text was begun another model is served now, which does not go on with it."""
 
 
 class Full(ServiceFault):

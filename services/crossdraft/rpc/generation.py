@@ -58,6 +58,7 @@ class Committed:
 
     tokens: tuple[Token, ...]
     milliseconds: float = 0.0  # in a reply: from the request's arrival until they were committed
+    target: str = ""  # fingerprint of the model that made them; not in a reply
 
 
 @dataclass(frozen=True)

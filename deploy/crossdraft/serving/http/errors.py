@@ -97,6 +97,7 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.NotServed: ABSENT,
     errors.KeyRefused: ABSENT,
     errors.NotAllowed: ABSENT,
+    errors.Replaced: ABSENT,
     errors.Unreachable: ABSENT,
     errors.Full: Meaning(429, BUSY, "overloaded", "all targets are at their limit of sessions; ask again later"),
     errors.Overloaded: Meaning(429, BUSY, "overloaded"),
