@@ -137,9 +137,11 @@ def test_folders_that_lack_something(folder: Path, missing: str, complaint: str)
         load_model(str(folder))
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+def rewritten(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], name: str = "model"
+) -> None:
     """Changes the tensors of a checkpoint."""
-    file = folder / "model.safetensors"
+    file = folder / f"{name}.safetensors"
     save_file(change(load_file(file)), file, {"format": "pt"})
 
 
@@ -296,6 +298,12 @@ def test_an_adapter_is_merged_and_names_the_model(tmp_path: Path) -> None:
     assert float((expected - usual).abs().max()) > 0.1
     assert loaded.description.model == "mine"
     Engine(loaded.model)
+    stored = (tmp_path / "adapter_model.safetensors").read_bytes()
+    rewritten(tmp_path, lambda tensors: {name: tensor * 2 for name, tensor in tensors.items()}, "adapter_model")
+    assert load_model("random:llama", lora=LoraModule("mine", tmp_path)).weights != loaded.weights
+    (tmp_path / "adapter_model.safetensors").write_bytes(stored)
+    assert load_model("random:llama", lora=LoraModule("mine", tmp_path)).weights == loaded.weights
+    assert load_model("random:llama").weights != loaded.weights
     with pytest.raises(ModelLoadError, match="is no LoRA adapter of this model"):
         load_model("random:gpt2", lora=LoraModule("mine", tmp_path))
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")

@@ -147,8 +147,8 @@ def load_model(
 def fingerprint(description: Description, weights: str) -> str:
     """What identifies a model to those who use its service, in hex: equal for services that may replace each other.
 
-    A digest of tokenizer, controls, vocabulary size and, of a target, `weights`: another one goes on with its text. Each
-    draft token is judged by its own row: `weights` of a drafter are "".
+    A digest of tokenizer, controls, vocabulary size and, of a target, `weights`: another one goes on with its text.
+    Each draft token is judged by its own row: `weights` of a drafter are "".
     """
     return _digest((description.tokenizer_json, description.controls, description.vocabulary_size, weights))
 
