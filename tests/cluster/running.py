@@ -264,7 +264,7 @@ async def streams(client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> Asy
     begun = [asyncio.Event() for _ in seeds]
     async with asyncio.TaskGroup() as group:
         for stream, one, event in zip(opened, heard, begun, strict=True):
-            group.create_task(_hear(stream, one, event))
+            group.create_task(hear(stream, one, event))
         for event in begun:
             await event.wait()
         yield heard
@@ -284,7 +284,7 @@ async def opened_stream(client: AsyncOpenAI, seed: int, tokens: int, outputs: in
     )
 
 
-async def _hear(stream: AsyncStream[Completion], heard: Heard, begun: asyncio.Event) -> None:
+async def hear(stream: AsyncStream[Completion], heard: Heard, begun: asyncio.Event) -> None:
     async for chunk in stream:
         if chunk.choices:
             heard.text += chunk.choices[0].text

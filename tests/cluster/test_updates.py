@@ -4,13 +4,16 @@ import asyncio
 import socket
 from contextlib import suppress
 from pathlib import Path
+from shutil import copytree
 
 import pytest
+from openai import APIError
 
 from crossdraft.client import connect
 from crossdraft.cluster.config import NAMESPACE
 from crossdraft.cluster.directory import Role
 from crossdraft.cluster.rollout import servers
+from crossdraft.engine.names import source_of
 from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.running import (
@@ -24,11 +27,15 @@ from tests.cluster.running import (
     RunningCluster,
     deployed,
     eventually,
+    hear,
+    opened_stream,
     ray,
     streams,
     undeploy,
 )
+from tests.engine.test_loader import rewritten
 
+NORM = "model.norm.weight"
 SEEDS = range(1)  # while processes start, which need the processors
 TOKENS = 60
 TAKES = "resources: {cpus: 0.5, custom: {drafter: 1}}"
@@ -115,6 +122,41 @@ async def test_orchestrators_that_stay_serve_what_a_target_alone_was_changed_to(
 
 
 @pytest.mark.full
+def tuned(folder: Path) -> Path:
+    """The target with other weights."""
+    source, name = source_of("bundled:target"), folder / "tuned"
+    copytree(source, name, dirs_exist_ok=True)
+    rewritten(name, lambda tensors: tensors | {NORM: tensors[NORM] * 0.7})
+    return name
+
+
+@pytest.mark.full
+async def test_no_output_is_made_by_the_weights_before_and_after_an_update(cluster: RunningCluster) -> None:
+    """Those under way end, or go on where the ones before are served; none that has not begun fails."""
+    made, failed = list[Heard](), list[str]()
+    async with cluster.client() as client:
+        async with streams(client, SEEDS, TOKENS) as (before,):
+            pass
+        text = changed(cluster).replace("model: bundled:target", f"model: {tuned(cluster.folder)}")
+        updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, text))
+        while not updating.done():
+            made.append(Heard())
+            try:
+                await hear(await opened_stream(client, SEEDS[0], TOKENS), made[-1], asyncio.Event())
+            except APIError as error:
+                failed.append(str(error) if made[-1].text else "before it began")
+        await updating
+        async with streams(client, SEEDS, TOKENS) as (after,):
+            pass
+        await asyncio.to_thread(cluster.deploy, changed(cluster))
+    assert [one for one in failed if "replaced by another model" not in one] == []
+    assert before.text != after.text
+    whole = [one.text for one in made if one.tokens]
+    assert before.text in whole
+    assert {*whole} <= {before.text, after.text}
+    assert all(before.text.startswith(one.text) for one in made if not one.tokens)
+
+
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
     before = cluster.entries()
     with pytest.raises(NoCapacityError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
