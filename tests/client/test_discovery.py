@@ -202,6 +202,23 @@ async def test_targets_of_one_name_with_other_weights_are_refused(
     assert ": other weights, or in another dtype; all targets" in str(refused.value)
 
 
+async def test_in_an_update_the_first_model_is_served_until_its_targets_have_left(
+    target: TargetClient, tuned: RunningModel
+) -> None:
+    async with (
+        asyncio.timeout(300),
+        Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as served,
+        connect([target.address, served.address], updated=True) as pipeline,
+    ):
+        first = pipeline.models.target.fingerprint
+        stays = next(one for one in (target.address, served.address) if one not in pipeline._connected.services.targets)
+        assert len([token async for token in pipeline.generate(PROMPT, **SETTINGS)]) == 12
+        await pipeline.follow(stays)
+        await used(lambda: stays in pipeline._connected.services.targets)
+        assert pipeline.models.target.fingerprint != first
+        assert len([token async for token in pipeline.generate(PROMPT, **SETTINGS)]) == 12
+
+
 async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, tuned: RunningModel) -> None:
     """As in an update: outputs under way end, those that are begun afterwards are made by the new ones."""
     async with (

@@ -144,12 +144,12 @@ async def test_no_output_is_made_by_the_weights_before_and_after_an_update(clust
             try:
                 await hear(await opened_stream(client, SEEDS[0], TOKENS), made[-1], asyncio.Event())
             except APIError as error:
-                failed.append(str(error) if made[-1].text else "before it began")
+                failed.append(str(error) if made[-1].text else f"before it began: {error}")
         await updating
         async with streams(client, SEEDS, TOKENS) as (after,):
             pass
         await asyncio.to_thread(cluster.deploy, changed(cluster))
-    assert [one for one in failed if "replaced by another model" not in one] == []
+    assert [one for one in failed if "replaced by another model" not in one or "before it began" in one] == []
     assert before.text != after.text
     whole = [one.text for one in made if one.tokens]
     assert before.text in whole

@@ -50,7 +50,7 @@ class Orchestrator:
         self._logged.enter_context(logged(config.log_format))
         self._config = config
         patience = Patience(target_seconds=config.target_wait_seconds)
-        self._options = LocalOptions(config.max_outputs, patience, config.tls)
+        self._options = LocalOptions(config.max_outputs, patience, config.tls, updated=True)
         self._backend: LocalBackend | None = None
         self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
         self._model: LocalModel | None = None  # the services in use

@@ -179,6 +179,7 @@ class LocalOptions:
     max_outputs: int = 64  # at once
     patience: Patience = field(default_factory=Patience)
     tls: TlsFiles | None = None  # shown to services, whose certificates must be of the same CA; None: plaintext
+    updated: bool = False  # as of `Pipeline`
 
     def __post_init__(self) -> None:
         if self.max_outputs < 1:
@@ -365,7 +366,8 @@ class LocalBackend:
         addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
         estimates = None if drafter is None else self._estimates(model.name, drafter.name)
         options = self._options
-        make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted, estimates=estimates)
+        make = partial(connect, patience=options.patience, tls=options.tls, updated=options.updated)
+        make = partial(make, trusted=trusted, estimates=estimates)
         return Connection(make, model.targets, addresses)
 
     def _estimates(self, model: str, drafter: str) -> Estimates | None:

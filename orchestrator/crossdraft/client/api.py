@@ -249,6 +249,7 @@ class Pipeline:
         trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
             distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
         estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
+        updated: targets of another model may be there, as in an update, and are used once the others have left.
 
     Raises:
         ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
@@ -264,6 +265,7 @@ class Pipeline:
         tls: TlsFiles | None = None,
         trusted: bool = True,
         estimates: Estimates | None = None,
+        updated: bool = False,
     ) -> None:
         self._targets = addresses_of(target)
         self._drafters = addresses_of(drafter or ())
@@ -273,6 +275,7 @@ class Pipeline:
         self._needs_drafter = needs_drafter
         self._shown = None if tls is None else RenewedCredentials(tls)
         self._trusted = trusted
+        self._updated = updated
         self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
         self._before = estimates or Estimates()
@@ -288,7 +291,7 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        discovery = Discovery(self._targets, self._drafters, self._patience, self._shown, self._trusted)
+        discovery = Discovery(self._targets, self._drafters, self._patience, self._shown, self._trusted, self._updated)
         try:
             await discovery.gather(self._needs_drafter)
         except BaseException:

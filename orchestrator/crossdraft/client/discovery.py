@@ -126,6 +126,7 @@ class Discovery:
         patience: of the clients.
         shown: certificates of the clients; None: plaintext.
         trusted: whether drafters are trusted; the chat template of an untrusted one is never run.
+        updated: as of `Pipeline`.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Discovery:
         patience: Patience,
         shown: RenewedCredentials | None = None,
         trusted: bool = True,
+        updated: bool = False,
     ) -> None:
         self.services = Services(Roster("target"), Roster("drafter"))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
@@ -142,6 +144,7 @@ class Discovery:
         self._patience = patience
         self._shown = shown
         self._trusted = trusted
+        self._updated = updated
         self._targets: dict[str, ProbedClient] = {}  # by address
         self._drafters: dict[str, ProbedClient] = {}
         self._parted: list[tuple[Roster[Any], str, ProbedClient]] = []  # removed, with sessions that still go on
@@ -165,7 +168,7 @@ class Discovery:
         targets, drafters = ([one.probe for one in role.values()] for role in (self._targets, self._drafters))
         await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
         for one in targets:
-            if one.mismatch is not None:
+            if one.mismatch is not None and not self._updated:
                 raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
             raise next((one.error for one in drafters if one.error), TimedOut("no drafter answered"))
@@ -269,9 +272,8 @@ def _served(about: Description) -> tuple[str, str, bool]:
 
 def _difference(service: str, about: Description, known: Description) -> str:
     one, other = (f"{each.model!r} ({each.fingerprint[:12]}, {each.context} tokens)" for each in (about, known))
-    what = "a shorter context"
-    if about.fingerprint != known.fingerprint:
-        what = "other weights, or in another dtype" if _ids(about) == _ids(known) else "another tokenizer"
+    alike = "a shorter context" if about.fingerprint == known.fingerprint else "other weights, or in another dtype"
+    what = alike if _ids(about) == _ids(known) else "another tokenizer"
     return f"{service} serves {one} and another target {other}: {what}; all targets must serve the same model"
 
 

@@ -171,8 +171,7 @@ def sampled(tensors: Mapping[str, Tensor]) -> str:
             places = torch.arange(SAMPLED, device=tensor.device) * STRIDE % count
             rows = tensor.contiguous().view(-1).view(torch.uint8).view(count, -1)  # not all kinds can be indexed
             values.append(rows[places].flatten())
-    digest.update(torch.cat(values).cpu().numpy().tobytes())
-    return digest.hexdigest()
+    return digest.hexdigest() + hashlib.sha256(torch.cat(values).cpu().numpy().tobytes()).hexdigest()
 
 
 def stored(tensor: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -188,8 +187,7 @@ def stored(tensor: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def _setting(model: PreTrainedModel) -> str:
     """The configuration, but for how it was loaded."""
-    written = model.config.to_json_string()  # nested, and what each part has of these is left out
-    return re.sub(rf'"({"|".join(RUNTIME)})": [^\n]*\n', "", written)
+    return re.sub(rf'"({"|".join(RUNTIME)})": [^\n]*\n', "", model.config.to_json_string())
 
 
 def _source(name: str) -> str:
@@ -281,9 +279,8 @@ def _weights(
 def _check_whole(found: Mapping[str, Collection[Any]], quantized: bool) -> None:
     """Raises ValueError for a checkpoint whose tensors are not those of its model: transformers fills in random ones.
 
-    Args:
-        found: transformers' account of them; tied tensors and those that its models ignore are in none of its lists.
-        quantized: by the checkpoint itself, which then has scales and the like beside the tensors of the model.
+    `found` is transformers' account, which lists no tied tensors, and none that its models ignore. A quantized
+    checkpoint has scales and the like beside the tensors of the model.
     """
     missing, odd = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
     odd = [] if quantized else [name for name in odd if MADE.search(name) is None]
