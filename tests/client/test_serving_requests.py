@@ -168,7 +168,7 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
     drafter: DrafterClient, drafter_model: RunningModel
 ) -> None:
     text = "<s>user\nHello</s>\nassistant\n"
-    ids = drafter_model.tokenization.encode_rendered(text)
+    ids = drafter_model.tokenization.encode_prompt(text, special=False)
     assert ids[0] == kind("llama2").id_of("<s>")
     with torch.inference_mode():
         model = drafter_model.thread.engine.model

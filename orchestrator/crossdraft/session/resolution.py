@@ -364,7 +364,9 @@ def _sampling(request: GenerationRequest, tokenization: Tokenization) -> Samplin
 
 def _bad_word_ids(word: str, tokenization: Tokenization) -> Iterator[tuple[int, ...]]:
     """A word at the beginning and in the middle of a text, as vLLM writes it."""
-    plain, spaced = (tokenization.encode_rendered(space + word.lstrip()) for space in ("", " "))
+    plain, spaced = (
+        _encoded(tokenization, space + word.lstrip(), special=False, field="bad_words") for space in ("", " ")
+    )
     if not plain:
         raise RequestError(f"the bad word {word!r} has no tokens; leave it out", "bad_words")
     yield plain
@@ -482,8 +484,15 @@ def _target_ids(prompt: Prompt, models: Models, special: bool = True, whole: boo
     text = _rendered(prompt, models.target) if isinstance(prompt, Chat) else prompt
     if whole:
         _check_length(len(text.encode()), models)
-    rendered = isinstance(prompt, Chat) or not special
-    return tokenization.encode_rendered(text) if rendered else tokenization.encode_prompt(text)
+    return _encoded(tokenization, text, special and not isinstance(prompt, Chat))
+
+
+def _encoded(tokenization: Tokenization, text: str, special: bool, field: str = "prompt") -> tuple[int, ...]:
+    """As `Tokenization.encode_prompt`; raises RequestError, about this field."""
+    try:
+        return tokenization.encode_prompt(text, special)
+    except ValueError as error:
+        raise RequestError(str(error), field) from error
 
 
 def _check_room(tokens: int, request: GenerationRequest, models: Models) -> None:

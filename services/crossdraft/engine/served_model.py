@@ -73,12 +73,13 @@ class RunningModel:
         """
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
+        tokenization = Tokenization(about.tokenizer_json, vocabulary)  # before there is a thread: it may be refused
         pack(loaded.model)
         engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
         about = replace(about, context=engine.max_length)
         return RunningModel(
             ModelThread(engine, _step_of(engine, loaded, emulation)),
-            Tokenization(about.tokenizer_json, vocabulary),
+            tokenization,
             KeyedNoise.of(vocabulary),
             about,
             loaded.kept,
