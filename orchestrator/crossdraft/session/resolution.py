@@ -48,6 +48,7 @@ def tokenization_of(description: Description, side: Side) -> Tokenization:
     return Tokenization(description.tokenizer_json, vocabulary)
 
 
+SHARE_NOTHING = "the two vocabularies share no token, and this method drafts no others"
 NODES_BESIDE_THE_DRAFT = 8  # of a pass's tree, beyond those for each path's draft tokens
 # Methods whose output has the target's distribution even if a drafter lies about the rows that it drew from.
 SAFE = tuple(method.name for method in METHODS.values() if not method.trusting)
@@ -136,6 +137,7 @@ def resolve(
         target_seconds=target_seconds,
         targets=targets,
         audit=audit,
+        no_drafter=SHARE_NOTHING if opening is None and models.pair is not None else Assignment.no_drafter,
         **_as_asked(request, models.copies),
     )
     if fault := fault_of_committed(assignment):

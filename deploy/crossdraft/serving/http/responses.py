@@ -83,6 +83,7 @@ class Figures(BaseModel):
     branches_tried: int
     branches_hit: int
     drafter_lost: str
+    undrafted: str  # why the drafter stood aside the last time, or why there is no draft token
     drafters_lost: int
     targets_lost: int
 
