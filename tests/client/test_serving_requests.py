@@ -106,6 +106,17 @@ async def test_logprobs_are_the_models(
         assert all(raw == letters[one].encode("latin-1", "ignore") for one, raw, _ in token.top)
 
 
+async def test_control_symbols_have_their_names(pipeline: Pipeline) -> None:
+    end, nameless = kind("gpt2").id_of("<|im_end|>"), kind("gpt2").id_of("<|fill_in|>")
+    prompt = (*pipeline.models.tokenization.encode_prompt(PROMPT), nameless)
+    only = SamplingOptions(allowed_token_ids=(end,))
+    generation = pipeline.generate(prompt, max_tokens=1, logprobs=1, prompt_logprobs=1, options=only)
+    (token,) = await tokens_of(generation)
+    assert (token.id, token.raw, token.text, dict(token.names)[end]) == (end, b"", "", "<|im_end|>")
+    assert dict(generation.prompt_tokens[-1].names)[nameless] == "<|fill_in|>"
+    assert {id for one in generation.prompt_tokens for id, _ in one.names} <= {*pipeline.models.pair.target.names}
+
+
 async def test_how_many_logprobs_there_are(pipeline: Pipeline) -> None:
     for wanted, count in ((None, 0), (0, 0), (20, 20)):
         tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))

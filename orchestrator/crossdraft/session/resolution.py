@@ -438,11 +438,12 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
     prompt, whole = request.prompt, request.truncate_prompt_tokens is None
     if isinstance(prompt, tuple) and whole:
         _check_room(len(prompt), request, models)
-    ids = _target_ids(prompt, models, whole=whole)
+    ids = _target_ids(prompt, models, request.add_special_tokens, whole)
     if not ids:
         raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
     if not whole and len(ids) > (most := _kept(request, models)):
-        begin = models.tokenization.begin[:most] if isinstance(prompt, str) else ()
+        special = isinstance(prompt, str) and request.add_special_tokens
+        begin = models.tokenization.begin[:most] if special else ()
         ids = prompt = (*begin, *ids[len(ids) - most + len(begin) :])
     _check_room(len(ids), request, models)
     match prompt:

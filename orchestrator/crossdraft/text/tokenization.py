@@ -341,6 +341,11 @@ class LetterDecoder:
     def feed(self, letters: Letters) -> str:
         return self._decoder.decode(to_bytes(letters))
 
+    @property
+    def held(self) -> Letters:
+        """The bytes of an incomplete character that is held back."""
+        return from_bytes(self._decoder.getstate()[0])
+
     def flush(self) -> str:
         """U+FFFD if an incomplete character is held back; the decoder can then be reused."""
         return self._decoder.decode(b"", final=True)
