@@ -87,7 +87,7 @@ def _lengths(report: CompatibilityReport) -> Table:
     for name, target, drafter in (
         ("different tokens", f"{report.target_strings:,}", f"{report.drafter_strings:,}"),
         (
-            "that are text, and that the other can write",
+            "texts that the other can write",
             f"{report.target_written_by_drafter:.1%}",
             f"{report.drafter_written_by_target:.1%}",
         ),
@@ -98,7 +98,7 @@ def _lengths(report: CompatibilityReport) -> Table:
         ),
         ("letters, quartiles", _numbers(report.target_lengths.quartiles), _numbers(report.drafter_lengths.quartiles)),
         ("letters, longest", str(report.target_lengths.longest), str(report.drafter_lengths.longest)),
-        ("text that is its unknown token", _unknown(report.target_unknown), _unknown(report.drafter_unknown)),
+        ("text encoded as unknown", _unknown(report.target_unknown), _unknown(report.drafter_unknown)),
         ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
     ):
         table.add_row(name, target, drafter)
