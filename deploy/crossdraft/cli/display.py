@@ -191,7 +191,7 @@ def undrafted(statistics: Statistics) -> str:
 def taken(statistics: Statistics) -> str:
     """The share of tokens that a draft token decided, of those for which there was one in time."""
     if not statistics.draft_tokens:
-        return "no drafter"
+        return "nothing: there was no draft token"
     judged = statistics.accepted + statistics.corrected
     return f"{statistics.acceptance:.1%} of {judged}" if judged else "none: no draft token came in time"
 

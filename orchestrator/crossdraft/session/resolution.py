@@ -440,7 +440,7 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
         _check_room(len(prompt), request, models)
     ids = _target_ids(prompt, models, request.add_special_tokens, whole)
     if not ids:
-        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
+        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps", "prompt")
     if not whole and len(ids) > (most := _kept(request, models)):
         special = isinstance(prompt, str) and request.add_special_tokens
         begin = models.tokenization.begin[:most] if special else ()

@@ -41,6 +41,7 @@ from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefi
 
 NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
+LATE, OPENING = "no draft token came in time", "the drafter has not opened yet"
 MOST_DECISIONS = 10_000  # that are kept for an explanation
 
 
@@ -80,7 +81,7 @@ class Session:
         self._reported = Verdict()  # of the running epoch, as far as the controller was told
         self._reported_tokens = self._reported_bonus = 0  # of the session, likewise
         self._followed = 0  # tokens that a draft tree had, and its draft had not
-        self._plain_because = ""  # why the latest epoch without a drafter had none
+        self._no_draft = ""  # why there is no draft token yet
 
     def start(self, now: float) -> list[Command]:
         """Begin at `now`, in seconds of a clock that never goes back. An output that had ended before ends at once.
@@ -268,8 +269,9 @@ class Session:
             epoch.extend(of_branch(branch))
         if not (choice.drafts and self._method.whole_draft):
             self._begin_walk()
+        if choice is not LAST_TOKEN or not self._no_draft:
+            self._no_draft = LATE if choice.drafts else choice.reason
         if not choice.drafts:
-            self._plain_because = choice.reason if choice is not LAST_TOKEN else self._plain_because or choice.reason
             return [*drafter.stop(self._now), *self._open_drafter()]
         self.counts.rewinds += 1
         return drafter.begin(epoch, text, branch, self._now)
@@ -280,7 +282,8 @@ class Session:
         if not self.drafter.ready:
             if self.drafter.unopened:
                 return NOT_WANTED
-            return replace(PLAIN, reason=self.counts.drafter_lost or self._given.no_drafter)
+            missing = OPENING if self.drafter.hoped_for else self._given.no_drafter
+            return replace(PLAIN, reason=self.counts.drafter_lost or missing)
         if self.output.left <= 1:
             return LAST_TOKEN
         if chosen is None:
@@ -373,7 +376,7 @@ class Session:
         self._report_end()
         self._controller.observe(Ended(), self._now)
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
-            self.counts.undrafted = self._plain_because
+            self.counts.undrafted = self._no_draft
         self._finished = Finished(reason, self.counts, error)
         return self._finished
 
