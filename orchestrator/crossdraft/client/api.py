@@ -223,9 +223,7 @@ class Generation(TokenStream):
     def _names(self, one: Emitted | Sample) -> Names:
         """Of the control symbols among a token and the likely ones."""
         names = self._assignment.pair.target.names
-        return tuple(
-            (token, names[token]) for token in (one.token, *(token for token, _ in one.likely)) if token in names
-        )
+        return tuple((id, names[id]) for id in (one.token, *(id for id, _ in one.likely)) if id in names)
 
     def _likely(self, likely: Sequence[tuple[int, float]]) -> tuple[tuple[int, bytes, float], ...]:
         letters = self._assignment.pair.target.letters

@@ -112,8 +112,7 @@ class ShownText:
             final = max(0, len(self._held) - self._held_back)
             new, self._held = self._held[:final], self._held[final:]
         else:
-            new = to_bytes(Letters("".join(self._letters)[: self._begun + kept])).decode("utf-8", "replace")[
-                self._length :
-            ]
+            whole = Letters("".join(self._letters)[: self._begun + kept])
+            new = to_bytes(whole).decode("utf-8", "replace")[self._length :]
         self._length += len(new)
         return new

@@ -366,9 +366,7 @@ def _sampling(request: GenerationRequest, tokenization: Tokenization) -> Samplin
 
 def _bad_word_ids(word: str, tokenization: Tokenization) -> Iterator[tuple[int, ...]]:
     """A word at the beginning and in the middle of a text, as vLLM writes it."""
-    plain, spaced = (
-        _encoded(tokenization, space + word.lstrip(), special=False, field="bad_words") for space in ("", " ")
-    )
+    plain, spaced = (_encoded(tokenization, space + word.lstrip(), False, "bad_words") for space in ("", " "))
     if not plain:
         raise RequestError(f"the bad word {word!r} has no tokens; leave it out", "bad_words")
     yield plain
@@ -442,8 +440,7 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
     if not ids:
         raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps", "prompt")
     if not whole and len(ids) > (most := _kept(request, models)):
-        special = isinstance(prompt, str) and request.add_special_tokens
-        begin = models.tokenization.begin[:most] if special else ()
+        begin = models.tokenization.begin[:most] if isinstance(prompt, str) and request.add_special_tokens else ()
         ids = prompt = (*begin, *ids[len(ids) - most + len(begin) :])
     _check_room(len(ids), request, models)
     match prompt:

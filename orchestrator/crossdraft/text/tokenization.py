@@ -11,16 +11,7 @@ from itertools import groupby
 from tokenizers import Encoding, Tokenizer
 
 from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, from_bytes, is_plain, to_bytes
-from crossdraft.text.vocabulary import (
-    NESTED,
-    SPACE_MARK,
-    Anatomy,
-    Part,
-    TokenizerNotSupported,
-    Vocabulary,
-    anatomy_of,
-    components,
-)
+from crossdraft.text.vocabulary import NESTED, SPACE_MARK, Part, Vocabulary, anatomy_of, components
 
 SHORT = 32  # characters of a text whose ids are kept: drafts begin with the same few words again and again
 KEPT = 1 << 14  # texts
@@ -61,8 +52,8 @@ class Tokenization:
     """A tokenizer with the letters of its vocabulary.
 
     Raises:
-        TokenizerNotSupported: its decoder does not write the letters of one token after those of another.
-        ValueError: an id that every prompt begins with is beyond the model's row of logits.
+        ValueError: its decoder does not write the letters of one token after those of another, or an id that every
+            prompt begins with is beyond the model's row of logits.
     """
 
     def __init__(self, tokenizer_json: str, vocabulary: Vocabulary) -> None:
@@ -82,7 +73,7 @@ class Tokenization:
         # Bytes of a text that one token may stand for: a special token stands for its name.
         self.longest = max(vocabulary.longest, named) * (SHRUNK if self.lossy else 1)
         self.begin, self._prefix = self._opening()  # ids that every prompt begins with
-        self._check_decoder(anatomy)
+        self._check_decoder({token for token, _ in anatomy.pieces}.difference(token.id for token in anatomy.added))
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
         """The ids that every prompt begins with, and the letters that are put before its first word."""
@@ -91,25 +82,19 @@ class Tokenization:
         opened = self.vocabulary.letters_of(bare)
         return full[: places[0]] if places else (), Letters(" " if opened.startswith(" ") else "")
 
-    def _check_decoder(self, anatomy: Anatomy) -> None:
-        """Outputs are shown letter by letter: what `decode` makes of a token must not depend on those beside it."""
-        letters, added = self.vocabulary.letters, {token.id for token in anatomy.added}
-        own = [
-            token
-            for token, piece in anatomy.pieces
-            if token < len(letters) and token not in added and not anatomy.is_byte_piece(piece)
-        ]
-        texts = {
-            token: to_bytes(letters[token]).decode("utf-8", "replace") for token in own if is_plain(letters[token])
-        }
-        texts = {token: text for token, text in texts.items() if "\ufffd" not in text}
+    def _check_decoder(self, pieces: set[int]) -> None:
+        """Outputs are shown letter by letter: what `decode` makes of a piece must not depend on those beside it."""
+        letters = self.vocabulary.letters
+        own = sorted(token for token in pieces.difference(self.vocabulary.fallback) if token < len(letters))
+        read = {token: to_bytes(letters[token]).decode("utf-8", "replace") for token in own if is_plain(letters[token])}
+        texts = {token: text for token, text in read.items() if "\ufffd" not in text}
         first = next(iter(texts), 0)
         begun = self.shown([first])
         if self.shown([first, *texts]) == begun + "".join(texts.values()):
             return
         wrong = next((token for token, text in texts.items() if self.shown([first, token]) != begun + text), first)
         decoder = "none" if self._prompt.decoder is None else type(self._prompt.decoder).__name__
-        raise TokenizerNotSupported(
+        raise ValueError(
             f"a tokenizer whose decoder ({decoder}) does not join tokens as they are is not supported: "
             f"{begun!r} and {texts[wrong]!r} become {self.shown([first, wrong])!r}; "
             "use a byte-level or SentencePiece-like one"
@@ -130,11 +115,8 @@ class Tokenization:
     def unknown(self, text: str) -> list[str]:
         """The parts of a prompt's text that its unknown token stands for."""
         found = self._read(self._prompt, text, special=False)
-        return [
-            text[start:end]
-            for token, (start, end) in zip(found.ids, found.offsets, strict=True)
-            if token == self._unknown
-        ]
+        tokens = zip(found.ids, found.offsets, strict=True)
+        return [text[start:end] for token, (start, end) in tokens if token == self._unknown]
 
     def encode_prompt(self, text: str, special: bool = True, leave_out: bool = False) -> tuple[int, ...]:
         """The ids of a prompt, in which names of special tokens are understood.

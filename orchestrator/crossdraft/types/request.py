@@ -69,14 +69,9 @@ NUMBERS = (
     "truncate_prompt_tokens",
 )  # fmt: skip
 SWITCHES = (
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "allow_inexact",
-    "audit",
-    "speculation",
-    "explain",
+    "ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain",
     "add_special_tokens",
-)
+)  # fmt: skip
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     *((name, int, "a whole number") for name in NUMBERS),
     *((name, bool, "True or False") for name in SWITCHES),

@@ -511,10 +511,8 @@ def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int
         tokens=[shown(token.id, token.raw, token.names) for token in tokens],
         token_logprobs=[None if _first(token) else _finite(token.log_probability) for token in tokens],
         top_logprobs=[
-            None
-            if _first(token)
-            else {shown(other, raw, token.names): _finite(value) for other, raw, value in token.top[:count]}
-            for token in tokens
+            None if _first(one) else {shown(id, raw, one.names): _finite(value) for id, raw, value in one.top[:count]}
+            for one in tokens
         ],
         text_offset=offsets,
     )
