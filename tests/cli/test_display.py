@@ -91,3 +91,10 @@ def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> 
 def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
     assert "0 draft tokens were drawn from their rows" in table(Counts(), audit=True)
     assert "drawn from" not in table(Counts(), audit=False)
+
+
+def test_an_output_without_draft_tokens_shows_why() -> None:
+    assert "drafted nothing: there is no drafter" in table(Counts(undrafted="there is no drafter"), audit=False)
+    aside = table(Counts(undrafted="no room", stood_aside=3), audit=False)
+    assert "stood aside 3 times, the last time because no room" in aside
+    assert "drafted nothing" not in table(Counts(draft_tokens=3), audit=False)

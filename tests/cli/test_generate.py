@@ -145,7 +145,7 @@ def test_options_of_services_that_run_already_are_noted() -> None:
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
-    refused(cli, "the prompt is empty", "generate", *pair, "")
+    refused(cli, "the prompt has no tokens", "generate", *pair, "")
     refused(cli, "maximum context length is 128 tokens", "generate", *pair, 200 * "The quick ")
     refused(cli, "the prompt is not UTF-8", "generate", *pair, "\udcff")
     assert "the prompt is not UTF-8" in cli("generate", *pair, "-", stdin=b"\xff").err

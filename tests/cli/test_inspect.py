@@ -30,7 +30,7 @@ def test_tables_for_people(cli: Cli, target_folder: Path, drafter_folder: Path) 
         "no",
         "yes",
     ]
-    for part in ("tokens that both have", "look-ahead", "special tokens", "that the other can write"):
+    for part in ("tokens that both have", "look-ahead", "special tokens", "encoded as unknown"):
         assert part in other
 
 
@@ -43,6 +43,8 @@ def test_every_kind_of_tokenizer_can_be_inspected(cli: Cli, drafter_folder: Path
     assert (ended.code, ended.err) == (0, "")
     (line,) = [line for line in ended.out.splitlines() if "text comes back unchanged" in line]
     assert ("because" in line) == (name in LOSSY), line
+    (line,) = [line for line in ended.out.splitlines() if "text encoded as unknown" in line]
+    assert ("none" not in line.split("│")[2]) == (name == "small_unigram"), line
 
 
 def test_what_cannot_be_compared(cli: Cli, target_folder: Path, tmp_path: Path) -> None:

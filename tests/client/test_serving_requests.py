@@ -39,7 +39,7 @@ from crossdraft.types.messages import Draft, OpenDrafter
 from crossdraft.types.request import PromptTooLongError, plain
 from crossdraft.verification.methods import METHODS
 from tests.rpc.sessions import DrafterClient, TargetClient
-from tests.services.conftest import AT_ONCE
+from tests.services.conftest import AT_ONCE, save
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
@@ -106,6 +106,36 @@ async def test_logprobs_are_the_models(
         assert all(raw == letters[one].encode("latin-1", "ignore") for one, raw, _ in token.top)
 
 
+async def test_control_symbols_have_their_names(pipeline: Pipeline) -> None:
+    end, nameless = kind("gpt2").id_of("<|im_end|>"), kind("gpt2").id_of("<|fill_in|>")
+    prompt = (*pipeline.models.tokenization.encode_prompt(PROMPT), nameless)
+    only = SamplingOptions(allowed_token_ids=(end,))
+    generation = pipeline.generate(prompt, max_tokens=1, logprobs=1, prompt_logprobs=1, options=only)
+    (token,) = await tokens_of(generation)
+    assert (token.id, token.raw, token.text, dict(token.names)[end]) == (end, b"", "", "<|im_end|>")
+    assert dict(generation.prompt_tokens[-1].names)[nameless] == "<|fill_in|>"
+    assert {id for one in generation.prompt_tokens for id, _ in one.names} <= {*pipeline.models.pair.target.names}
+
+
+@pytest.mark.usefixtures("drafter_first")
+async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, drafter: DrafterClient) -> None:
+    some, text = kind("small_unigram"), "the dog"
+    model = RunningModel.of(load_model(str(save(tmp_path, some, 128))), Side.TARGET, 1)
+    only = SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
+    async with (
+        Server(TARGET, TargetService(model), AT_ONCE) as server,
+        connect(server.address, drafter.address, needs_drafter=True) as pipeline,
+    ):
+        for method in ("slem", "seeded", "coupled", "union", "slrs"):
+            generation = pipeline.generate(text, max_tokens=12, method=method, overlap="off", options=only)
+            await tokens_of(generation)
+            figures = generation.statistics
+            assert some.id_of("<unk>") in generation.ids
+            assert (figures.tokens, figures.stood_aside, figures.undrafted) == (12, 0, "")
+            assert figures.draft_tokens >= 5 * (figures.epochs - 1)  # the last epoch may be for one token
+    model.close()
+
+
 async def test_how_many_logprobs_there_are(pipeline: Pipeline) -> None:
     for wanted, count in ((None, 0), (0, 0), (20, 20)):
         tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))
@@ -168,7 +198,7 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
     drafter: DrafterClient, drafter_model: RunningModel
 ) -> None:
     text = "<s>user\nHello</s>\nassistant\n"
-    ids = drafter_model.tokenization.encode_rendered(text)
+    ids = drafter_model.tokenization.encode_prompt(text, special=False)
     assert ids[0] == kind("llama2").id_of("<s>")
     with torch.inference_mode():
         model = drafter_model.thread.engine.model

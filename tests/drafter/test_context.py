@@ -7,7 +7,8 @@ from tokenizers import Tokenizer
 
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
-from crossdraft.text.tokenization import NotExpressible, Tokenization
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox doesn't")
@@ -76,13 +77,36 @@ def test_new_letters_are_tokenized_with_the_word_that_they_go_on_with_and_no_fur
     assert tuple(ids[4:]) == one.encode_continuation(Letters(" there was"))
 
 
-def test_letters_without_a_token_are_refused_and_a_rewind_before_them_heals():
-    context = Context(tokenization("gpt2"), PROMPT, 1000)
-    context.rewind(0, Letters(" the"))
-    with pytest.raises(NotExpressible):
-        context.rewind(4, Letters(Side.TARGET.control(3) + " dog"))
-    context.rewind(4, Letters(" dog"))
-    assert written(context, "gpt2", head_of("gpt2")) == " the dog"
+UNKNOWN = Side.TARGET.control(3)
+mixed = st.lists(st.sampled_from([UNKNOWN, UNKNOWN, " the", " dog", "Ж".encode().decode("latin-1"), "s"]), max_size=8)
+
+
+def writable(text: str) -> str:
+    return "".join(letter for letter in text if letter.isascii())
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), mixed.map("".join), st.booleans()), max_size=6))
+def test_what_has_no_token_is_left_out_and_what_comes_after_it_is_not(steps):
+    name, text = "small_unigram", ""
+    context = Context(tokenization(name), PROMPT, 1000)
+    token = kind(name).vocabulary(Side.DRAFTER).ids_of(Letters(" the"))[0]
+    for at, more, drawn in steps:
+        at = min(at, len(text))
+        text = text[:at] + more
+        context.rewind(at, Letters(more))
+        assert written(context, name, head_of(name)) == writable(text)
+        if drawn:
+            context.append(token)
+            text += " the"
+    assert context.letters(0, context.offset) == text
+
+
+def test_a_template_that_needs_an_id_beyond_the_rows_does_without_it() -> None:
+    some = kind("llama2")
+    narrow = Vocabulary.build(some.json, some.id_of("<tool_call>"), some.controls, [], Side.DRAFTER)
+    text = b"<s>user\nHello<tool_call>there"
+    context = Context(Tokenization(some.json, narrow), from_bytes(text), 36, templated=True)
+    assert Tokenization(some.json, narrow).letters_of(context.ids).endswith("user\nHello there")
 
 
 def test_the_end_of_a_sequence_is_a_letter_like_any_other():

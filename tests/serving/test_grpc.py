@@ -58,7 +58,7 @@ async def test_a_client_may_have_the_tokens_of_one_pass_at_once() -> None:
 
 async def test_log_probabilities_and_their_rivals() -> None:
     top = ((7, b"\xff", -0.1), (5, b"He", -2.5))
-    tokens = [replace(TOKENS[0], top=top), TOKENS[2]]
+    tokens = [replace(TOKENS[0], top=top, names=((5, "<s>"), (6, "</s>"))), TOKENS[2]]
     outputs = FakeBackend(tokens=tokens)
     async with serving(outputs) as server, Client(server.address) as client:
         assert [token async for token in client.generate("Hello", method="seeded", logprobs=2)] == tokens
@@ -70,6 +70,7 @@ async def test_log_probabilities_and_their_rivals() -> None:
     [
         GenerationRequest((5, 6), "seeded", seed=2**64 - 1, stop=("zwö",), committed=(1, 2)),
         GenerationRequest("Zwölf\x00"),
+        GenerationRequest("", add_special_tokens=False),
         GenerationRequest(Chat((Message("system", ""), Message("user", "Hi")))),
         GenerationRequest(Chat((Message("user", "Hi"),), False, True, '{"a": 1}')),
         GenerationRequest("x", seed=0, overlap=Overlap.OFF),
@@ -178,13 +179,7 @@ async def test_a_method_that_cannot_be_used_is_refused_before_anything_is_sent()
 
 @pytest.mark.parametrize(
     "message",
-    [
-        {"ids": {}},
-        {"text": ""},
-        {"text": "x", "overlap": 7},
-        {"text": "x", "num_speculative_tokens": 0},
-        {"text": "x", "paths": 999},
-    ],
+    [{"ids": {}}, {"text": "x", "overlap": 7}, {"text": "x", "num_speculative_tokens": 0}, {"text": "x", "paths": 999}],
     ids=lambda message: "-".join(message),
 )
 async def test_a_request_that_means_nothing(served: Served, message: dict[str, Any]) -> None:

@@ -345,6 +345,35 @@ async def test_the_echo_has_the_log_probabilities_of_the_prompt(
     assert offsets == logprobs.text_offset
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])  # of the tokens of the last character
+async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_one(
+    stack: Stack, reference: Reference, kept: int
+) -> None:
+    begin, char = reference.encode("a "), reference.encode("a 🦄")
+    assert len(char) == len(begin) + 4
+    prompt, rest = char[: len(begin) + kept], char[len(begin) + kept :]
+    for token in (*rest[:1], *begin[:1]):
+        prompt_text = reference.tokenizer.decode(begin)
+        asked = {"prompt": prompt, "max_tokens": 1, "extra_body": {"allowed_token_ids": [token]}, "logprobs": 0}
+        whole = reference.tokenizer.decode([*prompt, token])
+        for echo in (False, True):
+            choice = (await stack.complete(**asked, echo=echo)).choices[0]
+            assert choice.text == (whole if echo else whole.removeprefix(prompt_text))
+            pieces = [chunk.choices[0] async for chunk in await stack.complete(**asked, echo=echo, stream=True)]
+            assert "".join(piece.text for piece in pieces) == choice.text
+            offsets = [place for piece in pieces if piece.logprobs for place in piece.logprobs.text_offset]
+            assert offsets == choice.logprobs.text_offset
+            assert offsets[-1] == len(prompt_text) * echo
+        request = GenerationRequest(
+            tuple(prompt), max_tokens=1, options=SamplingOptions(allowed_token_ids=(token,)), prompt_logprobs=0
+        )
+        async with stack.client.run(request) as generation:
+            text = "".join([one.text async for one in generation])
+            assert "".join(one.text for one in generation.prompt_tokens) + text == whole
+    done = await stack.complete(prompt=prompt, max_tokens=0, echo=True)
+    assert done.choices[0].text == reference.tokenizer.decode(prompt)
+
+
 async def test_nothing_but_a_prompt_may_be_read(stack: Stack, reference: Reference) -> None:
     for echo in (False, True):
         done = await stack.complete(max_tokens=0, echo=echo)

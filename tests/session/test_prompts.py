@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.session.resolution import Models, Prompts, prompts_of, tokenization_of
+from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, tokenization_of
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
@@ -59,6 +59,37 @@ def test_ids_that_are_no_text_are_letters_all_the_same() -> None:
     about = described()
     end = kind("llama2").id_of("</s>")
     assert prompts((end,), about).drafter == ControlRole.END_OF_SEQUENCE.letter
+
+
+def test_an_empty_prompt_is_the_symbol_that_prompts_begin_with_if_there_is_one() -> None:
+    begin = kind("llama2").id_of("<s>")
+    assert prompts("", described()) == Prompts((begin,), Letters(""))
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        prompts("", described("gpt2"))
+
+
+@pytest.mark.parametrize("truncate", [None, 2])
+def test_special_tokens_may_be_left_out_before_a_text(truncate: int | None) -> None:
+    about, text = described(), "<s>the dog"
+    request = GenerationRequest(text, add_special_tokens=False, truncate_prompt_tokens=truncate)
+    ids = prompts_of(request, Models(about, of(about))).target
+    assert ids == of(about).encode_prompt(text)[1:][-truncate if truncate else 0 :]
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        prompts_of(GenerationRequest("", add_special_tokens=False), Models(about, of(about)))
+
+
+def test_a_token_beyond_the_rows_is_refused_in_prompts_chats_and_bad_words() -> None:
+    narrow = replace(described("llama2", CHATML), vocabulary_size=kind("llama2").id_of("<tool_call>"))
+    models, needs = Models(narrow, of(narrow)), "the text has '<tool_call>', which is id"
+    chat = Chat((Message("user", "the <tool_call>"),))
+    for request, name in (
+        (GenerationRequest("the <tool_call>"), "prompt"),
+        (GenerationRequest(chat), "prompt"),
+        (GenerationRequest("the", bad_words=("<tool_call>",)), "bad_words"),
+    ):
+        with pytest.raises(RequestError, match=needs) as refused:
+            resolve(request, models)
+        assert refused.value.field == name
 
 
 def test_an_id_that_the_target_has_not() -> None:
@@ -149,7 +180,6 @@ def test_a_text_of_the_longest_tokens_is_not_refused_before_it_is_tokenized() ->
     ("prompt", "complaint"),
     [
         ((), "the prompt is empty"),
-        ("", "the prompt is empty"),
         (Chat(CHAT.messages, template_kwargs="[]"), "template_kwargs must be a JSON object"),
         ((1, -1), "prompt must be token ids, whole numbers from 0 on, and has -1"),
         ((1, True), "has True"),

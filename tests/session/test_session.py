@@ -1,12 +1,15 @@
 """The session's state machine: every transition, with toys instead of services."""
 
 import copy
+from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from crossdraft.session.events import (
     Close,
+    Command,
     Emitted,
     Event,
     Expired,
@@ -20,6 +23,9 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.session import Session, State
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
+from crossdraft.speculation.controller import TargetController
+from crossdraft.speculation.policy import Limits
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
 from crossdraft.types.rows import Row
@@ -93,6 +99,45 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     assert isinstance(requests(session.handle(Lost(DRAFTER, GONE), 1.0))[0], Pass)
     assert session.counts.drafter_lost == f"no drafter: {GONE}"
     assert session.counts.drafters_lost == 0
+
+
+@pytest.mark.parametrize(
+    ("controller", "reason"),
+    [
+        (lock_step(3), "nothing rhymes"),
+        (Fixed(Choice(4, 2)), "nothing rhymes"),
+        (TargetController().output(("slem", 1.0, None), Limits()), "nothing rhymes"),
+        (Fixed(PLAIN), "plain decoding: no draft token raises the speed"),
+    ],
+    ids=["lock-step", "overlapped", "auto", "plain"],
+)
+def test_an_output_for_which_nothing_was_drafted_says_why_in_every_mode(controller: Controller, reason: str) -> None:
+    session, (target, _) = Session(assignment(controller=controller, explain=True)), toys()
+    waiting: deque[Command] = deque(session.start(0.0))
+    while session.state is not State.DONE:
+        match waiting.popleft():
+            case Open(lane):
+                waiting += session.handle(Ready(lane), 1.0)
+            case Send(lane, Pass() as sent):
+                waiting += session.handle(Replied(lane, target.run(sent)), 2.0)
+            case Send(lane, Draft(epoch)):
+                waiting += session.handle(Replied(lane, Drafted(epoch, (), 0.0, "nothing rhymes")), 2.0)
+    assert (session.counts.draft_tokens, session.counts.undrafted) == (0, reason)
+    assert session.counts.stood_aside == (0 if reason != "nothing rhymes" else session.counts.rewinds)
+
+
+def test_without_a_drafter_or_with_one_that_was_lost_it_says_so() -> None:
+    for given, because in ((assignment(drafts=False), "there is no drafter"), (assignment(), f"no drafter: {GONE}")):
+        session, (target, _) = Session(replace(given, explain=True)), toys()
+        out = [*session.start(0.0), *session.handle(Ready(TARGET), 0.0)]
+        if given.open_drafter is not None:
+            out += session.handle(Lost(DRAFTER, GONE, elsewhere=False), 1.0)
+        while session.state is not State.DONE:
+            sent = requests(out)[-1]
+            assert isinstance(sent, Pass)
+            out = session.handle(Replied(TARGET, target.run(sent)), 2.0)
+        assert {decision.choice.reason for decision in session.decisions} <= {because, "one token is left"}
+        assert (session.counts.undrafted or session.counts.drafter_lost) == because
 
 
 def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:

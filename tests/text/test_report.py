@@ -126,3 +126,12 @@ def test_statistics_of_combinations() -> None:
     assert combinations_of([3], [0]).tokens == 0
     assert combinations_of([2, 2], [2, 2]).log10_of_deviation == 0
     assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+
+
+def test_what_a_tokenizer_writes_as_unknown_is_named() -> None:
+    """It has no letters, so that no drafter can write it."""
+    small, whole = kind("small_unigram").tokenization(), kind("qwen").tokenization(Side.DRAFTER)
+    report = compare(small, whole, "the Ω dog Ω\n")
+    assert report.target_unknown[0] == "Ω"
+    assert len(report.target_unknown) == len({*report.target_unknown}) > 3
+    assert report.drafter_unknown == compare(whole, small, "the").target_unknown == ()

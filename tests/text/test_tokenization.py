@@ -1,18 +1,31 @@
 """Ids, letters and text, for every kind of tokenizer."""
 
 import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes, to_bytes
-from crossdraft.text.tokenization import LetterDecoder, NotExpressible, Tokenization, last_word_boundary, segments_of
+from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes, is_plain, to_bytes
+from crossdraft.text.pairs import Pair
+from crossdraft.text.tokenization import (
+    LetterDecoder,
+    NotExpressible,
+    Tokenization,
+    encode_beginning,
+    last_word_boundary,
+    segments_of,
+)
 from crossdraft.text.vocabulary import Vocabulary
-from tests.text.kinds import PADDING, Kind, kind
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import METHODS
+from crossdraft.verification.planning import Planner
+from tests.text.kinds import LOSSY, PADDING, TOOL, Kind, kind
 
 END = ControlRole.END_OF_SEQUENCE.letter
 SNIPPETS = (
@@ -152,11 +165,157 @@ def test_a_lossy_tokenizer_changes_text_but_refuses_none(lossy: Tokenization, te
     assert all(ord(letter) < 256 for letter in once)
 
 
+def narrow(name: str, side: Side = Side.TARGET) -> Tokenization:
+    """Of a model whose rows end before the tokenizer's last added tokens."""
+    some = kind(name)
+    return Tokenization(some.json, Vocabulary.build(some.json, some.id_of(TOOL), some.controls, [], side))
+
+
 def test_an_id_beyond_the_rows_of_the_model_is_explained() -> None:
     some = kind("gpt2")
-    narrow = Vocabulary.build(some.json, 300, [], [], Side.TARGET)
+    few_rows = Tokenization(some.json, Vocabulary.build(some.json, 300, [], [], Side.TARGET))
     with pytest.raises(ValueError, match="rows have 300 ids"):
-        Tokenization(some.json, narrow).encode_prompt("there was nothing there")
+        few_rows.encode_prompt("there was nothing there")
+    said = from_bytes(b"there was nothing there")  # what is drafted is written with the tokens that have rows
+    assert few_rows.letters_of(few_rows.encode_continuation(said)) == said
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "unigram", "composed"])
+def test_an_added_token_beyond_the_rows_is_text_in_an_output_and_refused_in_a_prompt(name: str) -> None:
+    some, tokenization, text = kind(name), narrow(name), f"the {TOOL} dog, naïve"
+    said = from_bytes(text.encode())
+    assert tokenization.letters_of(tokenization.encode_continuation(said)) == said
+    with pytest.raises(ValueError, match=f"has '{TOOL}', which is id {some.id_of(TOOL)} of the tokenizer, and the"):
+        tokenization.encode_prompt(text)
+    assert max(tokenization.encode_prompt(text, leave_out=True)) < tokenization.vocabulary.size
+
+
+def _without_unknown() -> Tokenization:
+    """It has no token for most texts, not even an unknown one."""
+    tokenizer = Tokenizer(models.Unigram([("a", -1.0), ("b", -1.5), ("ab", -2.0)]))
+    tokenizer.decoder = decoders.Fuse()
+    json = tokenizer.to_str()
+    return Tokenization(json, Vocabulary.build(json, 3, [], [], Side.TARGET))
+
+
+def test_a_text_that_the_tokenizer_itself_refuses_is_refused_in_words() -> None:
+    tokenization = _without_unknown()
+    with pytest.raises(ValueError, match="the tokenizer cannot read this text"):
+        tokenization.encode_prompt("abc")
+    ids = tokenization.encode_continuation(Letters("aab" + "c" * 3000 + "b"), leave_out=True)
+    assert tokenization.letters_of(ids) == "aabb"
+
+
+def test_a_long_run_of_what_cannot_be_written_is_left_out() -> None:
+    """Some tokenizers make one unknown token of all of it."""
+    run = from_bytes(("the " + "Ω" * 5000 + " dog").encode())
+    tokenization = kind("small_unigram").tokenization()
+    assert tokenization.letters_of(tokenization.encode_continuation(run, leave_out=True)) == "the  dog"
+
+
+TARGETS: dict[str, Callable[[], Tokenization]] = {
+    **{name: partial(Kind.tokenization, kind(name)) for name in ("qwen", "llama2", "mistral", *LOSSY, "small_unigram")},
+    **{f"narrow {name}": partial(narrow, name) for name in ("gpt2", "llama2", "unigram", "lowercase")},
+    "without unknown": _without_unknown,
+}
+any_control = st.sampled_from([Letters(side.control(rank)) for side in Side for rank in (0, 3, 60_000)])
+anything = st.lists(st.one_of(letters, any_control), max_size=4).map(lambda parts: Letters("".join(parts)))
+
+
+@cache
+def planned_for(name: str, drafter: str) -> tuple[Tokenization, Pair]:
+    tokenization = TARGETS[name]()
+    return tokenization, Pair(tokenization.vocabulary, kind(drafter).vocabulary(Side.DRAFTER))
+
+
+@few
+@given(name=st.sampled_from(list(TARGETS)), said=anything)
+def test_whatever_is_said_ends_at_worst_what_is_guessed_of_it(name: str, said: Letters) -> None:
+    tokenization = TARGETS[name]()
+    ids = encode_beginning(tokenization.encode_continuation, said)
+    assert all(0 <= token < tokenization.vocabulary.size for token in ids)
+    kept = tokenization.encode_continuation(said, leave_out=True)
+    assert all(0 <= token < tokenization.vocabulary.size for token in kept)
+    if not tokenization.lossy:
+        assert said.startswith(tokenization.letters_of(ids))
+
+
+@few
+@given(
+    name=st.sampled_from(list(TARGETS)),
+    drafter=st.sampled_from(["gpt2", "llama2", "small_unigram", "lowercase"]),
+    method=st.sampled_from(list(METHODS)),
+    ids=st.lists(st.integers(0, 140), min_size=1, max_size=8),
+    beside=st.lists(anything, max_size=2),
+)
+def test_a_pass_is_planned_for_whatever_is_drafted(name, drafter, method, ids, beside) -> None:
+    tokenization, pair = planned_for(name, drafter)
+    planner = Planner(pair, METHODS[method], tokenization.encode_continuation, budget=16)
+    draft = [DraftToken(token, Row.certain(token)) for token in (*ids, pair.drafter.size - 1)]
+    plan = planner.plan(draft, skip=0, room=16, alternatives=beside)
+    assert all(0 <= token < pair.target.size for token in plan.tree.tokens)
+    assert all(np.all(listed < pair.target.size) for listed in plan.listed)
+
+
+def _of_words(decoder: decoders.Decoder | None) -> str:
+    vocabulary = ["the", "dog", "a", "##s", "▁the", "in</w>", "_the", " x", "é", ".", " "]
+    tokenizer = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate(vocabulary)}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer.to_str()
+
+
+SPACES = decoders.Replace("▁", " ")
+DECODERS: dict[str, tuple[decoders.Decoder | None, bool]] = {  # with whether tokens are texts that are joined
+    "none": (None, False),
+    "Fuse": (decoders.Fuse(), True),
+    "WordPiece": (decoders.WordPiece(), False),
+    "CTC": (decoders.CTC(), False),
+    "BPEDecoder": (decoders.BPEDecoder(suffix="</w>"), False),
+    "Metaspace": (decoders.Metaspace(replacement="_"), False),
+    "Replace": (decoders.Replace(Regex("[aeiou]"), "o"), False),
+    "Strip": (decoders.Strip(" ", 1, 0), False),
+    "Sequence": (decoders.Sequence([SPACES, decoders.Fuse(), decoders.Strip(" ", 1, 0)]), True),
+    "Sequence of a Strip": (decoders.Sequence([SPACES, decoders.Strip(" ", 1, 0), decoders.Fuse()]), False),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_tokenizer_whose_decoder_does_not_join_its_tokens_is_refused_by_name(name: str) -> None:
+    decoder, joins = DECODERS[name]
+    json = _of_words(decoder).replace('"▁the"', '"▁the"' if name.startswith("Seq") else '"a_the"')
+    vocabulary = Vocabulary.build(json, 11, [], [], Side.TARGET)
+    if joins:
+        assert Tokenization(json, vocabulary).shown([0, 1, 1]) == "thedogdog"
+        return
+    with pytest.raises(ValueError, match=rf"whose decoder \({name.split()[0]}\) does not join tokens"):
+        Tokenization(json, vocabulary)
+
+
+def test_a_bpe_tokenizer_without_a_decoder_is_refused() -> None:
+    tokenizer = Tokenizer(models.BPE({"t": 0, "h": 1, "th": 2}, [("t", "h")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match="'t' and 't' become 't t'"):
+        Tokenization(tokenizer.to_str(), Vocabulary.build(tokenizer.to_str(), 3, [], [], Side.TARGET))
+
+
+@cache
+def whole_texts(some: Kind) -> list[int]:
+    """Ids of the model's own pieces that are whole characters."""
+    vocabulary = some.vocabulary()
+    own = [token for token in range(some.id_of(some.nameless)) if is_plain(vocabulary.letters[token])]
+    texts = {token: to_bytes(vocabulary.letters[token]).decode("utf-8", "replace") for token in own}
+    return [token for token, text in texts.items() if "\ufffd" not in text and token not in vocabulary.fallback]
+
+
+@few
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=20))
+def test_letters_are_what_the_tokenizers_own_decoder_writes(any_kind: Kind, places: list[int]) -> None:
+    tokenization, whole = any_kind.tokenization(), whole_texts(any_kind)
+    first, *ids = (whole[place % len(whole)] for place in places)
+    begun = tokenization.shown([first])
+    assert tokenization.shown([first, *ids]) == begun + to_bytes(tokenization.letters_of(ids)).decode()
 
 
 @given(letters, st.lists(st.integers(1, 4)))

@@ -6,11 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from crossdraft.text.letters import Letters, Side
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
-from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
+from crossdraft.verification.methods import (
+    COUPLED,
+    COUPLED_SHARED,
+    RDK,
+    SLEM,
+    SLRS,
+    STANDARD,
+    TLI,
+    UNION,
+    Guess,
+    Method,
+)
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_residual, next_draft_token, target_row
+from tests.tables import ToyDrafter
 from tests.verification.enumerating import distance, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
 
@@ -88,6 +101,19 @@ def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Met
 def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int) -> None:
     toy = ENDING.with_itself() if method.same_vocabulary else ENDING
     assert error(Setup(toy, method, draft_tokens, length, ignore_end=True)) < EXACT
+
+
+@pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
+def test_what_a_drafter_leaves_out_of_its_context_changes_no_distribution(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A symbol of the target's, which it cannot write: its rows are those after another text."""
+    unknown = Side.TARGET.control(0)
+    toy, distribution = Toy("unknown to the drafter", ("a", "b", unknown), ("a", "ab", "b")), ToyDrafter.distribution
+    monkeypatch.setattr(
+        ToyDrafter, "distribution", lambda self, text: distribution(self, Letters(text.replace(unknown, "")))
+    )
+    assert error(Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3)) < EXACT
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -120,6 +120,8 @@ def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Tab
         table.add_row("ended", ended)
     if audit:
         table.add_row("audited", f"{statistics.audited} draft tokens were drawn from their rows")
+    if why := undrafted(statistics):
+        table.add_row("drafter", Text(why))
     if statistics.drafter_lost:
         table.add_row("last drafter lost" if statistics.drafters_lost else "drafter", Text(statistics.drafter_lost))
     return table
@@ -170,6 +172,8 @@ def explanation_of(generation: Generated) -> list[str]:
         choice = decision.choice
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
         lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings}; {choice.reason}")
+    if generation.statistics is not None and (why := undrafted(generation.statistics)):
+        lines.append(f"  {why}")
     if generation.estimates:
         lines += [
             "what the controller decided from last, for all outputs on this target:",
@@ -178,10 +182,16 @@ def explanation_of(generation: Generated) -> list[str]:
     return lines
 
 
+def undrafted(statistics: Statistics) -> str:
+    """Why the drafter drafted nothing, or less than it was asked for; empty if it drafted all, or was lost."""
+    why, times = statistics.undrafted, statistics.stood_aside
+    return f"stood aside {times} times, the last time because {why}" if times else why and f"drafted nothing: {why}"
+
+
 def taken(statistics: Statistics) -> str:
     """The share of tokens that a draft token decided, of those for which there was one in time."""
     if not statistics.draft_tokens:
-        return "no drafter"
+        return "nothing: there was no draft token"
     judged = statistics.accepted + statistics.corrected
     return f"{statistics.acceptance:.1%} of {judged}" if judged else "none: no draft token came in time"
 

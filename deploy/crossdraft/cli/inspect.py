@@ -15,6 +15,7 @@ from crossdraft.console.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, compare
 
+SHOWN = 8  # texts that are an unknown token
 LARGE = 10**6  # larger numbers are shown as powers of ten
 
 
@@ -86,7 +87,7 @@ def _lengths(report: CompatibilityReport) -> Table:
     for name, target, drafter in (
         ("different tokens", f"{report.target_strings:,}", f"{report.drafter_strings:,}"),
         (
-            "that the other can write",
+            "texts that the other can write",
             f"{report.target_written_by_drafter:.1%}",
             f"{report.drafter_written_by_target:.1%}",
         ),
@@ -97,6 +98,7 @@ def _lengths(report: CompatibilityReport) -> Table:
         ),
         ("letters, quartiles", _numbers(report.target_lengths.quartiles), _numbers(report.drafter_lengths.quartiles)),
         ("letters, longest", str(report.target_lengths.longest), str(report.drafter_lengths.longest)),
+        ("text encoded as unknown", _unknown(report.target_unknown), _unknown(report.drafter_unknown)),
         ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
     ):
         table.add_row(name, target, drafter)
@@ -120,6 +122,10 @@ def _injective(found: Injectivity) -> str:
         return f"yes ({found.strings} strings)"
     parts = f" because of {', '.join(found.lossy_parts)}" if found.lossy_parts else ""
     return escape(f"{found.restored} of {found.strings} strings{parts}; not {found.example!r}")
+
+
+def _unknown(parts: Sequence[str]) -> str:
+    return escape(f"{', '.join(map(repr, parts[:SHOWN]))}{' and more' * (len(parts) > SHOWN)}") or "none in the sample"
 
 
 def _yes_or_no(holds: bool) -> str:

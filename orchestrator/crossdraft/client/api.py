@@ -40,7 +40,7 @@ from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
 from crossdraft.types.messages import PromptScored, Sample
-from crossdraft.types.output import PromptToken, Token, Written
+from crossdraft.types.output import Names, PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, size_of
 from crossdraft.types.statistics import Statistics, statistics_of
 
@@ -175,7 +175,8 @@ class Generation(TokenStream):
         if self._task is None and not self._over:
             self._task = self._begin()
         while isinstance(emitted := None if self._over else await self._queue.get(), PromptScored):
-            self.prompt_tokens += map(self._prompt_token, emitted.tokens)
+            for scored in emitted.tokens:
+                self.prompt_tokens.append(self._prompt_token(scored))
         if emitted is None:
             over, self._over = self._over, True
             if not over and self._task is not None:
@@ -208,13 +209,21 @@ class Generation(TokenStream):
     def _token(self, emitted: Emitted) -> Token:
         shown = self._shown.add(emitted.letters, emitted.kept)
         top = self._likely(emitted.likely) if emitted.likely else ()
-        return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
+        raw, names = to_bytes(emitted.letters), self._names(emitted)
+        return Token(emitted.token, shown, raw, emitted.kind, emitted.log_probability, top, names)
 
     def _prompt_token(self, scored: Sample) -> PromptToken:
-        letters = self._assignment.pair.target.letters[scored.token]
-        shown, value = self._prompt.feed(letters), scored.log_probability if scored.rank else None
-        top = self._likely(scored.likely)
-        return PromptToken(scored.token, shown, to_bytes(letters), value, scored.rank, top)
+        given, value = self._assignment, scored.log_probability if scored.rank else None
+        letters = given.pair.target.letters[scored.token]
+        shown, top = self._prompt.feed(letters), self._likely(scored.likely)
+        if not given.max_tokens and len(self.prompt_tokens) + 1 == len(given.open_target.prompt):
+            shown += self._prompt.flush()  # nothing goes on with its last character
+        return PromptToken(scored.token, shown, to_bytes(letters), value, scored.rank, top, self._names(scored))
+
+    def _names(self, one: Emitted | Sample) -> Names:
+        """Of the control symbols among a token and the likely ones."""
+        names = self._assignment.pair.target.names
+        return tuple((id, names[id]) for id in (one.token, *(id for id, _ in one.likely)) if id in names)
 
     def _likely(self, likely: Sequence[tuple[int, float]]) -> tuple[tuple[int, bytes, float], ...]:
         letters = self._assignment.pair.target.letters

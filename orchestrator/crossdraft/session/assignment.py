@@ -66,6 +66,7 @@ class Assignment:
     controller: Controller  # decides how each epoch is run
     max_tokens: int
     context: int  # tokens that the target can hold, prompt included
+    no_drafter: str = "there is no drafter"  # why not, where there is none
     explain: bool = False  # keep how the epochs were run
     ignore_end: bool = False  # go on after a stop symbol (ignore_eos)
     stop_ids: Path = ()  # further ids after which the output ends

@@ -7,6 +7,8 @@ from crossdraft.session.events import Reason
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 
+PROMPT_END = 16  # tokens; a character has at most four bytes, and control symbols may stand beside them
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -82,12 +84,15 @@ def fault_of_committed(given: Assignment) -> str:
 class ShownText:
     """The text that is final: whole characters, and none that may belong to a stop string.
 
-    It continues what an earlier session has shown of the same output.
+    It continues what an earlier session has shown of the same output. A character within which the prompt ends belongs
+    to it, so that the prompt's whole characters and this text are the text of all.
     """
 
     def __init__(self, assignment: Assignment) -> None:
         self._decoder = LetterDecoder()
-        self._letters: list[Letters] = []
+        self._decoder.feed(assignment.pair.target.letters_of(assignment.open_target.prompt[-PROMPT_END:]))
+        self._letters = [self._decoder.held]
+        self._begun = len(self._decoder.held)
         self._held = ""  # decoded, and not shown
         self._length = 0  # characters shown
         longest = 1 if assignment.keep_stop else max(map(len, assignment.stop), default=1)
@@ -107,6 +112,7 @@ class ShownText:
             final = max(0, len(self._held) - self._held_back)
             new, self._held = self._held[:final], self._held[final:]
         else:
-            new = to_bytes(Letters("".join(self._letters)[:kept])).decode("utf-8", "replace")[self._length :]
+            whole = Letters("".join(self._letters)[: self._begun + kept])
+            new = to_bytes(whole).decode("utf-8", "replace")[self._length :]
         self._length += len(new)
         return new

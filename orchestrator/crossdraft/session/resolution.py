@@ -48,6 +48,7 @@ def tokenization_of(description: Description, side: Side) -> Tokenization:
     return Tokenization(description.tokenizer_json, vocabulary)
 
 
+SHARE_NOTHING = "the two vocabularies share no token, and this method drafts no others"
 NODES_BESIDE_THE_DRAFT = 8  # of a pass's tree, beyond those for each path's draft tokens
 # Methods whose output has the target's distribution even if a drafter lies about the rows that it drew from.
 SAFE = tuple(method.name for method in METHODS.values() if not method.trusting)
@@ -136,6 +137,7 @@ def resolve(
         target_seconds=target_seconds,
         targets=targets,
         audit=audit,
+        no_drafter=SHARE_NOTHING if opening is None and models.pair is not None else Assignment.no_drafter,
         **_as_asked(request, models.copies),
     )
     if fault := fault_of_committed(assignment):
@@ -364,7 +366,7 @@ def _sampling(request: GenerationRequest, tokenization: Tokenization) -> Samplin
 
 def _bad_word_ids(word: str, tokenization: Tokenization) -> Iterator[tuple[int, ...]]:
     """A word at the beginning and in the middle of a text, as vLLM writes it."""
-    plain, spaced = (tokenization.encode_rendered(space + word.lstrip()) for space in ("", " "))
+    plain, spaced = (_encoded(tokenization, space + word.lstrip(), False, "bad_words") for space in ("", " "))
     if not plain:
         raise RequestError(f"the bad word {word!r} has no tokens; leave it out", "bad_words")
     yield plain
@@ -434,11 +436,11 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
     prompt, whole = request.prompt, request.truncate_prompt_tokens is None
     if isinstance(prompt, tuple) and whole:
         _check_room(len(prompt), request, models)
-    ids = _target_ids(prompt, models, whole=whole)
+    ids = _target_ids(prompt, models, request.add_special_tokens, whole)
     if not ids:
-        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
+        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps", "prompt")
     if not whole and len(ids) > (most := _kept(request, models)):
-        begin = models.tokenization.begin[:most] if isinstance(prompt, str) else ()
+        begin = models.tokenization.begin[:most] if isinstance(prompt, str) and request.add_special_tokens else ()
         ids = prompt = (*begin, *ids[len(ids) - most + len(begin) :])
     _check_room(len(ids), request, models)
     match prompt:
@@ -482,8 +484,15 @@ def _target_ids(prompt: Prompt, models: Models, special: bool = True, whole: boo
     text = _rendered(prompt, models.target) if isinstance(prompt, Chat) else prompt
     if whole:
         _check_length(len(text.encode()), models)
-    rendered = isinstance(prompt, Chat) or not special
-    return tokenization.encode_rendered(text) if rendered else tokenization.encode_prompt(text)
+    return _encoded(tokenization, text, special and not isinstance(prompt, Chat))
+
+
+def _encoded(tokenization: Tokenization, text: str, special: bool, field: str = "prompt") -> tuple[int, ...]:
+    """As `Tokenization.encode_prompt`; raises RequestError, about this field."""
+    try:
+        return tokenization.encode_prompt(text, special)
+    except ValueError as error:
+        raise RequestError(str(error), field) from error
 
 
 def _check_room(tokens: int, request: GenerationRequest, models: Models) -> None:

@@ -39,9 +39,9 @@ from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
-NO_DRAFTER_LEFT = replace(PLAIN, reason="there is no drafter")
 NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
+LATE, OPENING = "no draft token came in time", "the drafter has not opened yet"
 MOST_DECISIONS = 10_000  # that are kept for an explanation
 
 
@@ -81,6 +81,7 @@ class Session:
         self._reported = Verdict()  # of the running epoch, as far as the controller was told
         self._reported_tokens = self._reported_bonus = 0  # of the session, likewise
         self._followed = 0  # tokens that a draft tree had, and its draft had not
+        self._no_draft = ""  # why there is no draft token yet
 
     def start(self, now: float) -> list[Command]:
         """Begin at `now`, in seconds of a clock that never goes back. An output that had ended before ends at once.
@@ -198,6 +199,7 @@ class Session:
         counts.draft_tokens += len(drafted.draft_tokens)
         counts.audited += len(drafted.draft_tokens) if self._given.audit else 0
         counts.stood_aside += bool(drafted.reason)
+        counts.undrafted = drafted.reason or counts.undrafted
         counts.branches += len(drafted.branches)
         counts.branch_tokens += sum(len(branch.tokens) for branch in drafted.branches)
         return self.target.fetch_late(self.epoch, first)
@@ -267,6 +269,8 @@ class Session:
             epoch.extend(of_branch(branch))
         if not (choice.drafts and self._method.whole_draft):
             self._begin_walk()
+        if choice is not LAST_TOKEN or not self._no_draft:
+            self._no_draft = LATE if choice.drafts else choice.reason
         if not choice.drafts:
             return [*drafter.stop(self._now), *self._open_drafter()]
         self.counts.rewinds += 1
@@ -276,7 +280,10 @@ class Session:
         """How the next epoch is run, unless that has been decided already."""
         chosen, self._next = self._next, None
         if not self.drafter.ready:
-            return NOT_WANTED if self.drafter.unopened else NO_DRAFTER_LEFT
+            if self.drafter.unopened:
+                return NOT_WANTED
+            missing = OPENING if self.drafter.hoped_for else self._given.no_drafter
+            return replace(PLAIN, reason=self.counts.drafter_lost or missing)
         if self.output.left <= 1:
             return LAST_TOKEN
         if chosen is None:
@@ -368,6 +375,8 @@ class Session:
         self._report()
         self._report_end()
         self._controller.observe(Ended(), self._now)
+        if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
+            self.counts.undrafted = self._no_draft
         self._finished = Finished(reason, self.counts, error)
         return self._finished
 

@@ -116,6 +116,8 @@ class CompatibilityReport:
     drafter_written_by_target: float
     target_injectivity: Injectivity
     drafter_injectivity: Injectivity
+    target_unknown: tuple[str, ...]  # different parts of sample and test strings that its unknown token stands for
+    drafter_unknown: tuple[str, ...]
     target_lengths: Lengths
     drafter_lengths: Lengths
     look_ahead: int  # n_max: most draft tokens that can be needed to have a whole target token
@@ -143,6 +145,8 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
         drafter_written_by_target=_ratio(sum(map(Pieces(plain).can_write, drafted)), len(drafted)),
         target_injectivity=_injectivity(target, sample),
         drafter_injectivity=_injectivity(drafter, sample),
+        target_unknown=_unknown(target, sample),
+        drafter_unknown=_unknown(drafter, sample),
         target_lengths=_lengths(plain),
         drafter_lengths=_lengths(drafted),
         look_ahead=max((one.look_ahead for one in found), default=0),
@@ -212,7 +216,7 @@ def _sample_share(target: Tokenization, drafter: Tokenization, sample: str, shar
 
 
 def _texts_of(tokenization: Tokenization, sample: str) -> list[Letters]:
-    written = [tokenization.vocabulary.letters[token] for token in tokenization.encode_prompt(sample)]
+    written = [tokenization.vocabulary.letters[token] for token in tokenization.encode_prompt(sample, leave_out=True)]
     return [letters for letters in written if is_plain(letters)]
 
 
@@ -261,6 +265,10 @@ def _injectivity(tokenization: Tokenization, sample: str) -> Injectivity:
     strings = [line for line in (*sample.splitlines(keepends=True), *TEST_STRINGS) if line]
     lost = [text for text in strings if not _restores(tokenization, from_bytes(text.encode()))]
     return Injectivity(len(strings), len(strings) - len(lost), next(iter(lost), ""), tokenization.lossy)
+
+
+def _unknown(tokenization: Tokenization, sample: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part for text in (sample, *TEST_STRINGS) for part in tokenization.unknown(text)))
 
 
 def _restores(tokenization: Tokenization, letters: Letters) -> bool:

@@ -49,7 +49,12 @@ class Segment:
 
 
 class Tokenization:
-    """A tokenizer with the letters of its vocabulary."""
+    """A tokenizer with the letters of its vocabulary.
+
+    Raises:
+        ValueError: its decoder does not write the letters of one token after those of another, or an id that every
+            prompt begins with is beyond the model's row of logits.
+    """
 
     def __init__(self, tokenizer_json: str, vocabulary: Vocabulary) -> None:
         anatomy = anatomy_of(tokenizer_json)
@@ -58,23 +63,42 @@ class Tokenization:
         self._prompt = Tokenizer.from_str(tokenizer_json)
         self._prompt.no_truncation()
         self._prompt.no_padding()
-        self._continuation = Tokenizer.from_str(continuation_json(tokenizer_json))
+        self._continuation = Tokenizer.from_str(continuation_json(tokenizer_json, vocabulary.size))
         self._continuation.encode_special_tokens = True  # names of special tokens in text are text
         # a `▁` in text would be decoded as a space
         self._unwritable = SPACE_MARK if anatomy.space_mark else ""
+        self._unknown = anatomy.unknown
         self._known = lru_cache(KEPT)(self._text)
         named = max((len(token.content.encode()) for token in anatomy.added), default=0)
         # Bytes of a text that one token may stand for: a special token stands for its name.
         self.longest = max(vocabulary.longest, named) * (SHRUNK if self.lossy else 1)
         self.begin, self._prefix = self._opening()  # ids that every prompt begins with
+        self._check_decoder({token for token, _ in anatomy.pieces}.difference(token.id for token in anatomy.added))
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
         """The ids that every prompt begins with, and the letters that are put before its first word."""
-        bare = self._prompt.encode("a", add_special_tokens=False).ids
-        full = self._prompt.encode("a").ids
+        bare, full = (self.encode_prompt("a", special) for special in (False, True))
         places = [at for at in range(len(full)) if full[at : at + len(bare)] == bare]
         opened = self.vocabulary.letters_of(bare)
-        return tuple(full[: places[0]]) if places else (), Letters(" " if opened.startswith(" ") else "")
+        return full[: places[0]] if places else (), Letters(" " if opened.startswith(" ") else "")
+
+    def _check_decoder(self, pieces: set[int]) -> None:
+        """Outputs are shown letter by letter: what `decode` makes of a piece must not depend on those beside it."""
+        letters = self.vocabulary.letters
+        own = sorted(token for token in pieces.difference(self.vocabulary.fallback) if token < len(letters))
+        read = {token: to_bytes(letters[token]).decode("utf-8", "replace") for token in own if is_plain(letters[token])}
+        texts = {token: text for token, text in read.items() if "\ufffd" not in text}
+        first = next(iter(texts), 0)
+        begun = self.shown([first])
+        if self.shown([first, *texts]) == begun + "".join(texts.values()):
+            return
+        wrong = next((token for token, text in texts.items() if self.shown([first, token]) != begun + text), first)
+        decoder = "none" if self._prompt.decoder is None else type(self._prompt.decoder).__name__
+        raise ValueError(
+            f"a tokenizer whose decoder ({decoder}) does not join tokens as they are is not supported: "
+            f"{begun!r} and {texts[wrong]!r} become {self.shown([first, wrong])!r}; "
+            "use a byte-level or SentencePiece-like one"
+        )
 
     def letters_of(self, ids: Iterable[int]) -> Letters:
         """The letters of a sequence of ids; IndexError for an id that is not in the vocabulary."""
@@ -88,21 +112,37 @@ class Tokenization:
         """The tokens of ids as tokenizer.json spells them; empty where it has none."""
         return tuple(self._prompt.id_to_token(token) or "" for token in ids)
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """The ids of a prompt: special tokens are added, and their names in the text are understood.
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a prompt's text that its unknown token stands for."""
+        found = self._read(self._prompt, text, special=False)
+        tokens = zip(found.ids, found.offsets, strict=True)
+        return [text[start:end] for token, (start, end) in tokens if token == self._unknown]
+
+    def encode_prompt(self, text: str, special: bool = True, leave_out: bool = False) -> tuple[int, ...]:
+        """The ids of a prompt, in which names of special tokens are understood.
+
+        Args:
+            text: of the prompt, or a rendered chat template.
+            special: add the special tokens that every prompt begins with; a chat template writes them itself.
+            leave_out: leave out ids beyond the model's row of logits.
 
         Raises:
-            ValueError: an id is beyond the model's row of logits.
+            ValueError: there is such an id, or the tokenizer cannot read the text; the message says which.
         """
-        return self._within(self._prompt.encode(text).ids)
+        ids, size = self._read(self._prompt, text, special).ids, self.vocabulary.size
+        beyond = [token for token in ids if token >= size]
+        if beyond and not leave_out:
+            raise ValueError(
+                f"the text has {self._prompt.id_to_token(beyond[0])!r}, which is id {beyond[0]} of the tokenizer, and "
+                f"the model's rows have {size} ids: leave it out, or use the tokenizer that belongs to the model"
+            )
+        return tuple(token for token in ids if token < size) if beyond else tuple(ids)
 
-    def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """The ids of a rendered chat template: names of special tokens are understood, none is added.
-
-        Raises:
-            ValueError: as `encode_prompt`.
-        """
-        return self._within(self._prompt.encode(text, add_special_tokens=False).ids)
+    def _read(self, tokenizer: Tokenizer, text: str, special: bool) -> Encoding:
+        try:
+            return tokenizer.encode(text, add_special_tokens=special)
+        except Exception as error:  # the library raises a bare one for what has no token, not even an unknown one
+            raise ValueError(f"the tokenizer cannot read this text: {error}") from error
 
     def prompt_letters(self, ids: Sequence[int]) -> Letters:
         """The letters of a prompt's ids, without those that this tokenizer puts before every prompt."""
@@ -119,25 +159,26 @@ class Tokenization:
         rest = letters.removeprefix(ControlRole.BEGIN_OF_SEQUENCE.letter)
         if self._prefix and rest and is_plain(Letters(rest[0])) and not rest.startswith(self._prefix):
             rest = self._prefix + rest
-        return (*self.begin, *self._encode(Letters(rest), leave_out=True))
+        return (*self.begin, *self.encode_continuation(Letters(rest), leave_out=True))
 
-    def encode_continuation(self, letters: Letters) -> tuple[int, ...]:
+    def encode_continuation(self, letters: Letters, leave_out: bool = False) -> tuple[int, ...]:
         """The ids of letters in the middle of an output.
 
         No prefix space or special token is added, and nothing is cleaned up. Bytes that are not UTF-8 become
         single-byte tokens. Unless the tokenizer is `lossy`, the letters of the ids are those given.
 
+        Args:
+            letters: any letters.
+            leave_out: leave out what has no token here.
+
         Raises:
             NotExpressible: a control symbol or a byte has no token here.
         """
-        return self._encode(letters, leave_out=False)
-
-    def _encode(self, letters: Letters, leave_out: bool) -> tuple[int, ...]:
         segments = segments_of(letters, self._unwritable)
         ids: list[int] = []
         for segment in segments:
             ids += self._segment(segment, leave_out)
-        return self._within(ids)
+        return tuple(ids)
 
     def _segment(self, segment: Segment, leave_out: bool) -> Sequence[int]:
         text = segment.text
@@ -152,7 +193,10 @@ class Tokenization:
         return [ids[0] for ids in found if ids]
 
     def _text(self, text: str, leave_out: bool) -> tuple[int, ...]:
-        encoding = self._continuation.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._read(self._continuation, text, special=False)
+        except ValueError:
+            return tuple(self._piecemeal(text, leave_out))
         if self._writes(encoding.ids, text):
             return tuple(encoding.ids)
         ids: list[int] = []
@@ -164,29 +208,22 @@ class Tokenization:
         return (*ids, *self._one_by_one(from_bytes(text[done:].encode()), leave_out))
 
     def _piecemeal(self, text: str, leave_out: bool) -> Sequence[int]:
-        """A character byte by byte; several of them one by one, so that they are not read as something else."""
+        """A character byte by byte; of several each half by itself, so that they are not read as something else."""
         if len(text) == 1:
             return self._one_by_one(from_bytes(text.encode()), leave_out)
-        return self._text(text[:1], leave_out) + self._text(text[1:], leave_out)
+        half = len(text) // 2
+        return self._text(text[:half], leave_out) + self._text(text[half:], leave_out)
 
     def _writes(self, ids: Sequence[int], text: str) -> bool:
-        """Whether these ids have the letters of the text; if lossy, whether they have no control symbol."""
-        letters = self.letters_of(self._within(ids))
+        """Whether these ids have rows and the letters of the text; if lossy, rows and no control symbol."""
+        if max(ids, default=0) >= self.vocabulary.size:
+            return False
+        letters = self.letters_of(ids)
         return is_plain(letters) if self.lossy else letters == from_bytes(text.encode())
 
-    def _within(self, ids: Sequence[int]) -> tuple[int, ...]:
-        size = self.vocabulary.size
-        beyond = [token for token in ids if token >= size]
-        if beyond:
-            raise ValueError(
-                f"the tokenizer wrote id {beyond[0]}, but the model's rows have {self.vocabulary.size} ids; "
-                "use the tokenizer that belongs to the model"
-            )
-        return tuple(ids)
 
-
-def continuation_json(tokenizer_json: str) -> str:
-    """The tokenizer.json that treats text as the middle of an output.
+def continuation_json(tokenizer_json: str, size: int) -> str:
+    """The tokenizer.json that treats text as the middle of an output, for a model of so many ids.
 
     Without prefix space, special tokens, clean-up, truncation, padding or randomness; added tokens take no spaces.
     """
@@ -202,7 +239,8 @@ def continuation_json(tokenizer_json: str) -> str:
             part.pop("add_prefix_space", None)
         elif part["type"] == "ByteLevel":
             part["add_prefix_space"] = False
-    for added in whole["added_tokens"] or ():
+    whole["added_tokens"] = [added for added in whole["added_tokens"] or () if added["id"] < size]
+    for added in whole["added_tokens"]:
         added |= {"lstrip": False, "rstrip": False}
     if "dropout" in whole["model"]:
         whole["model"]["dropout"] = None
@@ -284,6 +322,11 @@ class LetterDecoder:
 
     def feed(self, letters: Letters) -> str:
         return self._decoder.decode(to_bytes(letters))
+
+    @property
+    def held(self) -> Letters:
+        """The bytes of an incomplete character that is held back."""
+        return from_bytes(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """U+FFFD if an incomplete character is held back; the decoder can then be reused."""

@@ -183,6 +183,7 @@ class Vocabulary:
     stops: frozenset[int] = frozenset()
     nameless: tuple[tuple[int, str], ...] = ()  # (id, content or "") of control symbols without a role
     fallback: frozenset[int] = frozenset()  # ids of byte-fallback tokens
+    names: Mapping[int, str] = field(default_factory=dict)  # how the tokenizer writes its control symbols
     _ids: dict[Letters, tuple[int, ...]] = field(init=False, repr=False)
     _ranks: dict[int, int] = field(init=False, repr=False)  # only those above 0
 
@@ -231,6 +232,7 @@ class Vocabulary:
             stops=frozenset(stops),
             nameless=tuple((token, contents.get(token, "")) for token in nameless),
             fallback=frozenset(bytes_only.difference(nameless, (token for token, _ in controls))),
+            names={token: contents[token] for token in (*nameless, *dict(controls)) if token in contents},
         )
 
     @property

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from crossdraft.types.statistics import Kind
 
+Names = tuple[tuple[int, str], ...]  # ids of control symbols, and how the tokenizer writes them
+
 
 @dataclass(frozen=True)
 class Token:
@@ -16,6 +18,7 @@ class Token:
     log_probability: float | None  # nats, of the model itself; None: not known, as the request asked for none
     # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
     top: tuple[tuple[int, bytes, float], ...] = ()
+    names: Names = ()  # of control symbols among these ids
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class PromptToken:
     log_probability: float | None  # nats, of the model itself, after the tokens before; None: of the first
     rank: int = 0  # ids that are at least as probable; 0: of the first
     top: tuple[tuple[int, bytes, float], ...] = ()  # as in `Token`
+    names: Names = ()  # as in `Token`
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,10 @@ NUMBERS = (
     "min_draft_tokens", "branches", "branch_width", "tree_nodes", "paths", "logprobs", "prompt_logprobs",
     "truncate_prompt_tokens",
 )  # fmt: skip
-SWITCHES = ("ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain")
+SWITCHES = (
+    "ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain",
+    "add_special_tokens",
+)  # fmt: skip
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     *((name, int, "a whole number") for name in NUMBERS),
     *((name, bool, "True or False") for name in SWITCHES),
@@ -149,6 +152,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()  # the output ends after one of these, too
     include_stop_str_in_output: bool = False  # the text ends with what ended it
     bad_words: tuple[str, ...] = ()  # not written: the last of a word's tokens is not drawn after the others
+    add_special_tokens: bool = True  # a text begins with the special tokens that every prompt begins with
     truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens count; -1: as many as fit
     allow_inexact: bool = False  # permits methods whose output does not have the target's distribution
     audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one ends its session
@@ -177,7 +181,7 @@ class GenerationRequest:
         temperature = self.drafter_temperature
         least = self.options.min_tokens
         checks = (
-            (bool(self.prompt), "prompt", "the prompt is empty; give at least one character, or one token id"),
+            (self.prompt != (), "prompt", "the prompt is empty; give at least one token id"),
             (self.max_tokens >= 0, "max_tokens", f"max_tokens must be at least 0, got {self.max_tokens}"),
             (
                 least <= self.max_tokens,

@@ -92,6 +92,7 @@ class Statistics(Times):
     stalls: int = 0  # waits for draft tokens, the target idle, that ended by timeout
     speculated: int = 0  # passes sent while another was in flight
     runs: int = 0  # passes that asked the target for several tokens of its own
+    undrafted: str = ""  # why the drafter stood aside the last time, or why it drafted nothing; empty if it was lost
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
@@ -167,6 +168,7 @@ class Counts:
     drafter_seconds: float = 0.0
     target_seconds: float = 0.0
     stood_aside: int = 0
+    undrafted: str = ""
     drafter_lost: str = ""
     drafters_lost: int = 0
     targets_lost: int = 0

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head", "together", "stop_token_ids", "include_stop_str_in_output", "bad_words", "truncate_prompt_tokens", "prompt_logprobs", "tree_nodes", "cache_salt")
+    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head", "together", "stop_token_ids", "include_stop_str_in_output", "bad_words", "truncate_prompt_tokens", "prompt_logprobs", "tree_nodes", "cache_salt", "add_special_tokens")
     class Overlap(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[GenerateRequest.Overlap]
@@ -54,6 +54,7 @@ class GenerateRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     text: str
@@ -90,7 +91,8 @@ class GenerateRequest(_message.Message):
     prompt_logprobs: int
     tree_nodes: int
     cache_salt: str
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ..., together: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ..., together: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., cache_salt: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class PromptIds(_message.Message):
     __slots__ = ("ids",)
@@ -137,7 +139,7 @@ class PromptTokens(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class Token(_message.Message):
-    __slots__ = ("id", "raw", "text", "kind", "log_probability", "top", "milliseconds", "rank")
+    __slots__ = ("id", "raw", "text", "kind", "log_probability", "top", "milliseconds", "names", "rank")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Token.Kind]
@@ -148,6 +150,13 @@ class Token(_message.Message):
     ACCEPTED: Token.Kind
     CORRECTED: Token.Kind
     BONUS: Token.Kind
+    class NamesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +164,7 @@ class Token(_message.Message):
     LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     id: int
     raw: bytes
@@ -163,8 +173,9 @@ class Token(_message.Message):
     log_probability: float
     top: _containers.RepeatedCompositeFieldContainer[Candidate]
     milliseconds: float
+    names: _containers.ScalarMap[int, str]
     rank: int
-    def __init__(self, id: _Optional[int] = ..., raw: _Optional[bytes] = ..., text: _Optional[str] = ..., kind: _Optional[_Union[Token.Kind, str]] = ..., log_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., milliseconds: _Optional[float] = ..., rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., raw: _Optional[bytes] = ..., text: _Optional[str] = ..., kind: _Optional[_Union[Token.Kind, str]] = ..., log_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., milliseconds: _Optional[float] = ..., names: _Optional[_Mapping[int, str]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("id", "raw", "log_probability")
@@ -199,7 +210,7 @@ class Ended(_message.Message):
     def __init__(self, id: _Optional[str] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("method", "num_speculative_tokens", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "draft_tokens", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "drafted_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "runs", "lanes")
+    __slots__ = ("method", "num_speculative_tokens", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "draft_tokens", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "drafted_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "runs", "undrafted", "lanes")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +254,7 @@ class Statistics(_message.Message):
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    UNDRAFTED_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     method: str
     num_speculative_tokens: int
@@ -287,8 +299,9 @@ class Statistics(_message.Message):
     idle_seconds: float
     target_lane_seconds: float
     runs: int
+    undrafted: str
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
-    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., runs: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ...) -> None: ...
+    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., runs: _Optional[int] = ..., undrafted: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("role", "bytes_sent", "bytes_received", "trip_counts", "trip_seconds", "queued_seconds", "model_seconds", "codec_seconds", "open_seconds", "idle_seconds", "lost")

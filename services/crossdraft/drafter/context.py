@@ -1,7 +1,6 @@
 """A drafter's text as ids that fit its model: rewound, re-tokenized where it must be, cut where it is too long."""
 
 from bisect import bisect_right
-from itertools import accumulate
 
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, to_bytes
@@ -29,7 +28,8 @@ class Context:
         self.capacity = capacity
         self._tokenization = tokenization
         if templated:
-            self._prompt_ids = tokenization.encode_rendered(to_bytes(prompt).decode("utf-8", "replace"))
+            text = to_bytes(prompt).decode("utf-8", "replace")
+            self._prompt_ids = tokenization.encode_prompt(text, special=False, leave_out=True)
             prompt = tokenization.letters_of(self._prompt_ids)
         else:
             # What cannot fit need not be tokenized to be cut away.
@@ -64,7 +64,6 @@ class Context:
 
         Raises:
             ProtocolBroken: there are fewer than `offset` letters.
-            NotExpressible: a letter has no token here; only tokens before it are kept.
         """
         if offset > self.offset:
             raise ProtocolBroken(f"cannot rewind to letter {offset}: the output has {self.offset}")
@@ -102,16 +101,18 @@ class Context:
         del self._ends[whole:]
 
     def _go_on(self, start: int) -> None:
-        """Tokenizes the text from a position on."""
-        rest = Letters(self._text[start:])
-        if not rest:
-            return
-        ids = self._tokenization.encode_continuation(rest)
-        lengths = map(len, map(self._tokenization.vocabulary.letters.__getitem__, ids))
-        # A tokenizer that changes text may make more or fewer letters of it; the last token ends the text anyway.
-        ends = [min(end, len(self._text)) for end in accumulate(lengths, initial=start)][1:]
-        self._tokens += ids
-        self._ends += [*ends[:-1], len(self._text)]
+        """Tokenizes the text from a position on, and leaves out what has no token here."""
+        text, end = self._text, start
+        for token in self._tokenization.encode_continuation(Letters(text[start:]), leave_out=True):
+            letters = self._tokenization.vocabulary.letters[token]
+            if not (self._tokenization.lossy or text.startswith(letters, end)):
+                end = text.index(letters, end)  # what is before it was left out
+            # A tokenizer that changes text may make more or fewer letters of it.
+            end = min(end + len(letters), len(text))
+            self._tokens.append(token)
+            self._ends.append(end)
+        if end > start:  # the last token ends the text anyway
+            self._ends[-1] = len(text)
 
     def _cut(self, goal: int) -> None:
         """Keeps the newest text that makes at most `goal` ids; raises NoRoomError if there is none."""

@@ -21,7 +21,6 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Draws, PathResult, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, is_plain
-from crossdraft.text.tokenization import NotExpressible
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Branch, Draft, Drafted
 from crossdraft.types.rows import DraftToken, Row, Whose
@@ -278,7 +277,7 @@ class Drafting:
                 self._replies.waited(answer.queued)
                 yield from self._take(answer.logits, due, drafts)
                 self._send(send)
-        except (NotExpressible, NoRoomError) as error:
+        except NoRoomError as error:
             # This depends on what was drawn, but everything drawn is sent, and the rest is missed only after that.
             self._obstacle = str(error)
             self._send(send)

@@ -91,7 +91,7 @@ class DrawSource(ABC):
 
     @abstractmethod
     def append(self, context: Context, token: int) -> None:
-        """The text goes on with a token that was drawn; raises NotExpressible if the drafter cannot read it."""
+        """The text goes on with a token that was drawn."""
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
         found = yield from DistributionRequest(logits, self._opening.options, row_width, self._columns).result()

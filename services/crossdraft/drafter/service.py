@@ -24,7 +24,6 @@ from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
-from crossdraft.text.tokenization import NotExpressible
 from crossdraft.types.messages import Description, Draft, Drafted, NoiseKey, OpenDrafter, Score, Scored
 from crossdraft.types.rows import Whose
 from crossdraft.verification.noise import KeyedNoise
@@ -148,14 +147,14 @@ class DrafterSession:
             self._latest = None
             try:
                 self._latest = begun, *self._begin(begun)
-            except (NotExpressible, NoRoomError) as reason:
+            except NoRoomError as reason:
                 begun.aside = True
                 send(Drafted(begun.number, (), 0.0, str(reason)))
         if self._latest is not None and self._latest[0] is epoch:
             yield from self._latest[1].run(send, asked)
 
     def _begin(self, epoch: DraftProgress) -> tuple[Drafting | TreeDrafting, Scoring]:
-        """Brings the text to where a new epoch begins. Raises NoRoomError, NotExpressible and ProtocolBroken."""
+        """Brings the text to where a new epoch begins. Raises NoRoomError and ProtocolBroken."""
         request, state, shape = epoch.request, self._state, self._shape(epoch.request)
         tree = self._tree(epoch.request)
         adopted = state.branches.adopt(request, state.context)

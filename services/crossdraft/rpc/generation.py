@@ -145,7 +145,7 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
 
 def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
     match message.WhichOneof("prompt"):
-        case "text" if message.text:
+        case "text":
             return message.text
         case "ids" if message.ids.ids:
             return tuple(message.ids.ids)
@@ -191,7 +191,8 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
 
 def _encode_token(token: Token | PromptToken, milliseconds: float = 0.0) -> pb.Token:
     changed: dict[str, Any] = {
-        "top": [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
+        "top": [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top],
+        "names": dict(token.names),
     }
     if isinstance(token, Token):
         changed["kind"] = token.kind.name
@@ -210,6 +211,7 @@ def _plain_token(message: pb.Token) -> dict[str, Any]:
         "text": message.text,
         "log_probability": message.log_probability if message.HasField("log_probability") else None,
         "top": tuple((one.id, one.raw, one.log_probability) for one in message.top),
+        "names": tuple(sorted(message.names.items())),
     }
 
 

@@ -21,6 +21,17 @@ async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
     await outputs.wait_running(0)
 
 
+async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(
+    served: Front, outputs: FakeBackend
+) -> None:
+    for prompt, special in (("", True), ("", False), ("Say", False)):
+        await served.openai.completions.create(
+            model="toy", prompt=prompt, extra_body={"add_special_tokens": special, "return_token_ids": True}
+        )
+        asked = outputs.requests[-1].generation
+        assert (asked.prompt, asked.add_special_tokens) == (prompt, special)
+
+
 async def test_a_stream_has_whole_characters_then_its_end(served: Front) -> None:
     stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
     chunks = [chunk async for chunk in stream]

@@ -95,5 +95,5 @@ async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBacke
     assert caught.value.status_code == 500
     assert "a bug" not in fault(caught.value.response)["message"]
     with pytest.raises(BadRequestError):
-        await served.openai.completions.create(model="toy", prompt="")
+        await served.openai.completions.create(model="toy", prompt=[])
     await outputs.wait_running(0)

@@ -10,10 +10,11 @@ TOKENS = (
     Token(5, "He", b"He", Kind.ACCEPTED, -0.5, ((5, b"He", -0.5), (6, b"Hi", -1.0))),
     Token(9, "", b"\xc3", Kind.CORRECTED, -1.5, ((7, b"\xa9", -0.25), (9, b"\xc3", -1.5))),
     Token(7, "é", b"\xa9", Kind.BONUS, -0.125, ((7, b"\xa9", -0.125), (0, b"", float("-inf")))),
+    Token(2, "", b"", Kind.BONUS, -1.0, ((2, b"", -1.0), (3, b"", -2.0)), ((2, "</s>"), (3, "<unk>"))),
 )
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, 4])
 def outputs(request: pytest.FixtureRequest) -> FakeBackend:
     """So many tokens come together."""
     return FakeBackend(TOKENS, together=request.param)
@@ -35,14 +36,15 @@ async def test_of_a_completion(served: Front, outputs: FakeBackend, streamed: bo
             assert isinstance(values, list)
             together.setdefault(name, []).extend(values)
     assert together == {
-        "tokens": ["He", r"bytes:\xc3", r"bytes:\xa9"],
-        "token_logprobs": [-0.5, -1.5, -0.125],
+        "tokens": ["He", r"bytes:\xc3", r"bytes:\xa9", "</s>"],
+        "token_logprobs": [-0.5, -1.5, -0.125, -1.0],
         "top_logprobs": [
             {"He": -0.5, "Hi": -1.0},
             {r"bytes:\xa9": -0.25, r"bytes:\xc3": -1.5},
             {r"bytes:\xa9": -0.125, "token_id:0": -9999.0},
+            {"</s>": -1.0, "<unk>": -2.0},
         ],
-        "text_offset": [0, 2, 2],
+        "text_offset": [0, 2, 2, 3],
     }
     assert outputs.requests[0].generation.logprobs == 2
 
@@ -62,6 +64,7 @@ async def test_of_a_chat(served: Front, outputs: FakeBackend, streamed: bool) ->
         ("He", -0.5, [72, 101]),
         (r"bytes:\xc3", -1.5, [0xC3]),
         (r"bytes:\xa9", -0.125, [0xA9]),
+        ("</s>", -1.0, None),
     ]
     likely = tokens[2].top_logprobs
     assert [(one.token, one.logprob, one.bytes) for one in likely] == [

@@ -19,7 +19,7 @@ HOW = "speculative"
     ("path", "body", "param", "text"),
     [
         (COMPLETIONS, {}, "prompt", "prompt: it is required"),
-        (COMPLETIONS, {"prompt": ""}, "prompt", "it must have at least 1 character"),
+        (COMPLETIONS, {"prompt": []}, "prompt", "it must have at least 1 item"),
         (COMPLETIONS, {"prompt": [True]}, "prompt.0", "valid"),
         (COMPLETIONS, {"prompt": 5}, "prompt", "prompt: it must be a text, a list of token ids, or a list of either"),
         (
@@ -109,7 +109,7 @@ OBJECT = "it must be a JSON object"
         (b"{", JSON, "not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b"\xff", JSON, "not UTF-8"),
         (b"[" * 100_000, JSON, "nested too deeply"),
-        (b'{"prompt": "\\ud800"}', JSON, "unicode string"),
+        (b'{"prompt": "\\ud800"}', JSON, "it is not Unicode text"),
         (b'{"prompt": NaN}', JSON, "it must be a text, a list"),
     ],
 )

@@ -274,10 +274,11 @@ def same(record: type, body: Body) -> dict[str, Any]:
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    prompt: Text | Ids | Annotated[list[Text | Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), NO_BOOLEAN] | None = 16
     logprobs: Likely | None = None
     echo: StrictBool = False
+    add_special_tokens: StrictBool = Field(True, description="Those that every prompt begins with, before a text.")
     best_of: Whole | None = Field(None, description="Not served: must be n, or be left out.")
     suffix: Literal[""] | None = Field(None, description="Not served.")
 
@@ -416,7 +417,7 @@ class TokenizeBody(TemplateFields):
     """POST /tokenize: of a text, or of a chat."""
 
     model: str | None = Field(None, max_length=500)
-    prompt: Some | None = None
+    prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: StrictBool = Field(True, description="For a prompt; a chat template writes them itself.")
     return_token_strs: StrictBool = False

@@ -15,7 +15,7 @@ from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.timeline import Span
-from crossdraft.types.output import PromptToken
+from crossdraft.types.output import Names, PromptToken
 
 
 class Usage(BaseModel):
@@ -83,6 +83,7 @@ class Figures(BaseModel):
     branches_tried: int
     branches_hit: int
     drafter_lost: str
+    undrafted: str  # why the drafter stood aside the last time, or why there is no draft token
     drafters_lost: int
     targets_lost: int
 
@@ -451,10 +452,10 @@ def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
     """The token itself and the `count` most probable ids."""
     if token.log_probability is None:
         return None
-    each = [(token.id, token.raw, token.log_probability, token.rank)]
+    names, each = token.names, [(token.id, token.raw, token.log_probability, token.rank)]
     each += [(id, raw, value, rank) for rank, (id, raw, value) in enumerate(token.top[:count], 1) if id != token.id]
     return {
-        str(id): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=shown(id, raw))
+        str(id): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=shown(id, raw, names))
         for id, raw, value, rank in each
     }
 
@@ -471,10 +472,10 @@ def _traced(trace: Trace | None) -> dict[str, Any]:
 NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
 
 
-def shown(token: int, raw: bytes) -> str:
-    """A token as text, distinct for each token: its characters, else its bytes in OpenAI's spelling, else its id."""
+def shown(token: int, raw: bytes, names: Names = ()) -> str:
+    """A token as text: its characters, else its bytes in OpenAI's spelling, else its name, else its id."""
     if not raw:
-        return f"token_id:{token}"
+        return dict(names).get(token) or f"token_id:{token}"
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -485,16 +486,16 @@ def of_chat(tokens: Sequence[Token]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
             ChatToken(
-                **_likely(token.id, token.raw, token.log_probability),
-                top_logprobs=[LikelyToken(**_likely(*candidate)) for candidate in token.top],
+                **_likely(token.id, token.raw, token.log_probability, token.names),
+                top_logprobs=[LikelyToken(**_likely(*candidate, token.names)) for candidate in token.top],
             )
             for token in tokens
         ]
     )
 
 
-def _likely(token: int, raw: bytes, value: float | None) -> dict[str, Any]:
-    return {"token": shown(token, raw), "logprob": _finite(value), "bytes": list(raw) or None}
+def _likely(token: int, raw: bytes, value: float | None, names: Names) -> dict[str, Any]:
+    return {"token": shown(token, raw, names), "logprob": _finite(value), "bytes": list(raw) or None}
 
 
 def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int) -> CompletionLogprobs:
@@ -507,11 +508,11 @@ def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int
         offsets.append(offset)
         offset += len(token.text)
     return CompletionLogprobs(
-        tokens=[shown(token.id, token.raw) for token in tokens],
+        tokens=[shown(token.id, token.raw, token.names) for token in tokens],
         token_logprobs=[None if _first(token) else _finite(token.log_probability) for token in tokens],
         top_logprobs=[
-            None if _first(token) else {shown(other, raw): _finite(value) for other, raw, value in token.top[:count]}
-            for token in tokens
+            None if _first(one) else {shown(id, raw, one.names): _finite(value) for id, raw, value in one.top[:count]}
+            for one in tokens
         ],
         text_offset=offsets,
     )
