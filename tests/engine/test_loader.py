@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
@@ -31,6 +32,7 @@ def folder_of(path: Path, **changes: object) -> Path:
     """A tiny Llama with a byte-level tokenizer, as save_pretrained writes it."""
     letters = sorted(ByteLevel.alphabet())[: VOCABULARY - 1]
     tokenizer = Tokenizer(BPE({letter: place for place, letter in enumerate(letters)}, []))
+    tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
