@@ -26,7 +26,7 @@ from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.processes import HttpServer, Running, running
+from crossdraft.console.processes import HttpServer, Running, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -263,8 +263,9 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
     async def _maker(self, stack: AsyncExitStack, target: str, drafter: str) -> tuple[Maker, Running | None]:
         """What makes the outputs, and its process; None: this one."""
         if self.plan.over == PIPELINE:
-            plain = await stack.enter_async_context(connect(target))
-            return Pipelines(plain, await stack.enter_async_context(connect(target, drafter, needs_drafter=True))), None
+            plain = await stack.enter_async_context(connect(target, patience=patience()))
+            drafted = await stack.enter_async_context(connect(target, drafter, patience(), needs_drafter=True))
+            return Pipelines(plain, drafted), None
         try:
             import aiohttp
         except ModuleNotFoundError as error:

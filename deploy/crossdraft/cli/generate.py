@@ -9,10 +9,9 @@ from dataclasses import fields
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, running, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, patience, running, threads_each
 from crossdraft.console.running import CommandFailed, UsageError, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.grpc_client import Client
@@ -134,10 +133,10 @@ async def _with_services(
     request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
 ) -> None:
     with checked_options():
-        patience = Patience(target_seconds=where.target_wait_seconds)
+        waiting = patience(target_seconds=where.target_wait_seconds)
     async with (
         addresses(where.target, where.drafter, models, where.engine) as (target, drafter),
-        connect(target, drafter, patience, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
+        connect(target, drafter, waiting, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
         pipeline.run(request) as generation,
     ):
         await _show(request, generation, screen)
