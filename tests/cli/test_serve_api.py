@@ -225,5 +225,5 @@ for front in ("http", "grpc"):
 """
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
     http, grpc = done.stderr.splitlines()
-    assert "HTTP needs the extra `serve`: in the checkout, run pip install -c constraints.txt -e '.[serve]'" in http
+    assert "HTTP needs the extra `http`: in the checkout, run pip install -c constraints.txt -e '.[http]'" in http
     assert "--target must be HOST:PORT" in grpc

@@ -43,7 +43,7 @@ from crossdraft.serving.grpc_client import Client
 from crossdraft.verification.methods import method_named
 
 if TYPE_CHECKING:
-    import aiohttp  # of the extra `serve`, which a pipeline does without
+    import aiohttp  # of the extra `http`, which a pipeline does without
 
 CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
@@ -269,7 +269,7 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
         try:
             import aiohttp
         except ModuleNotFoundError as error:
-            raise CommandFailed(f"--over {self.plan.over} {needs_extra()}") from error
+            raise CommandFailed(f"--over {self.plan.over} {needs_extra('http')}") from error
         (server,) = await stack.enter_async_context(running([HttpServer(target, drafter, max_outputs=1024)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))

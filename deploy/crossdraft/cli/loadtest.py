@@ -164,7 +164,7 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
     try:
         from crossdraft.loadtest.http_client import HttpClient
     except ImportError as error:
-        raise CommandFailed(f"HTTP {needs_extra()}; or use gRPC (--over grpc, --server)") from error
+        raise CommandFailed(f"HTTP {needs_extra('http')}; or use gRPC (--over grpc, --server)") from error
     client = await stack.enter_async_context(HttpClient(base_url(url), key))
     await client.learn()
     return client
