@@ -21,6 +21,7 @@ FORMAT = 1
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
 WIDEST = 90  # characters of a column
+FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
 
@@ -99,6 +100,17 @@ def reach_of(report: Report) -> Iterator[str]:
     if power.first_token:
         yield f"- a forbidden first token of any prompt, of probability {max(power.first_token.values()):.1%}"
         yield f"- first tokens whose probabilities are wrong by {max(power.tilt.values()):.0%}, root mean square"
+
+
+def verdict_of(report: Report) -> str:
+    """What the audit comes to, where it found no fault."""
+    drafted = None if report.draft_tokens is None else report.draft_tokens[0]
+    doubt = "; the server does not say whether it drafted meanwhile" if drafted is None else ""
+    if drafted is not None and drafted < FEW_DRAFTED:
+        doubt = (
+            f", but with {drafted} draft tokens speculation was hardly tested: see that the server drafts, and ask more"
+        )
+    return f"No fault was found in what was checked{doubt}."
 
 
 def _table(title: str, *headings: str) -> Table:

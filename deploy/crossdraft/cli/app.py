@@ -135,12 +135,14 @@ def generate(
     where: WhereToGenerate,
     options: RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
+    verbose: bool = option(False, "Say what each of the figures means.", "--verbose", "-v"),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import generate as module
 
     rounds = options.num_speculative_tokens is not None
-    module.generate(module.request_of(prompt, options), where, as_json, rounds=rounds)
+    running = where.target is not None or where.server is not None
+    module.generate(module.request_of(prompt, options, running), where, as_json, rounds=rounds, verbose=verbose)
 
 
 @command(app, runs="crossdraft.cli.inspect:inspect")

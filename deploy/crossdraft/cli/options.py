@@ -197,11 +197,14 @@ class ApiOptions:
         None, f"A further name of the model in the API; {COMMAS}.", metavar="NAME"
     )
     api_keys: Path | None = option(
-        None, "File with a name and an API key on each line; by default no key is needed.", metavar="FILE"
+        None,
+        "File with a name and an API key of at least 16 characters on each line; by default no key is needed.",
+        metavar="FILE",
     )
     api_key: list[str] | None = option(
         None,
-        "An API key that clients must send; repeatable. Others on this machine can read the command line.",
+        "An API key that clients must send, of at least 16 characters; repeatable. Others on this machine can read the "
+        "command line.",
         metavar="KEY",
         envvar="CROSSDRAFT_API_KEY",
         show_envvar=True,
