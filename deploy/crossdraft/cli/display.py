@@ -24,6 +24,7 @@ LEGEND = (
     "bonus (while there was no draft token to judge)"
 )
 TAKEN = "taken from the draft"  # a row of figures
+POSITIONS = 8  # of a round, for which acceptance is shown
 MEANINGS = {  # of rows of figures
     "tokens": "accepted: agree with the draft; corrected: in place of a refused one; bonus: no draft token to judge",
     "passes of the target": "forward passes; a row miss is one more, where none of the guessed paths was right",
@@ -215,6 +216,7 @@ def taken(statistics: Statistics) -> str:
 
 
 def positions(statistics: Statistics) -> str:
-    """The share of draft tokens that agreed at each position of a round, of those that were verified there."""
+    """The share of draft tokens that agreed at each of a round's first positions, of those that were verified there."""
     shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
-    return " ".join(f"{share:.0%}" for share, judged in shares if judged)
+    shown = [f"{share:.0%}" for share, judged in shares if judged]
+    return " ".join(shown[:POSITIONS] + ["…"] * (len(shown) > POSITIONS))
