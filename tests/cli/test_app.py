@@ -2,10 +2,13 @@
 
 import ast
 import inspect
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from crossdraft.console.options import COMMAS, LISTED
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import Cli
 
+REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client")
 PROGRAM = f"""
 import sys
@@ -136,3 +140,29 @@ def test_addresses_with_commas_may_be_given_in_parts(cli: Cli, monkeypatch: pyte
     assert cli("generate", "--target", "a:1", "--target", "b:2,c:3").code == 0
     assert cli("generate").code == 0
     assert found == [("a:1,b:2,c:3", None), (None, None)]
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """The words of each command of ours in a document's blocks of shell."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    found = [shlex.split(line.replace("$'", "'"), comments=True) for line in lines]
+    ours = [words for words in found if "crossdraft" in words[:1] and not {"…", "&&", "|"} & {*words}]
+    return [words[1:] for words in ours if words[1:2] != ["COMMAND"]]
+
+
+@pytest.mark.parametrize("path", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=str)
+def test_commands_in_documents_can_be_typed(path: Path) -> None:
+    for words in commands_of(path):
+        parsed(*words)
+
+
+def test_the_readme_begins_with_a_few_figures_and_who_should_take_something_else() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", readme, re.MULTILINE)
+    assert headings[:3] == ["When to use it", "When not to use it", "What it gains"]
+    parts = dict(zip(headings, re.split(r"^## .*$", readme, flags=re.MULTILINE)[1:], strict=True))
+    assert len(re.findall(r"^\| ", parts["What it gains"], re.MULTILINE)) == 1 + 5
+    before = readme.partition("## Methods")[0]
+    assert [name for name in METHODS if f"`{name}`" in before] == []  # no method before it is explained
+    assert "inflated:" in parts["Your first own run"]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import isfinite
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ FORMAT = 1
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
 WIDEST = 90  # characters of a column
+TITLE = 120  # characters of a line of the picture's title that fits
 FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
@@ -132,7 +134,7 @@ def figure_of(report: Report) -> "Figure":
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     found = f"faults: {', '.join(report.result.faults)}" if report.result.faults else "no fault found"
-    figure.suptitle(f"{report.model} at {report.url}: {found}", fontsize=11)
+    figure.suptitle(fill(f"{report.model} at {report.url}: {found}", TITLE), fontsize=11)
     return figure
 
 

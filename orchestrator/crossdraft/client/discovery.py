@@ -51,7 +51,7 @@ class Probe:
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self._client = client
+        self._client: TargetClient | DrafterClient = client
         self._warned = False
         self._task = asyncio.create_task(self._meet(client, welcome))
 
