@@ -17,6 +17,7 @@ import typer
 from crossdraft.cli import app, generate
 from crossdraft.console import running
 from crossdraft.console.options import COMMAS, LISTED
+from crossdraft.serving.limits import MIN_LENGTH
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import Cli
 
@@ -166,3 +167,9 @@ def test_the_readme_begins_with_a_few_figures_and_who_should_take_something_else
     before = readme.partition("## Methods")[0]
     assert [name for name in METHODS if f"`{name}`" in before] == []  # no method before it is explained
     assert "inflated:" in parts["Your first own run"]
+
+
+@pytest.mark.parametrize("front", ["http", "grpc"])
+def test_the_help_says_how_long_a_key_must_be(cli: Cli, front: str) -> None:
+    shown = " ".join(cli("serve", front, "--help").out.split())
+    assert shown.count(f"at least {MIN_LENGTH} characters") == 2

@@ -81,7 +81,7 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
 def test_text_and_figures(cli: Cli, server: str) -> None:
     shown = cli("generate", "--server", server, *SHORT)
     assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
-    assert shown.err.startswith("slem, K = 5")
+    assert shown.err.startswith("\nslem, K = 5")
     alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
     assert alone["statistics"]["draft_tokens"] == 0
 

@@ -106,13 +106,11 @@ def reach_of(report: Report) -> Iterator[str]:
 
 def verdict_of(report: Report) -> str:
     """What the audit comes to, where it found no fault."""
-    drafted = None if report.draft_tokens is None else report.draft_tokens[0]
-    doubt = "; the server does not say whether it drafted meanwhile" if drafted is None else ""
-    if drafted is not None and drafted < FEW_DRAFTED:
-        doubt = (
-            f", but with {drafted} draft tokens speculation was hardly tested: see that the server drafts, and ask more"
-        )
-    return f"No fault was found in what was checked{doubt}."
+    found = "No fault was found in what was checked"
+    if report.draft_tokens is None:
+        return f"{found}; the server does not say whether it drafted meanwhile."
+    drafted = report.draft_tokens[0]
+    return found + f", but with {drafted} draft tokens speculation was hardly tested" * (drafted < FEW_DRAFTED) + "."
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -358,9 +358,8 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
     found: list[Ours | Theirs] = []
     if CROSSDRAFT in bench.plan.way:
         drafter = others.pop(0)
-        drafted = await stack.enter_async_context(
-            connect(target.address, drafter.address, patience(), needs_drafter=True)
-        )
+        pipeline = connect(target.address, drafter.address, patience(), needs_drafter=True)
+        drafted = await stack.enter_async_context(pipeline)
         found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))

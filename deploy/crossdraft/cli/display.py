@@ -32,14 +32,9 @@ MEANINGS = {  # of rows of figures
     TAKEN: "accepted, of those tokens for which a draft token was there in time",
     "draft tokens that agree": "with the output, a round of drafting; late: the target had decided by then",
     "... by position": "of a round's first draft token, of the second, and so on, where they were verified",
-    "in the drafter": "its forward passes; they overlap with the target's",
-    "in the target": "its forward passes",
-    "on the wire": "messages: network, encoding, queues",
-    "target idle": "it waited for a draft or a message",
-    "verification": "deciding what is accepted",
+    "in the drafter": "its forward passes, which overlap with the target's",
     "rewinds": "the drafter went back after a refusal; an epoch is the life of one draft",
     "prepared continuations": "drafted ahead, for the case that a draft token is refused",
-    "speculated passes": "begun on a second target before the first was back",
 }
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}

@@ -198,7 +198,7 @@ class ApiOptions:
     )
     api_keys: Path | None = option(
         None,
-        "File with a name and an API key of at least 16 characters on each line; by default no key is needed.",
+        "File with a name and an API key on each line, of at least 16 characters; by default no key is needed.",
         metavar="FILE",
     )
     api_key: list[str] | None = option(

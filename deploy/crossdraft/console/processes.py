@@ -206,10 +206,7 @@ def patience(**seconds: float) -> "Patience":
     """Of clients of services that may be this process's own: these are asked until they answer or end."""
     from crossdraft.rpc.clients import Patience
 
-    def lives(address: str) -> bool:
-        return address in _processes and _processes[address].returncode is None
-
-    return Patience(**seconds, lives=lives)
+    return Patience(**seconds, lives=lambda one: one in _processes and _processes[one].returncode is None)
 
 
 async def _start(wanted: Startable) -> StartedProcess:
