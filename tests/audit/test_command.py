@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from crossdraft.audit.checks import AuditPlan
+from crossdraft.audit.checks import AuditPlan, Result
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
+from crossdraft.audit.report import FEW_DRAFTED, Report, verdict_of
 from crossdraft.cli.audit import Audit
 from crossdraft.cli.options import LoadFiles
 from crossdraft.console.processes import STARTED
@@ -73,7 +74,12 @@ async def test_nothing_is_wrong_with_exact_methods(
     shown = capsys.readouterr().out
     assert "demo at http://127.0.0.1" in shown
     assert "FAULT" not in shown
-    assert re.search(r"Draft tokens meanwhile: [1-9][0-9,]*, accepted [1-9]", shown)
+    drafted = re.search(r"Draft tokens meanwhile: ([1-9][0-9,]*), accepted [1-9]", shown)
+    assert drafted
+    few = int(drafted[1].replace(",", "")) < FEW_DRAFTED
+    last = shown.splitlines()[-1]
+    assert last.startswith("No fault was found in what was checked")
+    assert ("speculation was hardly tested" in last) == few
     # `coupled` refuses seeds, as its output depends on timing.
     assert ("a request with a seed is refused" in shown) == (method == "coupled")
     assert files.json_file is not None
@@ -85,6 +91,20 @@ async def test_nothing_is_wrong_with_exact_methods(
     assert found["requests"] >= found["planned"] - (method == "coupled")
     assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
     assert files.picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("drafted", "said"),
+    [
+        ((41, 12), "No fault was found in what was checked, but with 41 draft tokens speculation was hardly tested"),
+        ((FEW_DRAFTED, 1), "No fault was found in what was checked."),
+        (None, "No fault was found in what was checked; the server does not say whether it drafted meanwhile."),
+    ],
+)
+def test_the_verdict_says_whether_speculation_was_tested(drafted: tuple[int, int] | None, said: str) -> None:
+    plan = AuditPlan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL)
+    counts = ("", "", "", "", "", 0, "", plan, 1, 1, 0)
+    assert verdict_of(Report(*counts, drafted, Result((), (), (), (), None, 0.0))).startswith(said)
 
 
 @pytest.mark.asyncio(loop_scope="module")

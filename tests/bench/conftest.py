@@ -18,7 +18,6 @@ from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
 from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, others_awaited, target_folder, unhurried  # noqa: F401 - fixtures
@@ -39,12 +38,6 @@ Measure = Callable[..., list[dict[str, Any]]]
 def figures(**counted: float) -> Statistics:
     """Of a generation with these, and nothing else."""
     return Statistics(**NOTHING | counted)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No benchmark gives a service up because the machine stands still for seconds."""
-    monkeypatch.setattr(workload, "SERVICE_PATIENCE", Patience(reply_seconds=workload.SERVICE_PATIENCE.reply_seconds))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
-from crossdraft.console import processes
 from crossdraft.rpc.clients import Patience
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
@@ -27,7 +26,6 @@ COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 def others_awaited(unhurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No service is done without because the machine is slow, or stands still for seconds."""
     monkeypatch.setattr(discovery, "OTHERS_SECONDS", Patience().describe_seconds)
-    monkeypatch.setattr(processes, "START_SECONDS", 600.0)
 
 
 @dataclass(frozen=True)

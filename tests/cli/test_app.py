@@ -2,17 +2,26 @@
 
 import ast
 import inspect
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from crossdraft.cli import app
+from crossdraft.cli import app, generate
 from crossdraft.console import running
+from crossdraft.console.options import COMMAS, LISTED
+from crossdraft.serving.limits import MIN_LENGTH
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import Cli
 
+REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client")
 PROGRAM = f"""
 import sys
@@ -73,3 +82,94 @@ def test_a_command_has_the_parameters_of_what_it_runs() -> None:
     for work, declared in named:
         module, _, function = work.partition(":")
         assert {*inspect.signature(getattr(import_module(module), function)).parameters} == declared, work
+
+
+def commands_in(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands_in(one, (*path, name))
+        else:
+            yield (*path, name), one
+
+
+COMMANDS = dict(commands_in(typer.main.get_command(app.app)))
+# Each value may have commas itself: a text, a key, a path, the addresses behind a name.
+WHOLE = {"--stop", "--bad-word", "--api-key", "--lora-modules", "--host", "--drafter", "--model"}
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    path = next(path for path in COMMANDS if words[: len(path)] == path)
+    options: dict[str, Any] = COMMANDS[path].make_context("", list(words[len(path) :])).params
+    return options
+
+
+def test_every_list_takes_commas_or_says_that_it_is_repeatable() -> None:
+    found = 0
+    for path, command in COMMANDS.items():
+        for one in command.params:
+            if getattr(one, "multiple", False) and COMMAS not in one.help:
+                listed = LISTED.fullmatch(one.metavar or "")  # a text with commas, which is also given in parts
+                assert listed or one.opts[0] in WHOLE, (path, one.opts)
+            found += COMMAS in (getattr(one, "help", None) or "")
+    assert found > 20
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("select", "--k", "1,3", "-k", "4"), "ks", [1, 3, 4]),
+        (("select", "--drafter", "bundled:drafter-a,127.0.0.1:1"), "drafter", ["bundled:drafter-a", "127.0.0.1:1"]),
+        (("demo", "--temperature=0,1"), "temperature", [0.0, 1.0]),
+        (("demo",), "temperature", [0.0, 0.8]),
+        (("generate", "--stop", "a,b"), "stop", ["a,b"]),
+        (("generate", "--logit-bias", "1:2,3:4"), "logit_bias", ["1:2", "3:4"]),
+        (("generate", "--stop-token-id", "1,2"), "stop_token_ids", [1, 2]),
+        (("bench", "throughput", "--configuration", "plain,assisted"), "way", ["plain", "assisted"]),
+    ],
+)
+def test_lists_are_separated_by_commas(words: tuple[str, ...], name: str, value: object) -> None:
+    assert parsed(*words)[name] == value
+
+
+def test_a_wrong_number_in_a_list_is_named(cli: Cli) -> None:
+    cli("select", "--k", "1,many").failed("'--num-speculative-tokens' / '--k' / '-k'")
+
+
+def test_addresses_with_commas_may_be_given_in_parts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str | None, str | None]] = []
+    monkeypatch.setattr(generate, "generate", lambda _, where, *__, **___: found.append((where.target, where.drafter)))
+    assert cli("generate", "--target", "a:1", "--target", "b:2,c:3").code == 0
+    assert cli("generate").code == 0
+    assert found == [("a:1,b:2,c:3", None), (None, None)]
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """The words of each command of ours in a document's blocks of shell."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    found = [shlex.split(line.replace("$'", "'"), comments=True) for line in lines]
+    ours = [words for words in found if "crossdraft" in words[:1] and not {"…", "&&", "|"} & {*words}]
+    return [words[1:] for words in ours if words[1:2] != ["COMMAND"]]
+
+
+@pytest.mark.parametrize("path", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=str)
+def test_commands_in_documents_can_be_typed(path: Path) -> None:
+    for words in commands_of(path):
+        parsed(*words)
+
+
+def test_the_readme_begins_with_a_few_figures_and_who_should_take_something_else() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", readme, re.MULTILINE)
+    assert headings[:3] == ["When to use it", "When not to use it", "What it gains"]
+    parts = dict(zip(headings, re.split(r"^## .*$", readme, flags=re.MULTILINE)[1:], strict=True))
+    assert len(re.findall(r"^\| ", parts["What it gains"], re.MULTILINE)) == 1 + 5
+    before = readme.partition("## Methods")[0]
+    assert [name for name in METHODS if f"`{name}`" in before] == []  # no method before it is explained
+    assert "inflated:" in parts["Your first own run"]
+
+
+@pytest.mark.parametrize("front", ["http", "grpc"])
+def test_the_help_says_how_long_a_key_must_be(cli: Cli, front: str) -> None:
+    shown = " ".join(cli("serve", front, "--help").out.split())
+    assert shown.count(f"at least {MIN_LENGTH} characters") == 2

@@ -1,6 +1,8 @@
 """`crossdraft deploy`, `status`, `undeploy`, as far as they go without a cluster."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,7 +49,7 @@ def test_where_no_cluster_is_that_is_said_at_once(cli: Cli, command: str) -> Non
 
 
 def test_a_head_that_says_nothing_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="the extra `serve` is not installed")
+    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -55,6 +57,19 @@ def test_a_head_that_says_nothing_is_named(cli: Cli, monkeypatch: pytest.MonkeyP
     assert (ended.code, ended.out) == (1, "")
     assert "the head of the Ray cluster does not answer at " in ended.err
     assert address.partition(":")[2] in ended.err
+
+
+@pytest.mark.parametrize("missing", [("ray",), ("ray", "yaml")])
+def test_without_the_extra_a_cluster_command_names_it(missing: tuple[str, ...]) -> None:
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+from crossdraft.cli.app import main
+main(["status", "--address", "127.0.0.1:1"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    needed = "a cluster needs the extra `cluster`: in the checkout, run pip install -c constraints.txt -e '.[cluster]'"
+    assert (done.returncode, done.stderr) == (1, f"crossdraft: {needed}\n")
 
 
 def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path: Path) -> None:
@@ -65,7 +80,7 @@ def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path:
 
 
 def test_who_runs_another_python_is_told_to_use_the_clusters(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
+    ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
 
     def init(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.11.2\n")

@@ -63,6 +63,9 @@ def test_acceptance_is_shown_by_position() -> None:
     assert positions(counted(never)) == ""
     never.round(3, 0, True)
     assert positions(counted(never)) == "0%"
+    long = Counts()
+    long.round(20, 20, False)
+    assert positions(counted(long)) == 8 * "100% " + "…"
 
 
 def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli import generate as module
 from crossdraft.cli.display import RATIOS
 from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
 from crossdraft.cli.options import WhereToGenerate
@@ -42,12 +43,20 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
     options = ("--seed", "5", *ROUNDS, *SHORT)
     shown = cli("generate", *pair, *options)
     assert shown.out == cli("generate", *pair, "--json", *options).records[-1]["text"] + "\n"
-    assert shown.err.startswith("seeded, K = 5")
+    assert shown.err.startswith("\nseeded, K = 5")  # a line of its own, also where the text comes late through a pipe
     names = ("tokens per pass", "from the draft", "tokens/s", "in the drafter", "on the wire", "idle", "bytes per")
     assert all(name in shown.err for name in names)
     assert re.search(r"ended +│ max tokens", shown.err)
+    words = cli("generate", *pair, "--verbose", *options).err
+    assert "\ntokens per pass: 1 without a drafter\n" in words
+    assert "1 without a drafter" not in shown.err
     full = cli("generate", *pair, *ROUNDS, "--max-tokens", "2000", "--ignore-eos", PROMPT)
     assert re.search(r"ended +│ context full", full.err)
+
+
+def test_an_unknown_method_is_refused_before_anything_is_started(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "running", lambda _: pytest.fail("a service was started"))
+    refused(cli, "unknown method 'guess'; choose one of standard, union", "generate", "--method", "guess", PROMPT)
 
 
 def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
@@ -81,7 +90,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--method", "guess"), "unknown method 'guess'; choose one of standard"),
+        (("--method", "guess"), "unknown method 'guess'; this pair of models can do union, tli, coupled"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
         (("-k", "0"), "num_speculative_tokens must be between 1 and"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),

@@ -30,7 +30,17 @@ def test_tables_for_people(cli: Cli, target_folder: Path, drafter_folder: Path) 
         "no",
         "yes",
     ]
-    for part in ("tokens that both have", "look-ahead", "special tokens", "encoded as unknown"):
+    assert other.splitlines()[-1].startswith(
+        "Different vocabularies: the drafter can be used, by default with `slem` and"
+    )
+    assert same.splitlines()[-1].startswith("One vocabulary: all methods can be used")
+    for part in (
+        "tokens that both have",
+        "look-ahead",
+        "special tokens",
+        "that the other can write",
+        "encoded as unknown",
+    ):
         assert part in other
 
 

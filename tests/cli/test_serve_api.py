@@ -81,7 +81,7 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
 def test_text_and_figures(cli: Cli, server: str) -> None:
     shown = cli("generate", "--server", server, *SHORT)
     assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
-    assert shown.err.startswith("slem, K = 5")
+    assert shown.err.startswith("\nslem, K = 5")
     alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
     assert alone["statistics"]["draft_tokens"] == 0
 
@@ -225,5 +225,5 @@ for front in ("http", "grpc"):
 """
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
     http, grpc = done.stderr.splitlines()
-    assert "HTTP needs the extra `serve`: in the checkout, run pip install -c constraints.txt -e '.[serve]'" in http
+    assert "HTTP needs the extra `http`: in the checkout, run pip install -c constraints.txt -e '.[http]'" in http
     assert "--target must be HOST:PORT" in grpc

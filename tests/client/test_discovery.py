@@ -328,8 +328,9 @@ class Reluctant:
     address = "here:1"
     service = "drafter at here:1"
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, lives: bool = False) -> None:
         self.asked = 0
+        self.patience = Patience(lives=lambda address: lives)
         self._failures = failures
 
     async def describe(self) -> Description:
@@ -360,6 +361,43 @@ async def test_it_asks_until_it_is_answered(caplog: pytest.LogCaptureFixture) ->
     assert client.asked == 4
     assert caplog.text.count("not yet; it is tried again") == 1
     assert "drafter at here:1 is there now" in caplog.text
+
+
+async def test_whose_process_lives_is_waited_for() -> None:
+    client = Reluctant(3, lives=True)
+
+    async def welcome(_: Reluctant, __: Description) -> None:
+        pass
+
+    probe = Probe(client, welcome)
+    await probe.tried
+    assert (client.asked, probe.error) == (4, None)
+    await probe.close()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_connecting_waits_for_a_drafter_while_its_process_lives(
+    target: TargetClient, drafter_model: RunningModel, taken: socket.socket, nowhere: str, lives: bool
+) -> None:
+    asked = []
+
+    def process(address: str) -> bool:
+        asked.append(address)
+        return lives and address == nowhere
+
+    pipeline = connect(target.address, nowhere, Patience(describe_seconds=0.05, lives=process), needs_drafter=True)
+    connecting = asyncio.create_task(pipeline.__aenter__())
+    if not lives:
+        with pytest.raises(ServiceError):
+            await connecting
+        return
+    await used(lambda: connecting.done() or asked.count(nowhere) > 3)  # it has failed that often
+    assert not connecting.done()
+    taken.close()
+    async with Server(DRAFTER, DrafterService(drafter_model), Listening(port=int(nowhere.rpartition(":")[2]))):
+        await connecting
+        assert pipeline.models.drafter is not None
+        await pipeline.__aexit__(None, None, None)
 
 
 async def test_who_is_strange_is_asked_until_it_is_not(caplog: pytest.LogCaptureFixture) -> None:

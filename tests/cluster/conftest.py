@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
     warnings.simplefilter("ignore")
-    pytest.importorskip("ray.serve", reason="the extra `serve` is not installed")
+    pytest.importorskip("ray.serve", reason="the extra `cluster` is not installed")
 SECONDS = 3600  # for a test, with the start of the cluster, which may be tried several times
 
 

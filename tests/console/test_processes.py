@@ -20,7 +20,7 @@ signal.pause()
 """
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + READY
 FAILED = "import sys; sys.exit('noise\\ncrossdraft: the reason')"
-SILENT = "import signal; signal.pause()"
+GONE = "pass"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ def alive(process: str) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+async def ended(address: str) -> None:
+    while True:
+        if not processes.patience().lives(address):
+            return
+        await asyncio.sleep(0)
 
 
 async def test_they_run_for_the_time_of_the_block() -> None:
@@ -83,8 +90,20 @@ async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: P
     assert not alive(note.read_text())
 
 
-async def test_one_that_is_never_ready_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "START_SECONDS", 0.05)
-    with pytest.raises(CommandFailed, match="the target is not ready after"):
-        async with running([wanted(SILENT)]):
+async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "NOTE_SECONDS", 0.001)
+    assert not processes.patience().lives("1")
+    async with running([wanted()]) as (found,):
+        assert processes.patience(target_seconds=7.0).target_seconds == 7
+        assert processes.patience().lives(found.address)
+        os.kill(found.process_id, signal.SIGKILL)
+        await ended(found.address)
+    assert "the target is still starting" in capsys.readouterr().err
+
+
+async def test_one_that_ends_while_it_is_waited_for_is_not_waited_for_any_more() -> None:
+    with pytest.raises(CommandFailed, match="the target did not start: it printed no error"):
+        async with running([wanted(GONE)]):
             raise AssertionError("it cannot have started")

@@ -16,6 +16,7 @@ from crossdraft.engine.names import bundled_names
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((REPOSITORY / "deploy/compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+CUDA = yaml.safe_load((REPOSITORY / "deploy/compose.cuda.yaml").read_text(encoding="utf-8"))["services"]
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -85,7 +86,8 @@ def test_the_requirements_of_the_image_are_the_projects(tmp_path: Path) -> None:
     assert script is not None
     source = script[1].replace("\\n", "\n").replace("/build/", f"{REPOSITORY}/").replace("sep='\n'", "sep=chr(10)")
     found = subprocess.run(["python3", "-c", source], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert {"grpcio>=1.85", "ray[serve]>=2.60"} <= set(found)
+    assert {"grpcio>=1.85", "fastapi>=0.165", "ray[serve]>=2.60"} <= set(found)
+    assert not [one for one in found if one.startswith("crossdraft")]  # it comes as the wheel
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -101,6 +103,35 @@ def test_models_are_there_and_asked_for_their_health_where_they_answer(name: str
     (model,) = options["model"]
     assert model in bundled_names()
     assert f":{options['metrics_port']}/metrics" in SERVICES[name]["healthcheck"]["test"][-1]
+
+
+def test_each_model_has_a_device_of_its_own_and_both_fit_one_gpu() -> None:
+    words = {name: " ".join(SERVICES[name]["command"]) for name in ("target", "drafter")}
+    for name, line in words.items():
+        for option, variable in (("device", "DEVICE"), ("gpu-memory-utilization", "SHARE"), ("model", "")):
+            assert f"--{option}=${{{f'{name.upper()}_{variable}'.rstrip('_')}:-" in line
+    target, drafter = (parsed(SERVICES[name]["command"]) for name in ("target", "drafter"))
+    assert target["gpu_memory_utilization"] < drafter["gpu_memory_utilization"] <= 0.9  # of all that is in use
+    assert CUDA["drafter"]["depends_on"] == {"target": {"condition": "service_healthy"}}  # so the target is first
+    assert CUDA["target"]["deploy"] == CUDA["drafter"]["deploy"]
+
+
+@pytest.mark.parametrize("name", ["target", "drafter"])
+def test_a_model_has_the_hubs_token_and_is_perhaps_a_folder_of_this_machine(name: str) -> None:
+    assert SERVICES[name]["environment"] == ["HF_TOKEN"]
+    home, folders = SERVICES[name]["volumes"]
+    assert (home, folders) == ("models:/home/crossdraft/models", "${MODELS:-models}:/models:ro")
+    assert "HF_HOME=/home/crossdraft/models" in of("ENV")[0].split()
+    assert "models" in COMPOSE["volumes"]
+
+
+def test_what_the_documents_set_is_read_by_the_compose_files() -> None:
+    files = [(REPOSITORY / "deploy" / f"compose{one}.yaml").read_text(encoding="utf-8") for one in ("", ".cuda")]
+    read = {*re.findall(r"\$\{(\w+):-", "".join(files)), "HF_TOKEN"}
+    said = (REPOSITORY / "docs" / "quick-start.md").read_text(encoding="utf-8").partition("## In containers")[2]
+    named = set(re.findall(r"\b([A-Z_]{4,})=", "".join(files) + said.partition("\n## ")[0]))
+    assert named <= read
+    assert {"TARGET_DEVICE", "DRAFTER_DEVICE", "TARGET", "DRAFTER", "HF_TOKEN", "MODELS"} <= read
 
 
 def test_the_front_finds_both_services_and_is_published_on_this_machine_only() -> None:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from crossdraft.console import processes
 from crossdraft.speculation.choice import Fixed
 from tests.endtoend.reference import Reference
 from tests.endtoend.stack import TARGET, Stack, serving
@@ -17,7 +16,6 @@ def unhurried() -> Iterator[None]:
     """No service is taken for lost because the machine stands still for seconds."""
     with pytest.MonkeyPatch.context() as patch:
         unhurry(patch)
-        patch.setattr(processes, "START_SECONDS", 600.0)
         yield
 
 

@@ -86,6 +86,21 @@ def test_what_must_not_be_overlooked() -> None:
     assert "1 requests were sent over 10 ms late, at most 500 ms" in notes[3]
 
 
+@pytest.mark.parametrize("spread", [1e-6, 0.02, 0.5, 10.0, 1e4])
+def test_every_axis_of_latencies_has_ticks_and_a_long_title_fits(spread: float) -> None:
+    runs = (
+        run_of("HTTP", None, *(at(number, 0.1 * number, 0.03 * (1 + spread * number / 19)) for number in range(20))),
+    )
+    models = ", ".join(f"{role} /home/somebody/models/a-folder-with-a-long-name" for role in ("target", "drafter"))
+    figure = plots.figure_of(LoadReport(replace(CONDITIONS, services=f"{models}; {models} at 20 ms, one way"), runs))
+    figure.draw_without_rendering()
+    title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
+    assert 0 <= title.x0 < title.x1 <= figure.bbox.width
+    for axes in figure.axes[:2]:
+        low, high = axes.get_xlim()
+        assert len([tick for tick in axes.get_xticks() if low <= tick <= high]) >= 3
+
+
 def test_a_picture_of_every_figure() -> None:
     figure = plots.figure_of(REPORT)
     titles = [axes.get_title(loc="left") for axes in figure.axes]

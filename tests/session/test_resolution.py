@@ -166,6 +166,16 @@ def test_requests_that_cannot_be(settings: dict[str, object], complaint: str) ->
         requested_method(GenerationRequest("x", **settings))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("drafter", "possible"), [("gpt2", ["standard", "union"]), ("llama2", ["union", "tli"])])
+def test_an_unknown_method_is_refused_with_those_that_the_pair_can_do(drafter: str, possible: list[str]) -> None:
+    with pytest.raises(RequestError, match=r"^unknown method 'magic'; this pair of models can do ") as raised:
+        resolve(GenerationRequest("x", "magic"), models(drafter=drafter))
+    names = str(raised.value).partition(" can do ")[2].split(", ")
+    assert names[:2] == possible
+    assert not {"rdk", "tokentiming"} & {*names}  # there is no affinity matrix; and it is not exact
+    assert raised.value.field == "method"
+
+
 def test_a_bias_is_for_an_id_that_the_target_has() -> None:
     options = SamplingOptions(logit_bias=((10**6, 1.0),))
     with pytest.raises(RequestError, match="logit_bias names id 1000000"):

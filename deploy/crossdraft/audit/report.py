@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import isfinite
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ FORMAT = 1
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
 WIDEST = 90  # characters of a column
+TITLE = 120  # characters of a line of the picture's title that fits
+FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
 
@@ -101,6 +104,15 @@ def reach_of(report: Report) -> Iterator[str]:
         yield f"- first tokens whose probabilities are wrong by {max(power.tilt.values()):.0%}, root mean square"
 
 
+def verdict_of(report: Report) -> str:
+    """What the audit comes to, where it found no fault."""
+    found = "No fault was found in what was checked"
+    if report.draft_tokens is None:
+        return f"{found}; the server does not say whether it drafted meanwhile."
+    drafted = report.draft_tokens[0]
+    return found + f", but with {drafted} draft tokens speculation was hardly tested" * (drafted < FEW_DRAFTED) + "."
+
+
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
@@ -120,7 +132,7 @@ def figure_of(report: Report) -> "Figure":
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     found = f"faults: {', '.join(report.result.faults)}" if report.result.faults else "no fault found"
-    figure.suptitle(f"{report.model} at {report.url}: {found}", fontsize=11)
+    figure.suptitle(fill(f"{report.model} at {report.url}: {found}", TITLE), fontsize=11)
     return figure
 
 

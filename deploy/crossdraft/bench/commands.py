@@ -15,7 +15,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from crossdraft.console import options
-from crossdraft.console.options import option
+from crossdraft.console.options import COMMAS, option
 from crossdraft.console.processes import DEFAULT_DRAFTER, STARTED, EngineOptions
 from crossdraft.console.running import METHODS
 
@@ -88,12 +88,12 @@ OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bun
 Drafters = Annotated[
     tuple[str, ...],
     Option(
-        "--drafter", help="A folder, a hub id, or bundled:NAME; repeatable. `standard` takes the target's own model."
+        "--drafter", help=f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model."
     ),
 ]
 Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
-Methods = Annotated[tuple[str, ...], Option("--method", help="Repeatable.")]
-Temperatures = Annotated[tuple[float, ...], Option("--temperature", help="Repeatable.")]
+Methods = Annotated[tuple[str, ...], Option("--method", help=f"Names, {COMMAS}.")]
+Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
 Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
 PaceTarget = Annotated[
@@ -104,7 +104,7 @@ PaceDrafter = Annotated[
 ]
 Affinities = Annotated[
     tuple[str, ...],
-    Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
+    Option("--affinity", metavar="NAME=FILE", help=f"A drafter's file of `crossdraft affinity`; {COMMAS}."),
 ]
 CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
 DRAFT_TOKENS = ("--num-speculative-tokens", "--k", "-k")
@@ -127,9 +127,9 @@ class SettingsPlan(PromptsPlan):
     drafter: Drafters = tuple(DRAFTERS)
     methods: Methods = METHODS
     temperatures: Temperatures = (0.0, 0.6, 1.0)
-    k: tuple[int, ...] = option((5,), "Draft tokens in a round; repeatable.", *DRAFT_TOKENS)
+    k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", *DRAFT_TOKENS)
     tree: tuple[int, ...] = option(
-        (0,), "Nodes of a draft tree of depth k; repeatable. 0: a chain.", "--tree-nodes", min=0, max=63
+        (0,), f"Nodes of a draft tree of depth k; {COMMAS}. 0: a chain.", "--tree-nodes", min=0, max=63
     )
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
@@ -173,7 +173,7 @@ class PruningPlan(AcceptancePlan):
     drafter: Drafters = tuple(DRAFTERS[:2])
     methods: Methods = ("slem",)
     temperatures: Temperatures = (0.0,)
-    share: tuple[float, ...] = option((0.5, 0.25, 0.125, 0.0625), "Share of the vocabulary to keep; repeatable.")
+    share: tuple[float, ...] = option((0.5, 0.25, 0.125, 0.0625), f"Share of the vocabulary to keep; {COMMAS}.")
     corpus: Path | None = option(None, "Text whose tokens are counted; by default Python's own sources.")
 
 
@@ -204,7 +204,7 @@ class ControllerPlan:
     are, at temperatures 0 and 0.8, with those numbers of outputs that are at most 4.
     """
 
-    scenario: tuple[str, ...] = option(("grid",), "grid, bad, short, turning, load or pair; repeatable.")
+    scenario: tuple[str, ...] = option(("grid",), f"grid, bad, short, turning, load or pair; {COMMAS}.")
     target: str = option(f"inflated:8x1024:{TARGET}", "Of pair: a folder, a hub id, or bundled:NAME.")
     drafter: str = option(DRAFTERS[1], "Of pair, likewise.")
     prompts: Path = option(PromptsPlan.prompts, "Of pair: JSON lines, each with a text.")
@@ -229,7 +229,7 @@ class ThroughputPlan(PromptsPlan):
 
     drafter: OneDrafter = DRAFTER
     way: tuple[str, ...] = option(
-        ("crossdraft", "plain", "generate_batch", "assisted"), "Repeatable.", "--configuration", "--way"
+        ("crossdraft", "plain", "generate_batch", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way"
     )
     concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
@@ -239,7 +239,7 @@ class ThroughputPlan(PromptsPlan):
     temperature: float = option(0.0, "0 is greedy.", min=0)
     method: Method = None
     cache_mib: CacheMib = 512
-    threads: tuple[int, ...] = option((1,), "Threads of transformers; repeatable.", min=1)
+    threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
     dtype: str = option("float32", "float32, bfloat16 or float16.")
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
@@ -310,7 +310,7 @@ class DataplanePlan:
     method: str = option("slem", "The method; a seed is given to `seeded` only.")
     temperature: float = option(0.0, "Sampling temperature.", min=0.0)
     over: str = option("pipeline", "pipeline: in this process; http or grpc: streamed from a server.")
-    outputs: tuple[int, ...] = option((1, 4, 16, 64), "Outputs at once; repeatable.")
+    outputs: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.")
     max_tokens: int = option(192, "Tokens of each output.", min=1)
     target_pace: str = option("8,0.02", "A pass of n tokens takes A + B n ms.", metavar="A,B")
     drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")

@@ -44,7 +44,7 @@ from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, prompts_of, request_of
 from crossdraft.client import GenerationRequest, Pipeline, connect
-from crossdraft.console.processes import EngineOptions, Wanted
+from crossdraft.console.processes import EngineOptions, Wanted, patience
 from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
@@ -183,7 +183,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
             options = ModelOptions(folder, budget=FREE_MIB, threads=1, emulation=Emulation(logit_noise=noise))
             async with (
                 await drafter_server(ServeDrafter(options, AT_ONCE)) as drafter,
-                connect(target.address, drafter.address, needs_drafter=True) as pipeline,
+                connect(target.address, drafter.address, patience(), needs_drafter=True) as pipeline,
             ):
                 for method in methods:
                     found[method].append(await _acceptance(pipeline, method))
@@ -301,9 +301,9 @@ class Floor:
         tokens = round(1000 * self.plan.seconds / ((given.pass_ms or PAIR_MS) + OUTPUT_MS * given.outputs))
         prompts = prompts_of(self.plan.prompts, None) if given.scenario == "pair" else ()
         async with (
-            connect(target) as plain,
-            connect(target, drafter, needs_drafter=True) as auto,
-            connect(target, drafter, needs_drafter=True) as fixed,
+            connect(target, patience=patience()) as plain,
+            connect(target, drafter, patience(), needs_drafter=True) as auto,
+            connect(target, drafter, patience(), needs_drafter=True) as fixed,
         ):
             pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
             stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines, prompts)

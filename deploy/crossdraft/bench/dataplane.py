@@ -26,7 +26,7 @@ from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.processes import HttpServer, Running, running
+from crossdraft.console.processes import HttpServer, Running, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -43,7 +43,7 @@ from crossdraft.serving.grpc_client import Client
 from crossdraft.verification.methods import method_named
 
 if TYPE_CHECKING:
-    import aiohttp  # of the extra `serve`, which a pipeline does without
+    import aiohttp  # of the extra `http`, which a pipeline does without
 
 CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
@@ -263,12 +263,13 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
     async def _maker(self, stack: AsyncExitStack, target: str, drafter: str) -> tuple[Maker, Running | None]:
         """What makes the outputs, and its process; None: this one."""
         if self.plan.over == PIPELINE:
-            plain = await stack.enter_async_context(connect(target))
-            return Pipelines(plain, await stack.enter_async_context(connect(target, drafter, needs_drafter=True))), None
+            plain = await stack.enter_async_context(connect(target, patience=patience()))
+            drafted = await stack.enter_async_context(connect(target, drafter, patience(), needs_drafter=True))
+            return Pipelines(plain, drafted), None
         try:
             import aiohttp
         except ModuleNotFoundError as error:
-            raise CommandFailed(f"--over {self.plan.over} {needs_extra()}") from error
+            raise CommandFailed(f"--over {self.plan.over} {needs_extra('http')}") from error
         (server,) = await stack.enter_async_context(running([HttpServer(target, drafter, max_outputs=1024)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))

@@ -15,7 +15,7 @@ from crossdraft.bench.commands import PrefillPlan
 from crossdraft.bench.harness import MILLISECONDS, Benchmark, Table, on_core
 from crossdraft.bench.models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
-from crossdraft.console.processes import Wanted, running
+from crossdraft.console.processes import Wanted, patience, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
@@ -61,7 +61,7 @@ class Prefill(Benchmark[PrefillPlan, Arrival]):
                 raise UsageError(f"{error}; give a model with a context of {self.context} tokens") from error
             options = ("--max-model-len", str(self.context), "--cache-mib", str(self.plan.cache_mib))
             (target,) = await stack.enter_async_context(running([Wanted("target", name, 1, options, on_core(0))]))
-            pipeline = await stack.enter_async_context(connect(target.address))
+            pipeline = await stack.enter_async_context(connect(target.address, patience=patience()))
             freeze_heap()
             for number in range(self.total):
                 found = await arrival(pipeline, self, number)

@@ -33,7 +33,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import Running, Startable, Wanted, running
+from crossdraft.console.processes import Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -354,11 +354,12 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
     """
     wanted = [*served(bench), *(transformers_process(bench, *one) for one in bench.theirs)]
     target, *others = await stack.enter_async_context(running(wanted))
-    plain = await stack.enter_async_context(connect(target.address))
+    plain = await stack.enter_async_context(connect(target.address, patience=patience()))
     found: list[Ours | Theirs] = []
     if CROSSDRAFT in bench.plan.way:
         drafter = others.pop(0)
-        drafted = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
+        pipeline = connect(target.address, drafter.address, patience(), needs_drafter=True)
+        drafted = await stack.enter_async_context(pipeline)
         found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))

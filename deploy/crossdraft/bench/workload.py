@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 from crossdraft.bench.commands import PromptsPlan, SettingsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.loadtest.requests import read
-from crossdraft.rpc.clients import Patience
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.verification.methods import method_named
 
-SERVICE_PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
+REPLY_SECONDS = 600.0  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
@@ -155,12 +154,12 @@ async def pipelines_of(
     Raises:
         CommandFailed: a service does not start.
     """
-    threads = threads_each(2)
+    threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
     async with running([Wanted("target", target, threads, engine=engine)]) as (verifying,):
         for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
             async with (
                 running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,),
-                connect(verifying.address, drafting.address, SERVICE_PATIENCE, needs_drafter=True) as pipeline,
+                connect(verifying.address, drafting.address, waiting, needs_drafter=True) as pipeline,
             ):
                 for setting in alike:
                     yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)

@@ -38,7 +38,7 @@ from crossdraft.cli.options import (
     Temperature,
     WhereToGenerate,
 )
-from crossdraft.console.options import command, option
+from crossdraft.console.options import COMMAS, command, option
 from crossdraft.console.processes import DEMO, STARTED, EngineOptions
 from crossdraft.console.running import CommandFailed, Interrupted
 
@@ -118,7 +118,7 @@ def demo(
     prompt: Prompt = None,
     k: int = option(6, "Draft tokens in a lock-step round.", "--num-speculative-tokens", "-k"),
     max_tokens: MaxTokens = 30,
-    temperature: list[float] = option([0.0, 0.8], "Sampling temperature, 0 is greedy; repeatable."),
+    temperature: list[float] = option([0.0, 0.8], f"Sampling temperature, 0 is greedy; {COMMAS}."),
     seed: int = option(14, "Random seed of both generations, so that their texts must be equal."),
     engine: EngineOptions = DEMO,
 ) -> None:
@@ -135,12 +135,14 @@ def generate(
     where: WhereToGenerate,
     options: RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
+    verbose: bool = option(False, "Say what each of the figures means.", "--verbose", "-v"),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import generate as module
 
     rounds = options.num_speculative_tokens is not None
-    module.generate(module.request_of(prompt, options), where, as_json, rounds=rounds)
+    running = where.target is not None or where.server is not None
+    module.generate(module.request_of(prompt, options, running), where, as_json, rounds=rounds, verbose=verbose)
 
 
 @command(app, runs="crossdraft.cli.inspect:inspect")
@@ -183,15 +185,17 @@ def check(
 @command(app)
 def select(
     target: str = option("bundled:target", "A folder, a hub id, bundled:NAME, or HOST:PORT."),
-    drafter: list[str] = option(commands.DRAFTERS[:2], "A folder, a hub id, bundled:NAME, or HOST:PORT; repeatable."),
+    drafter: list[str] = option(commands.DRAFTERS[:2], f"A folder, a hub id, bundled:NAME, or HOST:PORT; {COMMAS}."),
     prompts: Path | None = option(
         None, "Prompts like those that will be served: JSON lines, each with a `text`.", metavar="FILE"
     ),
     limit: int = option(4, "Max prompts to use.", min=2),
-    method: list[str] | None = option(None, "Repeatable; by default those that suit the temperature."),
+    method: list[str] | None = option(
+        None, f"Methods to measure, {COMMAS}; by default those that suit the temperature."
+    ),
     ks: list[int] | None = option(
         None,
-        "Numbers of draft tokens in a round to choose from; repeatable. "
+        f"Numbers of draft tokens in a round to choose from; {COMMAS}. "
         "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
         "--num-speculative-tokens",
         "--k",

@@ -30,7 +30,7 @@ try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
     from crossdraft.audit.checks import audit as run_audit
     from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
-    from crossdraft.audit.report import Report, figure_of, plain, reach_of, tables_of
+    from crossdraft.audit.report import Report, figure_of, plain, reach_of, tables_of, verdict_of
 except ImportError as absent:
     raise UsageError(f"an audit {needs_extra('audit')} ({absent})") from absent
 
@@ -136,3 +136,4 @@ class Audit:
             raise CannotBeAudited("nothing is checked")
         if report.result.faults:
             raise CommandFailed(f"faults were found: {', '.join(report.result.faults)}")
+        print(verdict_of(report))

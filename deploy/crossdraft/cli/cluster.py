@@ -15,9 +15,13 @@ import grpc
 from rich.table import Table
 
 from crossdraft.cli.options import check_address
-from crossdraft.cluster.config import Configuration, ConfigurationError, check_security, load
 from crossdraft.console.running import CommandFailed, UsageError, needs_extra, print_whole
 
+MISSING = f"a cluster {needs_extra('cluster')}"
+try:
+    from crossdraft.cluster.config import Configuration, ConfigurationError, check_security, load
+except ModuleNotFoundError as absent:
+    raise CommandFailed(MISSING) from absent
 if TYPE_CHECKING:
     from crossdraft.cluster.deploy import Deployed
 
@@ -118,13 +122,13 @@ def _read(path: Path) -> Configuration:
 @contextmanager
 def _cluster(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
     try:
         import ray
         from ray._private.services import canonicalize_bootstrap_address
         from ray.exceptions import AuthenticationError
     except ImportError as error:
-        raise CommandFailed(f"a cluster {needs_extra()}") from error
+        raise CommandFailed(MISSING) from error
+    _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
     try:
         _check_answers(canonicalize_bootstrap_address(address))
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)

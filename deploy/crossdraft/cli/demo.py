@@ -9,7 +9,7 @@ from rich.text import Text
 from crossdraft.cli.display import STYLES, TAKEN, VISIBLE, legend, rows_of
 from crossdraft.cli.generate import addresses, read_prompt
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
-from crossdraft.console.processes import DEMO, EngineOptions, ModelNames
+from crossdraft.console.processes import DEMO, EngineOptions, ModelNames, patience
 from crossdraft.console.running import PlainConsole, checked_options, run_to_end
 from crossdraft.text.letters import common_length
 
@@ -76,8 +76,8 @@ async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) ->
     found = []
     async with (
         addresses(None, None, MODELS, engine) as (target, drafter),
-        connect(target, drafter, needs_drafter=True) as pipeline,
-        connect(target) as alone,
+        connect(target, drafter, patience(), needs_drafter=True) as pipeline,
+        connect(target, patience=patience()) as alone,
     ):
         rounds = f"lock-step rounds of {requests[0].num_speculative_tokens} draft tokens"
         notes.print(f"generating with the drafter ({rounds}) and without, {TURNS} times in turns", soft_wrap=True)

@@ -24,6 +24,18 @@ LEGEND = (
     "bonus (while there was no draft token to judge)"
 )
 TAKEN = "taken from the draft"  # a row of figures
+POSITIONS = 8  # of a round, for which acceptance is shown
+MEANINGS = {  # of rows of figures
+    "tokens": "accepted: agree with the draft; corrected: in place of a refused one; bonus: no draft token to judge",
+    "passes of the target": "forward passes; a row miss is one more, where none of the guessed paths was right",
+    "tokens per pass": "1 without a drafter",
+    TAKEN: "accepted, of those tokens for which a draft token was there in time",
+    "draft tokens that agree": "with the output, a round of drafting; late: the target had decided by then",
+    "... by position": "of a round's first draft token, of the second, and so on, where they were verified",
+    "in the drafter": "its forward passes, which overlap with the target's",
+    "rewinds": "the drafter went back after a refusal; an epoch is the life of one draft",
+    "prepared continuations": "drafted ahead, for the case that a draft token is refused",
+}
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
@@ -31,10 +43,13 @@ VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\
 class TextScreen:
     """Text on stdout, coloured on a terminal and unchanged elsewhere; legend and figures on stderr."""
 
-    def __init__(self, out: Console | None = None, notes: Console | None = None, audit: bool = False) -> None:
+    def __init__(
+        self, out: Console | None = None, notes: Console | None = None, audit: bool = False, verbose: bool = False
+    ) -> None:
         self._out = out or PlainConsole(highlight=False)
         self._notes = notes or PlainConsole(stderr=True, highlight=False)
         self._audit = audit  # whether to show the audit, also if it checked nothing
+        self._verbose = verbose  # whether to say what the figures mean
 
     def begin(self, prompt: str) -> None:
         """On a terminal the prompt comes first."""
@@ -47,11 +62,14 @@ class TextScreen:
     def end(self, generation: Generated, max_tokens: int) -> None:
         """The figures, with why the output ended."""
         self._out.print()
+        self._notes.print()  # text that goes through a pipe may come late: the figures have a line of their own
         if self._out.color_system is not None:
             self._notes.print(legend())
         if generation.statistics is not None:
             ended = ending(generation.reason, generation.statistics.tokens, max_tokens)
             self._notes.print(figures(generation.statistics, self._audit, ended))
+            for line in meanings(generation.statistics) if self._verbose else ():
+                self._notes.print(Text(line), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
             self._notes.print(Text(line), soft_wrap=True)
 
@@ -107,6 +125,12 @@ def ending(reason: Reason | None, tokens: int, max_tokens: int) -> str:
     if reason is Reason.LENGTH:
         return "context full" if tokens < max_tokens else "max tokens"
     return "end of sequence, or what was to stop it" if reason is Reason.STOP else ""
+
+
+def meanings(statistics: Statistics) -> list[str]:
+    """What the figures of a generation mean, a line each."""
+    names = [name for name, _ in rows_of(statistics) + events_of(statistics)]
+    return [f"{name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
 
 
 def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Table:
@@ -197,6 +221,7 @@ def taken(statistics: Statistics) -> str:
 
 
 def positions(statistics: Statistics) -> str:
-    """The share of draft tokens that agreed at each position of a round, of those that were verified there."""
+    """The share of draft tokens that agreed at each of a round's first positions, of those that were verified there."""
     shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
-    return " ".join(f"{share:.0%}" for share, judged in shares if judged)
+    shown = [f"{share:.0%}" for share, judged in shares if judged]
+    return " ".join(shown[:POSITIONS] + ["…"] * (len(shown) > POSITIONS))

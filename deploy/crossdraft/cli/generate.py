@@ -9,10 +9,9 @@ from dataclasses import fields
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, running, threads_each
-from crossdraft.console.running import CommandFailed, UsageError, checked_options, run_to_end
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, patience, running, threads_each
+from crossdraft.console.running import METHODS, CommandFailed, UsageError, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.grpc_client import Client
@@ -22,8 +21,8 @@ DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 ROUND = "num_speculative_tokens"  # an option whose default is that of requests
 
 
-def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest:
-    """What the options ask for; raises UsageError."""
+def request_of(prompt: str | None, options: RequestOptions, running: bool = False) -> GenerationRequest:
+    """What the options ask for; `running` services say which methods they know. Raises UsageError."""
     given = {name: value for name, value in vars(options).items() if (name, value) != (ROUND, None)}
     with checked_options():
         changed = {
@@ -36,7 +35,8 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
             ),
         }
         request = GenerationRequest(read_prompt(prompt), **named(GenerationRequest, given | changed))
-        requested_method(request)  # refuses, before anything is started, what no pair of models could do
+        if not (running and request.method not in METHODS):
+            requested_method(request)  # refuses, before anything is started, what no pair of models could do
     return request
 
 
@@ -46,6 +46,7 @@ def generate(
     as_json: bool,
     models: ModelNames | None = None,
     rounds: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Generates and shows it.
 
@@ -55,13 +56,14 @@ def generate(
         as_json: print JSON.
         models: that are started if no address is given.
         rounds: -k was given.
+        verbose: say what the figures mean.
 
     Raises:
         UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
             such model or drafter.
         CommandFailed: a service or server cannot be reached or started, or fails.
     """
-    screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
+    screen = JsonScreen() if as_json else TextScreen(audit=request.audit, verbose=verbose)
     if where.server is None:
         _check_for_services(where)
         work = _with_services(request, where, screen, models or ModelNames())
@@ -134,10 +136,10 @@ async def _with_services(
     request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
 ) -> None:
     with checked_options():
-        patience = Patience(target_seconds=where.target_wait_seconds)
+        waiting = patience(target_seconds=where.target_wait_seconds)
     async with (
         addresses(where.target, where.drafter, models, where.engine) as (target, drafter),
-        connect(target, drafter, patience, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
+        connect(target, drafter, waiting, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
         pipeline.run(request) as generation,
     ):
         await _show(request, generation, screen)

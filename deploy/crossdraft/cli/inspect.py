@@ -37,6 +37,20 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> No
     console.print(_summary(report))
     console.print(_checks(report))
     console.print(_lengths(report))
+    console.print(verdict(report), soft_wrap=True)
+
+
+def verdict(report: CompatibilityReport) -> str:
+    """What the report comes to."""
+    measured = "`crossdraft select` measures what the drafter gains."
+    if report.same_vocabulary:
+        return f"One vocabulary: all methods can be used, `standard` is the default of sampling. {measured}"
+    unwritten = 1 - report.target_written_by_drafter
+    never = f"; it never drafts the {unwritten:.1%} of the target's tokens that it cannot write" * (unwritten > 0)
+    return (
+        f"Different vocabularies: the drafter can be used, by default with `slem` and `seeded`{never}. Methods for "
+        f"shared tokens (`tli`) can draft {report.sample.target_tokens:.1%} of the sample's tokens. {measured}"
+    )
 
 
 def _sample(path: Path | None) -> str:

@@ -29,7 +29,7 @@ from crossdraft.cli.options import (
 )
 from crossdraft.client import connect
 from crossdraft.client.api import software
-from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Running, base_url, running
+from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Running, base_url, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -164,7 +164,7 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
     try:
         from crossdraft.loadtest.http_client import HttpClient
     except ImportError as error:
-        raise CommandFailed(f"HTTP {needs_extra()}; or use gRPC (--over grpc, --server)") from error
+        raise CommandFailed(f"HTTP {needs_extra('http')}; or use gRPC (--over grpc, --server)") from error
     client = await stack.enter_async_context(HttpClient(base_url(url), key))
     await client.learn()
     return client
@@ -172,10 +172,10 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
 
 async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> LoadClient:
     """A pipeline of this process, and one without a drafter; raises ServiceError."""
-    plain = await stack.enter_async_context(connect(targets, tls=tls))
+    plain = await stack.enter_async_context(connect(targets, patience=patience(), tls=tls))
     if not drafters:
         return PipelineClient(plain, plain)
-    drafted = await stack.enter_async_context(connect(targets, drafters, needs_drafter=True, tls=tls))
+    drafted = await stack.enter_async_context(connect(targets, drafters, patience(), needs_drafter=True, tls=tls))
     return PipelineClient(drafted, plain)
 
 

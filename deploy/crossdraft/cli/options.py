@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from crossdraft.console.options import option
+from crossdraft.console.options import COMMAS, option
 from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
 from crossdraft.console.running import METHODS, PICTURES, UsageError, check_output, checked_options
 from crossdraft.serving.logs import LogFormat, LogLevel
@@ -181,8 +181,7 @@ class ApiOptions:
     """What the HTTP and the gRPC API have in common: what they generate with, for whom, and how much."""
 
     target: Annotated[
-        list[str],
-        typer.Option(metavar="HOST:PORT,...", help="Targets, all of the same model; comma-separated or repeated."),
+        list[str], typer.Option(metavar="HOST:PORT,...", help=f"Targets, all of the same model; {COMMAS}.")
     ]
     model: Annotated[list[str], typer.Option(metavar="NAME", help="Name of the model in the API.")]
     drafter: list[str] | None = option(
@@ -191,18 +190,21 @@ class ApiOptions:
         metavar="NAME=HOST:PORT,...",
     )
     untrusted_drafter: list[str] | None = option(
-        None, "Use this drafter only with methods whose output no drafter can change; repeatable.", metavar="NAME"
+        None, f"Use this drafter only with methods whose output no drafter can change; {COMMAS}.", metavar="NAME"
     )
     host: Host = "127.0.0.1"
     served_model_name: list[str] | None = option(
-        None, "A further name of the model in the API; repeatable.", metavar="NAME"
+        None, f"A further name of the model in the API; {COMMAS}.", metavar="NAME"
     )
     api_keys: Path | None = option(
-        None, "File with a name and an API key on each line; by default no key is needed.", metavar="FILE"
+        None,
+        "File with a name and an API key on each line, of at least 16 characters; by default no key is needed.",
+        metavar="FILE",
     )
     api_key: list[str] | None = option(
         None,
-        "An API key that clients must send; repeatable. Others on this machine can read the command line.",
+        "An API key that clients must send, of at least 16 characters; repeatable. Others on this machine can read the "
+        "command line.",
         metavar="KEY",
         envvar="CROSSDRAFT_API_KEY",
         show_envvar=True,
@@ -306,10 +308,10 @@ class RequestOptions:
     bad_words: list[str] | None = option(
         None, "A text that the output must not contain; repeatable.", "--bad-word", metavar="TEXT"
     )
-    logit_bias: list[str] | None = option(None, "Added to the logit of a token; repeatable.", metavar="ID:BIAS")
+    logit_bias: list[str] | None = option(None, f"Added to the logit of a token; {COMMAS}.", metavar="ID:BIAS")
     stop: list[str] | None = option(None, "End the output before this text; repeatable.", metavar="TEXT")
     stop_token_ids: list[int] | None = option(
-        None, "End the output after this token; repeatable.", "--stop-token-id", metavar="ID"
+        None, f"End the output after this token; {COMMAS}.", "--stop-token-id", metavar="ID"
     )
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token.", "--ignore-eos")
     drafter_temperature: float | None = option(None, "Temperature of the drafter; by default the target's.")
@@ -399,7 +401,7 @@ class StartedServices:
     delay_ms: str | None = option(
         None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
     )
-    over: list[Over] = option([Over.HTTP], "Which API of the started server is tested; repeatable.")
+    over: list[Over] = option([Over.HTTP], f"Which API of the started server is tested; {COMMAS}.")
     compare: bool = option(False, "Compare with generation in this process, without a server.", "--compare")
     target_model: str = option(ModelNames.target, "Target to start: a folder, a hub id, or bundled:NAME.")
     drafter_model: str = option(ModelNames.drafter, "Drafter to start: a folder, a hub id, or bundled:NAME.")

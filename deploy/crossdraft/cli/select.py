@@ -18,7 +18,7 @@ from statistics import stdev
 from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting, Skipped
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, running, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     ProgressCounter,
@@ -99,11 +99,14 @@ async def _select(selection: Selection, as_json: bool) -> None:
     skipped: list[Skipped] = []
     total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
     with counted(total, "measuring") as advance:
-        async with _running("target", selection.target, selection.engine) as target, connect(target) as plain:
+        async with (
+            _running("target", selection.target, selection.engine) as target,
+            connect(target, patience=patience()) as plain,
+        ):
             for name in selection.drafters:
                 async with (
                     _running("drafter", name, selection.engine) as drafter,
-                    connect(target, drafter, needs_drafter=True) as pipeline,
+                    connect(target, drafter, patience(), needs_drafter=True) as pipeline,
                 ):
                     await _Pair(selection, name, plain, pipeline, advance).measure(candidates, skipped)
     _report(selection, candidates, skipped if selection.methods else [], as_json)

@@ -102,7 +102,7 @@ def serve_http(
         from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
     except ModuleNotFoundError as error:
-        raise CommandFailed(f"HTTP {needs_extra()}") from error
+        raise CommandFailed(f"HTTP {needs_extra('http')}") from error
 
     with checked_options():
         limited, local = _limits(api), _local_options(api)

@@ -18,8 +18,9 @@ from crossdraft.console.running import CommandFailed, UsageError
 if TYPE_CHECKING:
     from crossdraft.engine.kv_cache import MemoryShare
     from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.rpc.clients import Patience
 
-START_SECONDS = 120.0  # for loading a small model on a busy machine
+NOTE_SECONDS = 120.0  # between two notes that a service is still starting
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
 DEFAULT_DRAFTER = "drafter-b"
 STDIN = 0  # file descriptor
@@ -98,6 +99,7 @@ def _typed(name: str, value: object) -> tuple[str, ...]:
 
 STARTED = EngineOptions(cache_mib=512)  # of services that a command starts for itself
 DEMO = EngineOptions(device="cpu", cache_mib=256, threads=1)  # a thread for each model: alike on every machine
+_processes: dict[str, asyncio.subprocess.Process] = {}  # of services that became ready, by address
 
 
 class Startable(Protocol):
@@ -140,17 +142,16 @@ class StartedProcess:
     log: IO[bytes]  # what it writes on stderr
 
     async def ready(self) -> dict[str, str]:
-        """Its ready line, once it listens.
+        """Its ready line, once it listens; it is waited for as long as its process lives.
 
         Raises:
-            CommandFailed: it ended or is not ready in time; the text has the last line of its stderr.
+            CommandFailed: it ended; the text has the last line of its stderr.
         """
         assert self.process.stdout is not None
-        try:
-            line = await asyncio.wait_for(self.process.stdout.readline(), START_SECONDS)
-        except TimeoutError:
-            raise CommandFailed(f"the {self.wanted.role} is not ready after {START_SECONDS:.0f} s") from None
-        if not line:
+        reading = asyncio.ensure_future(self.process.stdout.readline())
+        while not (await asyncio.wait([reading], timeout=NOTE_SECONDS))[0]:
+            print(f"crossdraft: the {self.wanted.role} is still starting", file=sys.stderr)
+        if not (line := reading.result()):
             raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_line()}")
         return {name: str(value) for name, value in json.loads(line).items()}
 
@@ -194,10 +195,18 @@ async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
         for one in wanted:
             started.append(await _start(one))
         ready = [await one.ready() for one in started]
+        _processes.update((line["address"], one.process) for one, line in zip(started, ready, strict=True))
         yield [Running(line["address"], one.process.pid, line) for one, line in zip(started, ready, strict=True)]
     finally:
         # Shielded, so that a second signal leaves no process behind.
         await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
+
+
+def patience(**seconds: float) -> "Patience":
+    """Of clients of services that may be this process's own: these are asked until they answer or end."""
+    from crossdraft.rpc.clients import Patience
+
+    return Patience(**seconds, lives=lambda one: one in _processes and _processes[one].returncode is None)
 
 
 async def _start(wanted: Startable) -> StartedProcess:

@@ -62,7 +62,7 @@ class Interrupted(CommandFailed):
         self.number = number
 
 
-def needs_extra(name: str = "serve") -> str:
+def needs_extra(name: str) -> str:
     """The end of an error: what is to be installed."""
     return f"needs the extra `{name}`: in the checkout, run pip install -c constraints.txt -e '.[{name}]'"
 

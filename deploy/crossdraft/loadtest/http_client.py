@@ -1,4 +1,4 @@
-"""Requests to a server of OpenAI's HTTP API. It needs aiohttp, which the extra `serve` installs.
+"""Requests to a server of OpenAI's HTTP API. It needs aiohttp, which the extra `http` installs.
 
 aiohttp because the moment of each token counts: with 32 streams it hands over a chunk of a reply 1 ms after it was
 sent, HTTPX after 4 ms (medians on loopback).

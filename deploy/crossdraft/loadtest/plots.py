@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import LoadReport, LoadRun
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 88  # for a small file
 COLUMNS = 3
+TITLE = 150  # characters of a line that fits
 Values = Callable[[RequestTimeline], list[float]]  # seconds
 LATENCIES: tuple[tuple[str, Values], ...] = (
     ("time to first token (TTFT)", lambda one: [one.first_token]),
@@ -40,7 +42,7 @@ def figure_of(report: LoadReport) -> "Figure":
         draw(axes, runs)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(6, len(runs))), frameon=False)
-    figure.suptitle(title_of(report), fontsize=11)
+    figure.suptitle("\n".join(fill(line, TITLE) for line in title_of(report).splitlines()), fontsize=11)
     return figure
 
 
@@ -68,7 +70,7 @@ def title_of(report: LoadReport) -> str:
 
 def _shares(axes: "Axes", runs: Sequence[LoadRun], title: str, values_of: Values) -> None:
     """Share of the values up to each, on a logarithmic axis."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     for place, run in enumerate(runs):
         fine = [one for one in run.timelines if one.ok]
@@ -77,7 +79,9 @@ def _shares(axes: "Axes", runs: Sequence[LoadRun], title: str, values_of: Values
         axes.step(values, shares, where="post", color=f"C{place}", label=run.name)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 50 * low else (1.0,)))
+    locators = (LogLocator(), LogLocator(subs=(1.0, 2.0, 5.0)), MaxNLocator(5))  # the first with three ticks
+    ticks = ([tick for tick in one.tick_values(low, high) if low <= tick <= high] for one in locators)
+    axes.set_xticks(next(found for found in ticks if len(found) > 2))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)

@@ -44,7 +44,7 @@ class OutputRequest:
     """One output of one served model, as a client asked for it.
 
     Raises:
-        RequestError: no method has the name in the request, or it contradicts another field.
+        RequestError: the method contradicts another field; an unknown one is refused when its models are known.
     """
 
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
@@ -55,7 +55,8 @@ class OutputRequest:
     target: str = ""  # fingerprint of the model that made what is committed; no other one goes on with it; "": any
 
     def __post_init__(self) -> None:
-        requested_method(self.generation)
+        if self.generation.method in METHODS:
+            requested_method(self.generation)
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,19 @@ class Probe:
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self._service = client.service  # in error texts
+        self._client: TargetClient | DrafterClient = client
         self._warned = False
         self._task = asyncio.create_task(self._meet(client, welcome))
 
     def warn(self) -> None:
         self._warned = self.error is not None or not self.tried.done()
         if self._warned:
-            log.warning("%s; it is tried again", self.error or f"{self._service} has not answered yet")
+            log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process is known to run, so that it will answer."""
+        return self._client.patience.lives(self._client.address)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -96,7 +101,8 @@ class Probe:
             return False
         except ServiceError as error:
             self.error = error
-            self._tried()
+            if not self.lives:
+                self._tried()
             return False
         return True
 
@@ -167,6 +173,8 @@ class Discovery:
         models = await self._first_target()
         targets, drafters = ([one.probe for one in role.values()] for role in (self._targets, self._drafters))
         await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
+        if needs_drafter and (starting := [one.tried for one in drafters if one.lives]):
+            await asyncio.wait(starting)
         for one in targets:
             if one.mismatch is not None and not self._updated:
                 raise RequestError(str(one.mismatch))

@@ -31,7 +31,7 @@ from crossdraft.types.request import (
     rendered,
 )
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.methods import METHODS, default_method, method_named
+from crossdraft.verification.methods import METHODS, default_method
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.walk import Method
 
@@ -229,7 +229,7 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
     Raises:
         RequestError: there is none of this name, or it does not go with the pair or with the request's overlap.
     """
-    method = requested_method(request)
+    method = requested_method(request, models)
     if method is not None:
         complaint = fault_of_pair(method, models)
         if complaint:
@@ -240,18 +240,20 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
     return default_method(request.options.temperature, seeded, same)
 
 
-def requested_method(request: GenerationRequest) -> Method | None:
-    """The method that a request names, if it names one.
+def requested_method(request: GenerationRequest, models: Models | None = None) -> Method | None:
+    """The method that a request names, if it names one; of an unknown one the error lists those that `models` can do.
 
     Raises:
         RequestError: there is no method of this name, or it contradicts another field of the request.
     """
     if request.method is None:
         return None
-    try:
-        method = method_named(request.method)
-    except ValueError as error:
-        raise RequestError(str(error), "method") from error
+    if request.method not in METHODS:
+        possible = [one for one in METHODS.values() if one.exact or request.allow_inexact]
+        names = ", ".join(one.name for one in possible if models is None or not fault_of_pair(one, models))
+        choice = "choose one of" if models is None else "this pair of models can do"
+        raise RequestError(f"unknown method {request.method!r}; {choice} {names}", "method")
+    method = METHODS[request.method]
     name = f"method {method.name!r}"
     seeded = request.seed is not None and not request.greedy
     for wrong, complaint in (

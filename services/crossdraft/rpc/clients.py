@@ -1,5 +1,6 @@
 """Clients of the two services: each has a channel, gets the model's description, and begins sessions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakSet
@@ -30,10 +31,11 @@ class Patience:
     describe_seconds: float = 5.0
     reply_seconds: float = 30.0  # one pass or draft, the queue before it and the prompt's forward included
     target_seconds: float = 30.0  # of an output without any target, before it fails
+    lives: Callable[[str], bool] = lambda address: False  # its process is known to run: it is asked until it answers
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if name != "lives" and not value > 0:
                 named = "--target-wait-seconds" if name == "target_seconds" else name
                 raise ValueError(f"{named} must be above 0, got {value:g}")
 

@@ -56,7 +56,6 @@ HOW = "speculative"
             f"{HOW}.num_speculative_tokens",
             "greater than or equal to 1",
         ),
-        (COMPLETIONS, SAY | {HOW: {"method": "best"}}, f"{HOW}.method", "unknown method 'best'"),
         (COMPLETIONS, SAY | {HOW: {"overlap": "off", "max_draft_tokens": 3}}, f"{HOW}.max_draft_tokens", "overlap off"),
         (
             COMPLETIONS,

@@ -32,4 +32,5 @@ async def visit(tab: Visit) -> Visit:
     """The page loaded anew, and nothing asked of its backend yet."""
     await tab.begin(TracedBackend(TOKENS))
     await tab.page.get_by_role("option", name="small").wait_for(state="attached")
+    await tab.page.get_by_role("radio", name="Text", exact=True).check()  # a chat is offered first
     return tab

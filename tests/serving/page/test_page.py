@@ -126,20 +126,35 @@ async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
     assert visit.outputs.requests[-1].generation.prompt == "x"
 
 
+async def test_a_chat_comes_first_where_the_model_has_a_template_and_examples_fit(visit: Visit) -> None:
+    page = visit.page
+    assert await page.get_by_role("button", name="write a class", exact=True).is_hidden()
+    await page.reload()
+    await page.get_by_label("Message", exact=True).wait_for()
+    assert await page.get_by_role("radio", name="Chat", exact=True).is_checked()
+    assert await page.get_by_role("button", name="class Point", exact=True).is_hidden()
+    await visit.press("write a class")
+    await visit.press("Generate")
+    await page.get_by_text("a second.").wait_for()
+    asked = visit.outputs.requests[0].generation.prompt
+    assert asked == Chat((Message("user", "Write a Python class for a stack, with a docstring for each method."),))
+
+
 async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> None:
     async with visiting(browser, TracedBackend(TOKENS, served=(replace(TOY, chats=False),))) as visit:
         await visit.page.get_by_role("option", name="small").wait_for(state="attached")
         assert await visit.page.get_by_role("radio", name="Chat", exact=True).is_hidden()
+        assert await visit.page.get_by_role("button", name="class Point", exact=True).is_visible()
 
 
 async def test_an_empty_prompt_is_not_sent_examples_fill_it_and_ctrl_enter_generates(visit: Visit) -> None:
     await visit.press("Generate")
     assert await visit.page.locator("#prompt").evaluate("one => one.matches(':user-invalid')")
     assert visit.outputs.requests == []
-    await visit.press("fibonacci")
+    await visit.press("class Point")
     await visit.page.keyboard.press("Control+Enter")
     await visit.page.get_by_text("a second.").wait_for()
-    assert visit.outputs.requests[0].generation.prompt == "def fibonacci(n):\n"
+    assert visit.outputs.requests[0].generation.prompt == "class Point:\n    def __init__(self, x, y):\n"
 
 
 async def test_what_goes_wrong_is_said_in_the_servers_words(visit: Visit) -> None:

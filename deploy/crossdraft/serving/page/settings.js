@@ -124,7 +124,9 @@ export class Settings {
   #enable() {
     this.#field("num-speculative-tokens").disabled = !this.#counts;
     this.#form.querySelector("[for=prompt]").textContent = this.#chatting ? "Message" : "Prompt";
-    this.#form.querySelector(".examples").hidden = this.#chatting;
+    for (const button of this.#form.querySelectorAll("[data-prompt]")) {
+      button.hidden = (button.dataset.kind === "chat") !== this.#chatting;
+    }
     this.#chat(this.#chatting ? this.#said : []);
   }
 
