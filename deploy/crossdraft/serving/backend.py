@@ -305,9 +305,9 @@ class LocalBackend:
         with self._admitted():
             pipeline = await connection.open()
             watch = Watch() if request.trace else None
-            prompts = await pipeline.prompts(request.generation)
+            prepared = await pipeline.prepared(request.generation)
             with about(request=request.id):
-                running = pipeline.run(request.generation, watch, prompts, request.drafter != DECODE_PLAINLY)
+                running = pipeline.run(request.generation, watch, prepared, request.drafter != DECODE_PLAINLY)
             async with running as generation:
                 await generation.read()
                 for first in range(0, len(generation.prompt_tokens), PIECE):

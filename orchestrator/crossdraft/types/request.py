@@ -100,6 +100,12 @@ RANGES = (
     ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
     ("tree_nodes", 0, MOST_NODES, f"{MOST_NODES}"),
 )
+# Most entries of lists, those of the options included.
+LONGEST = {
+    "stop": 64, "stop_token_ids": 1024, "bad_words": 1024, "logit_bias": 1024, "bad_word_ids": 2048,
+    "allowed_token_ids": 2**20,
+}  # fmt: skip
+MOST_TEXT = 2**16  # characters of all stop strings and bad words, or ids of all bad_word_ids
 # To MOST_DRAFT_TOKENS, from:
 OVERLAP_LEAST = {"max_draft_tokens": 1, "min_draft_tokens": 0, "branches": 0, "branch_width": 1}
 # Short names of fields, in keyword arguments and JSON.
@@ -174,6 +180,7 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_sizes()
         temperature = self.drafter_temperature
         least = self.options.min_tokens
         checks = (
@@ -219,6 +226,20 @@ class GenerationRequest:
             wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)  # bool is an int
             if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
                 raise RequestError(f"{name} must be {what}, got {value!r}", name)
+
+    def _check_sizes(self) -> None:
+        lists = vars(self.options) | vars(self)
+        for name, most in LONGEST.items():
+            if len(lists[name]) > most:
+                raise RequestError(f"{name} must have at most {most} entries, not {len(lists[name])}", name)
+        ids = sum(map(len, self.options.bad_word_ids))
+        size = sum(len(text) for text in (*self.stop, *self.bad_words) if isinstance(text, str))
+        for name, most, got, what in (
+            ("bad_word_ids", MOST_TEXT, ids, "ids"),
+            ("bad_words", MOST_TEXT, size, "characters, with those of stop"),
+        ):
+            if got > most:
+                raise RequestError(f"{name} must have at most {most} {what}, not {got}", name)
 
     def _check_prompt(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.fault:
@@ -294,6 +315,13 @@ def size_of(asked: Asked) -> int:
     if isinstance(prompt, Chat):
         return sum(len(one.role) + len(one.content) for one in prompt.messages)
     return len(prompt)
+
+
+def sampling_size(request: GenerationRequest) -> int:
+    """About how many bytes of text take as long as what depends on the lists of a request."""
+    options = request.options
+    ids = len(options.allowed_token_ids) + len(options.logit_bias) + len(options.bad_word_ids)
+    return ids + sum(64 + len(word) for word in request.bad_words)
 
 
 def writable(text: str) -> bool:
