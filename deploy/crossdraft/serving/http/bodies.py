@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.serving.http.errors import INVALID, RefusedError
+from crossdraft.serving.http.requests import UNSERVED
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Fault = Any  # pydantic's ErrorDetails
@@ -23,18 +24,6 @@ NO_TEXT = "the body is not JSON: it is not UTF-8, is nested too deeply, or has a
 MOST_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
 TOO_MANY = f"the body has more than {MOST_PARTS} strings, lists and objects; send less"
 SHOWN = 60  # characters of a value
-# Fields of OpenAI's and vLLM's requests; those that are neither here nor served are taken for mistakes.
-UNSERVED = frozenset(
-    (
-        "add_special_tokens", "audio", "cache_salt", "chat_template", "documents", "function_call", "functions",
-        "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
-        "include_reasoning", "kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs",
-        "moderation", "prediction", "priority", "prompt_cache_retention", "prompt_embeds", "reasoning_effort",
-        "request_id", "response_format", "return_tokens_as_token_ids", "skip_special_tokens",
-        "spaces_between_special_tokens", "structured_outputs", "tool_call_id", "tool_calls", "use_beam_search",
-        "verbosity", "vllm_xargs", "web_search_options",
-    )
-)  # fmt: skip
 
 
 def route_class(beside: Beside) -> type[APIRoute]:
@@ -97,14 +86,17 @@ def _parts(text: str) -> int:
 def refusal_of_faults(faults: Sequence[Fault], body: object) -> RefusedError:
     """The reply to a body that pydantic refused: the first fault.
 
-    Where a field has a union type, pydantic reports one fault for each alternative; the one whose path into the body is
-    the longest counts.
+    Where a field has a union type, pydantic reports one fault for each alternative; a list that is too long counts, else
+    the one whose path into the body is the longest.
     """
     placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
     named = placed[0][1][:1]
-    first, where = max(
-        placed, key=lambda fault: (fault[1][:1] == named, len(fault[1]), not fault[0]["type"].endswith("_type"))
-    )
+
+    def rank(fault: tuple[Fault, tuple[str, ...]]) -> tuple[bool, bool, int, bool]:
+        kind, where = fault[0]["type"], fault[1]
+        return where[:1] == named, kind == "too_long", len(where), not kind.endswith("_type")
+
+    first, where = max(placed, key=rank)
     param = ".".join(where) or None
     return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, _code(first), param)
 
