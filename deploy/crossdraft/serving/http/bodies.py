@@ -86,7 +86,7 @@ def _parts(text: str) -> int:
 def refusal_of_faults(faults: Sequence[Fault], body: object) -> RefusedError:
     """The reply to a body that pydantic refused: the first fault.
 
-    Where a field has a union type, pydantic reports one fault for each alternative; a list that is too long counts, else
+    Where a field has a union type, pydantic reports one fault for each alternative; a too long list counts, else
     the one whose path into the body is the longest.
     """
     placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
