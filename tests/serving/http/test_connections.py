@@ -10,8 +10,8 @@ import pytest
 
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import make_app
-from crossdraft.serving.http.connections import ConnectionLimits
 from crossdraft.serving.http.server import HttpServer
+from crossdraft.serving.limits import ConnectionLimits
 from tests.serving.fakes import FakeBackend
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"

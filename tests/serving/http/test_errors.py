@@ -57,7 +57,9 @@ async def test_a_trace_does_not_say_where_services_are(outputs: FakeBackend, mon
     stream = outputs.stream
 
     async def traced(request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        yield TraceSpans((Span("drafter", 0.0, 0.0, What.LOST, why, 1), Span("output", 0.0, 0.0, What.ACCEPTED, "a:1", 1)))
+        yield TraceSpans(
+            (Span("drafter", 0.0, 0.0, What.LOST, why, 1), Span("output", 0.0, 0.0, What.ACCEPTED, "a:1", 1))
+        )
         async with aclosing(stream(request)) as items:
             async for item in items:
                 yield item

@@ -5,38 +5,24 @@ the pieces of a header as they come, which takes the square of its length.
 """
 
 import asyncio
+import json
 import logging
+import os
 import resource
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from crossdraft.serving.http.errors import INVALID, RefusedError
+from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
+LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object
 KEPT = 32  # file handles for everything but connections, besides a quarter of the others
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What clients may send, and how slowly.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-
-    max_header_kib: int = 64  # of a request: its first line and its headers
-    header_seconds: float = 20.0  # until these have come, from the beginning of the connection or of a further request
-    body_seconds: float = 120.0  # from then on until the body has come
-    max_connections_per_address: int = 512
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 < value < 2**31:
-                raise ValueError(f"--{name.replace('_', '-')} must be above 0, and below 2**31, got {value}")
 
 
 class Connections:
@@ -165,3 +151,10 @@ class Connection(HttpToolsProtocol):
             head = f"content-type: application/json\r\ncontent-length: {len(raw)}\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head.encode() + raw)
         self.transport.close()
+
+
+def limit_uvicorn() -> list[object]:
+    """Makes servers that this process starts from now on, as a proxy of Ray Serve does, limit their connections."""
+    limits = ConnectionLimits(**json.loads(os.environ[LIMITS]))
+    HTTP_PROTOCOLS["auto"] = partial(Connection, Connections(limits))  # type: ignore[assignment]  # it need be no name
+    return []  # middleware

@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles, Renewed
 from crossdraft.rpc.server import Listening, warn_if_open
-from crossdraft.serving.http.connections import Connection, ConnectionLimits, Connections
+from crossdraft.serving.http.connections import Connection, Connections
+from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048  # connections waiting to be accepted
