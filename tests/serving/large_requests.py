@@ -251,8 +251,10 @@ def main() -> None:
     loads = [one for one in LOADS if one.__name__ in given.loads]
     with process("target", "--model", given.model, "--port", "0") as (_, target):
         served = ("http", "--model", "m", "--target", target["address"], "--port", "0")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (given.handles, before[1]))
         with process(*served) as (pid, front):
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (given.handles, given.handles))
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
             asyncio.run(measure(f"http://{front['address']}", pid, loads))
 
 
