@@ -411,8 +411,12 @@ async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside
     done = await stack.complete(prompt="def main(" * 200, n=4, max_tokens=2, extra_body=words)
     assert len(done.choices) == 4
     assert sorted(made) == [("prompts_of", "tokenizing"), ("sampling_of", "tokenizing")]
+    checked: list[object] = []
+    check = GenerationRequest.__post_init__
+    monkeypatch.setattr(GenerationRequest, "__post_init__", lambda one: (checked.append(one), check(one))[1])
     done = await stack.complete(prompt=["one " * 400, "two " * 400], n=2, max_tokens=2, extra_body=words)
     assert [name for name, _ in sorted(made[2:])] == ["prompts_of", "prompts_of", "sampling_of"]
+    assert len(checked) == 2  # of each prompt once
     before = len(made)
     async with stack.client.generate("three " * 400, max_tokens=2, bad_words=tuple(words["bad_words"])) as generation:
         assert len([token async for token in generation]) == 2

@@ -98,7 +98,7 @@ class GenerationServer:
         model = self._model(request)
         with self._counted(), _errors_of_clients():
             scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
-            output = OutputRequest(request.id, model, replace(request.request, cache_salt=scope), request.drafter)
+            output = OutputRequest(request.id, model, request.request.unchecked(cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:

@@ -9,8 +9,6 @@ import json
 import logging
 import os
 import resource
-from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -33,29 +31,22 @@ class Connections:
         handles = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = 2**31 if handles == resource.RLIM_INFINITY else max(1, (handles - KEPT) * 3 // 4)
         self._all: dict[Connection, str] = {}  # their addresses, in the order of their latest replies
-        self._of: Counter[str] = Counter()  # by address
 
     def add(self, new: "Connection") -> None:
         """Takes one in. If all others are at work, and there is no room, it is itself closed."""
         address = self._all[new] = new.client[0] if new.client else ""
-        self._of[address] += 1
-        if self._of[address] > self.limits.max_connections_per_address:
-            self._close_one(one for one, its in self._all.items() if its == address)
-        elif len(self._all) > self._most:
-            self._close_one(self._all)
-
-    def _close_one(self, among: "Iterable[Connection]") -> None:
-        next(one for one in among if one.waits).give_up("there are too many connections")
+        mates = [one for one, its in self._all.items() if its == address]
+        crowded = len(mates) > self.limits.max_connections_per_address
+        if crowded or len(self._all) > self._most:
+            among = mates if crowded else self._all
+            next(one for one in among if one.waits).give_up("there are too many connections")
 
     def replied(self, to: "Connection") -> None:
         if to in self._all:
             self._all[to] = self._all.pop(to)
 
     def remove(self, gone: "Connection") -> None:
-        address = self._all.pop(gone, None)
-        if address is not None:
-            self._of[address] -= 1
-            self._of += Counter()  # drops those that have none
+        self._all.pop(gone, None)
 
 
 class Connection(HttpToolsProtocol):

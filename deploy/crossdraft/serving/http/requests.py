@@ -5,7 +5,7 @@ A body is checked by pydantic and then makes its `OutputRequest`s, one for each 
 
 import json
 from abc import abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
@@ -39,35 +39,22 @@ MAX_MESSAGES = 4096
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
-# Fields of OpenAI's and vLLM's requests; those that are neither here nor served are taken for mistakes.
-UNSERVED = frozenset(
+EMPTY: Sequence[object] = (False, "", [], {})  # 0 is equal to the first
+# Fields of OpenAI's and vLLM's requests, and values with which they ask for nothing. Those that are neither here nor
+# served are taken for mistakes.
+UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     (
-        "add_special_tokens", "audio", "chat_template", "documents", "early_stopping", "echo", "function_call",
-        "functions", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
-        "include_reasoning", "kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs",
-        "moderation", "prediction", "priority", "prompt_embeds", "reasoning_effort", "request_id",
-        "return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens", "structured_outputs",
-        "tool_call_id", "tool_calls", "use_beam_search", "verbosity", "vllm_xargs", "web_search_options",
-    )
-)  # fmt: skip
-# Values with which a field asks for nothing; those of the others of UNSERVED are false, 0 and what is empty.
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "function_call": ("none", "auto"),
-    "guided_json": (),  # an empty schema is one, too
-    "include_reasoning": (False, True),
-    "length_penalty": (1,),
-    "reasoning_effort": ("none",),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
+        "add_special_tokens", "audio", "chat_template", "documents", "early_stopping", "echo", "functions",
+        "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_regex", "kv_transfer_params",
+        "logits_processors", "mm_processor_kwargs", "moderation", "prediction", "priority", "prompt_embeds",
+        "request_id", "return_tokens_as_token_ids", "structured_outputs", "use_beam_search", "vllm_xargs",
+        "web_search_options",
+    ), EMPTY,
+) | {
+    "function_call": ("none", "auto"), "guided_json": (), "include_reasoning": (False, True), "length_penalty": (1,),
+    "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
-}
-
-
-def _asks(name: str, value: object, known: Container[str]) -> bool:
-    """Whether a field of a body says anything."""
-    if name in known or name not in UNSERVED:
-        return value is not None
-    return value not in NEUTRAL.get(name, (False, "", [], {})) and value is not None
+}  # fmt: skip
 
 
 def _unicode(text: str) -> str:
@@ -132,8 +119,10 @@ class Body(BaseModel):
     def _what_asks(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        first = islice(data.items(), MAX_FIELDS)
-        return {name: value for name, value in first if _asks(name, value, cls.model_fields)}
+        asking = ((name, value) for name, value in islice(data.items(), MAX_FIELDS) if value is not None)
+        return {
+            name: value for name, value in asking if name in cls.model_fields or value not in UNSERVED.get(name, ())
+        }
 
 
 class Part(Body):
@@ -289,8 +278,10 @@ class GenerationBody(Body):
         Raises:
             RequestError: fields do not go together.
         """
-        first = self._generation(self.prompts[0])
-        each = [replace(first, prompt=prompt, choice=choice) for prompt in self.prompts for choice in range(self.n)]
+        prompts = self.prompts
+        first = self._generation(prompts[0])
+        different = [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])]
+        each = [one.unchecked(choice=choice) for one in different for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
         chosen = self.speculative.drafter
         drafter, trace = (DECODE_PLAINLY if chosen == PLAIN_DECODING else chosen), self.speculative.trace
