@@ -223,11 +223,11 @@ async def test_a_long_prompt_is_tokenized_beside_the_event_loop(
 
     monkeypatch.setattr(api, "prompts_of", watched)
     with pytest.raises(PromptTooLongError, match="maximum context length"):
-        await pipeline.prompts(GenerationRequest("word " * 10_000))
-    prompts = await pipeline.prompts(GenerationRequest(PROMPT))
+        await pipeline.prepared(GenerationRequest("word " * 10_000))
+    prepared = await pipeline.prepared(GenerationRequest(PROMPT))
     assert [name.startswith("tokenizing") for name in threads] == [True, False]
     generations = [
-        pipeline.run(GenerationRequest(PROMPT, seed=7, max_tokens=4), None, made) for made in (None, prompts)
+        pipeline.run(GenerationRequest(PROMPT, seed=7, max_tokens=4), None, made) for made in (None, prepared)
     ]
     await gather(*map(tokens_of, generations))
     assert generations[0].ids == generations[1].ids

@@ -39,6 +39,13 @@ async def test_what_is_too_long_is_refused(cluster: RunningCluster) -> None:
     await eventually(lambda: cluster.busy() == 0)
 
 
+async def test_the_proxies_limit_connections_before_they_look_for_a_key(cluster: RunningCluster) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.http)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: cluster\r\nlong: " + b"x" * 100_000)
+    assert await reader.readline() == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    writer.close()
+
+
 async def test_a_crowd_is_served_or_told_to_come_again(cluster: RunningCluster) -> None:
     limits = httpx.Limits(max_connections=CROWD)
     async with httpx.AsyncClient(base_url=cluster.url, headers=HEADERS, timeout=SECONDS, limits=limits) as client:

@@ -75,3 +75,19 @@ def test_a_service_that_speaks_http_1() -> None:
     text = "Failed parsing HTTP/2 (...) (Trying to connect an http1.x server (HTTP status 400))"
     error = errors.from_status(StatusCode.UNAVAILABLE, text, "target at host:1")
     assert str(error).startswith("target at host:1: it speaks HTTP/1, not gRPC: with --target and --drafter give")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("target at 10.0.0.1:7001: it is full", "target: it is full"),
+        ("target at [::1]:7001: it is full", "target: it is full"),
+        ("what listens at host-a.svc:7001 is no target", "what listens is no target"),
+        ("all addresses; last error: ipv6:%5B::1%5D:7001: Failed", "all addresses; last error:: Failed"),
+        ("it is not target at 10.0.0.1:7001.", "it is not target."),
+        ("[Errno 111] Connect call failed ('127.0.0.1', 80)", "[Errno 111] Connect call failed "),
+        ("logit_bias.5: id 5: 7 of 8, a:b", "logit_bias.5: id 5: 7 of 8, a:b"),
+    ],
+)
+def test_a_text_for_clients_has_no_address(text, shown):
+    assert errors.without_addresses(text) == shown

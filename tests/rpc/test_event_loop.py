@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from crossdraft.rpc.event_loop import LARGE, SMALL, Beside, LoopLag
+from crossdraft.rpc.event_loop import LARGE, MEDIUM, SMALL, Beside, LoopLag
 from crossdraft.rpc.metrics import Registry, exposition
 
 
@@ -21,6 +21,15 @@ async def test_the_loop_goes_on_while_work_is_done_beside_it() -> None:
     assert not work.done()
     ended.set()
     assert await work
+
+
+async def test_a_small_request_does_not_wait_for_large_ones() -> None:
+    beside, ended = Beside("tests"), threading.Event()
+    large = [asyncio.create_task(beside.run(LARGE, ended.wait)) for _ in range(8)]
+    assert await beside.run(MEDIUM, threading.get_ident)
+    assert not any(one.done() for one in large)
+    ended.set()
+    assert all(await asyncio.gather(*large))
 
 
 async def test_a_loop_that_is_held_up_is_late() -> None:

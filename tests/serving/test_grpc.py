@@ -130,6 +130,8 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
         (errors.Full("target at 10.0.0.1:7: full"), errors.Overloaded, "at their limit of sessions"),
         (errors.TooLarge("target at 10.0.0.1:7: 9 MiB"), errors.TooLarge, "the prompt is too large"),
         (errors.TimedOut("target at 10.0.0.1:7: slow"), errors.Unreachable, "no target can make"),
+        (errors.BadRequest("target at 10.0.0.1:7: no such id"), RequestError, "target: no such id"),
+        (errors.ContextTooLong("target at 10.0.0.1:7: full"), errors.ContextTooLong, "target: full"),
         (errors.ContextTooLong("the context is full"), errors.ContextTooLong, "the context is full"),
     ],
 )
@@ -203,9 +205,10 @@ def test_options_are_checked(bad: float) -> None:
 
 def test_lanes_are_sent_without_where_services_are() -> None:
     lane = LaneFigures("target", "10.0.0.1:7001", 1, 2, Trips((3, 4), 0.5, 0.25), "unreachable", 0.1, 0.2, 0.9, 0.3)
-    ended = OutputEnded(Reason.STOP, replace(figures(4), lanes=(lane,)), "r-1")
+    given = replace(figures(4), lanes=(lane,), drafter_lost="drafter at 10.0.0.1:7001: gone")
+    ended = OutputEnded(Reason.STOP, given, "r-1")
     sent = encode_reply(ended)
     assert b"10.0.0.1" not in sent.SerializeToString()
     arrived = decode_reply(sent)
-    statistics = replace(ended.statistics, lanes=(replace(lane, address=""),))
+    statistics = replace(given, lanes=(replace(lane, address=""),), drafter_lost="drafter: gone")
     assert arrived == replace(ended, statistics=statistics)

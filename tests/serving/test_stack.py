@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from threading import current_thread
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
 
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, api, connect
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded
@@ -421,3 +422,38 @@ async def test_what_no_target_could_do_is_refused(stack: Stack, body: dict[str, 
     with pytest.raises(openai.BadRequestError, match=complaint) as refused:
         await stack.complete(extra_body=body)
     assert refused.value.param in body
+
+
+async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside_the_loop(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str]] = []  # what, and the thread
+    for name in ("sampling_of", "prompts_of"):
+        real = getattr(api, name)
+
+        def noted(*given: Any, name: str = name, real: Any = real) -> Any:
+            made.append((name, current_thread().name.split()[0]))
+            return real(*given)
+
+        monkeypatch.setattr(api, name, noted)
+    words = {"bad_words": [f"never{number}" for number in range(200)], "allowed_token_ids": [*range(300)] * 20}
+    done = await stack.complete(prompt="def main(" * 200, n=4, max_tokens=2, extra_body=words)
+    assert len(done.choices) == 4
+    assert sorted(made) == [("prompts_of", "tokenizing"), ("sampling_of", "tokenizing")]
+    checked: list[object] = []
+    check = GenerationRequest.__post_init__
+    monkeypatch.setattr(GenerationRequest, "__post_init__", lambda one: (checked.append(one), check(one))[1])
+    done = await stack.complete(prompt=["one " * 400, "two " * 400], n=2, max_tokens=2, extra_body=words)
+    assert [name for name, _ in sorted(made[2:])] == ["prompts_of", "prompts_of", "sampling_of"]
+    assert len(checked) == 2  # of each prompt once
+    before = len(made)
+    async with stack.client.generate("three " * 400, max_tokens=2, bad_words=tuple(words["bad_words"])) as generation:
+        assert len([token async for token in generation]) == 2
+    assert {thread for _, thread in made[before:]} == {"tokenizing"}
+    await stack.released()
+
+
+async def test_requests_of_equal_prompts_are_resolved_each_by_itself(stack: Stack) -> None:
+    """Python has one object for all texts of one character."""
+    both = [stack.complete(prompt="a", max_tokens=tokens, seed=7) for tokens in (2, 3)]
+    assert [done.usage and done.usage.completion_tokens for done in await asyncio.gather(*both)] == [2, 3]

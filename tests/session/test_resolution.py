@@ -319,6 +319,34 @@ def test_what_may_leave_nothing_to_draw_is_refused(settings: dict[str, object]) 
     assert opened_with(**{**settings, "options": replace(settings["options"], allowed_token_ids=(7, 8))})  # type: ignore[type-var]
 
 
+def test_an_id_that_is_allowed_twice_is_sent_once() -> None:
+    once = opened_with(options=SamplingOptions(allowed_token_ids=(9, 7, 8))).options.allowed_token_ids
+    assert once == (9, 7, 8)
+    often = opened_with(options=SamplingOptions(allowed_token_ids=(9, 7, 8) * 1000)).options.allowed_token_ids
+    assert sorted(often) == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("stop", ("a",) * 65, "64 entries"),
+        ("stop_token_ids", (1,) * 1025, "1024 entries"),
+        ("bad_words", ("a",) * 1025, "1024 entries"),
+        ("logit_bias", ((1, 0.5),) * 1025, "1024 entries"),
+        ("bad_word_ids", ((1,),) * 2049, "2048 entries"),
+        ("allowed_token_ids", (1,) * (2**20 + 1), "1048576 entries"),
+        ("bad_word_ids", ((1,) * 1000,) * 66, "65536 ids"),
+        ("bad_words", ("a" * 1000,) * 66, "65536 characters, with those of stop"),
+        ("stop", ("a" * 2000,) * 33, "65536 characters, with those of stop"),
+    ],
+)
+def test_lists_have_a_limit_whoever_asks(name: str, value: tuple[object, ...], most: str) -> None:
+    options = {name: value} if name in vars(SamplingOptions()) else {}
+    given = {} if options else {name: value}
+    with pytest.raises(RequestError, match=f"must have at most {most}, not"):
+        GenerationRequest("a", options=SamplingOptions(**options), **given)
+
+
 @pytest.mark.parametrize("target", ["gpt2", "llama2"])
 def test_a_prompt_is_cut_at_its_beginning(target: str) -> None:
     whole, begin = opened_with(target).prompt, models(target).tokenization.begin

@@ -22,6 +22,7 @@ from crossdraft.cli.options import (
     AuditOptions,
     AuditReference,
     CertsOptions,
+    ConnectionOptions,
     CorsOptions,
     DrafterOptions,
     ExistingServers,
@@ -335,6 +336,8 @@ def serve_http(
     ),
     max_choices: int = option(32, "Max outputs of one request."),
     max_body_mib: float = option(4.0, "Max size of a request, in MiB."),
+    max_bodies_mib: float = option(256.0, "Max size of all requests under way, in MiB; small ones are taken anyway."),
+    connections: ConnectionOptions,
     allowed: CorsOptions,
 ) -> None:
     """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""

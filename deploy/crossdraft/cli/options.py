@@ -236,6 +236,18 @@ class ApiOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """Limits of `ConnectionLimits`."""
+
+    max_header_kib: int = option(64, "Max size of a request's headers, in KiB.")
+    header_seconds: float = option(20.0, "Close a connection whose request's headers have not come by then.")
+    body_seconds: float = option(120.0, "Close a connection whose request's body has not come by then.")
+    max_connections_per_address: int = option(
+        512, "Max connections of each address; beyond it the one that has been silent for longest is closed."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorsOptions:
     """Which pages of other servers may use the HTTP API; named as vLLM's options, whose JSON lists are taken, too."""
 

@@ -22,6 +22,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.options import (
     ApiOptions,
+    ConnectionOptions,
     CorsOptions,
     DrafterOptions,
     LogOptions,
@@ -44,7 +45,7 @@ from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
-from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
+from crossdraft.serving.limits import ConnectionLimits, GenerationOptions, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
@@ -95,7 +96,14 @@ async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -
 
 
 def serve_http(
-    api: ApiOptions, port: int, grpc_port: int | None, max_choices: int, max_body_mib: float, allowed: CorsOptions
+    api: ApiOptions,
+    port: int,
+    grpc_port: int | None,
+    max_choices: int,
+    max_body_mib: float,
+    max_bodies_mib: float,
+    connections: ConnectionOptions,
+    allowed: CorsOptions,
 ) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
     try:
@@ -112,16 +120,19 @@ def serve_http(
         options = HttpOptions(
             **vars(limited),
             max_bytes=int(max_body_mib * MIB),
+            max_held_bytes=int(max_bodies_mib * MIB),
             max_choices=min(max_choices, local.max_outputs),
             cors=allowed.settings,
         )
+        limits = ConnectionLimits(**vars(connections))
 
     if api.workers != 1 and not api.worker_of:
         _serve_workers(api, {"--port": port} | ({} if grpc_port is None else {"--grpc-port": grpc_port}))
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
-        server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.name})
+        app = make_app(outputs, replace(options, metrics=metrics.text))
+        server = HttpServer(app, listening, {"model": api.name}, limits)
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 

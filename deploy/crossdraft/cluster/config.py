@@ -29,7 +29,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 from crossdraft.cluster.installed import installed
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
 from crossdraft.rpc.security import TlsFiles
-from crossdraft.serving.limits import Keys, KeysError
+from crossdraft.serving.limits import ConnectionLimits, Keys, KeysError
 from crossdraft.serving.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -206,11 +206,21 @@ class Http(Front):
 
     port: Port = 8000
     max_request_mib: Count = 4
+    max_requests_mib: Count = 256  # of all requests that one front holds; beyond it only small ones are taken
     max_choices: Count = 32  # outputs of one request
+    # Of each of Serve's proxies, from its start on.
+    max_header_kib: Count = 64
+    header_seconds: Annotated[float, Field(gt=0, le=3600)] = 20.0
+    body_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    max_connections_per_address: Count = 512
     allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
     allowed_methods: tuple[str, ...] = ("*",)  # for these
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+
+    @property
+    def connections(self) -> ConnectionLimits:
+        return ConnectionLimits(**{name: getattr(self, name) for name in vars(ConnectionLimits())})
 
     @property
     def cors(self) -> dict[str, object]:

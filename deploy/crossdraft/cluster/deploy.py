@@ -2,6 +2,7 @@
 and the HTTP front by Serve, which restarts, checks, scales and replaces them.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ from crossdraft.cluster.rollout import (
     services_of,
     starts,
 )
+from crossdraft.serving.http.connections import LIMITS, limit_uvicorn
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ HEALTH_SECONDS = 15.0  # for an answer
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FINISHER = "finisher"  # an actor
+PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # Serve's, of what its proxies call before they listen
 PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise it has not started in time
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 1.0
@@ -240,8 +243,11 @@ def _serve_started(http: Http) -> Iterator[None]:
             )
         yield
         return
+    limits = {PROXY_CALLBACK: f"{limit_uvicorn.__module__}.{limit_uvicorn.__name__}"}
+    limits |= {LIMITS: json.dumps(vars(http.connections))}
+    starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": limits})  # which proxies inherit
     try:
-        serve.start(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port})
+        ray.get(starting.remote(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port}))
     except (RayError, TimeoutError) as error:
         serve.shutdown()
         why = _last_line(error)

@@ -149,6 +149,7 @@ class Ingress:
         options = HttpOptions(
             **vars(_limits(config, http)),
             max_bytes=http.max_request_mib * MIB,
+            max_held_bytes=http.max_requests_mib * MIB,
             max_choices=http.max_choices,
             metrics=front.metrics.text,
             cors=http.cors,

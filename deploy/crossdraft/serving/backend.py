@@ -321,12 +321,12 @@ class LocalBackend:
     async def _made(self, request: OutputRequest, pipeline: Pipeline) -> AsyncGenerator[OutputItem, None]:
         """By the model that is served when it begins; raises Replaced if another one has begun it, or takes over."""
         watch = Watch() if request.trace else None
-        prompts = await pipeline.prompts(request.generation)
+        prepared = await pipeline.prepared(request.generation)
         target = pipeline.models.target.fingerprint
         if request.target not in ("", target):
             raise Replaced(REPLACED.format(repr(request.model)))
         with about(request=request.id):
-            running = pipeline.run(request.generation, watch, prompts, request.drafter != DECODE_PLAINLY)
+            running = pipeline.run(request.generation, watch, prepared, request.drafter != DECODE_PLAINLY)
         async with running as generation:
             await generation.read()
             for first in range(0, len(generation.prompt_tokens), PIECE):

@@ -45,8 +45,9 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.NameUnknown(str(error)) from error
     except OverloadedError as error:
         raise errors.Overloaded(str(error), error.after) from error
-    except (errors.BadRequest, errors.ContextTooLong):
-        raise
+    except (errors.BadRequest, errors.ContextTooLong) as error:
+        log.info("an output was refused: %s", error)
+        raise type(error)(errors.without_addresses(str(error))) from error
     except errors.TooLarge as error:
         raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
     except errors.Full as error:
@@ -88,7 +89,8 @@ class GenerationServer:
             raise errors.Overloaded("too many requests of this client", wait)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        return await self._backend.models()
+        with _errors_of_clients():
+            return await self._backend.models()
 
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
@@ -96,7 +98,7 @@ class GenerationServer:
         model = self._model(request)
         with self._counted(), _errors_of_clients():
             scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
-            output = OutputRequest(request.id, model, replace(request.request, cache_salt=scope), request.drafter)
+            output = OutputRequest(request.id, model, request.request.unchecked(cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:

@@ -18,7 +18,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from crossdraft.client.discovery import Discovery
@@ -31,7 +31,7 @@ from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, without_trust, written
+from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, sampling_of, without_trust, written
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, PlainController, TargetController
@@ -39,12 +39,13 @@ from crossdraft.speculation.estimates import Estimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
-from crossdraft.types.messages import PromptScored, Sample
+from crossdraft.types.messages import PromptScored, Sample, SamplingOptions
 from crossdraft.types.output import Names, PromptToken, Token, Written
-from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, size_of
+from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, sampling_size, size_of
 from crossdraft.types.statistics import Statistics, statistics_of
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TOKENIZING = 2  # prompts at once: tokenizers leave the interpreter to others
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
@@ -291,6 +292,7 @@ class Pipeline:
         self._controller = TargetController()  # for the models that `_controlled` names
         self._controlled: tuple[str, ...] = ()
         self._tokenizing = Beside("tokenizing", TOKENIZING)
+        self._making: dict[object, asyncio.Task[Any]] = {}  # by what is made, of which objects
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
@@ -326,13 +328,35 @@ class Pipeline:
         """
         return self.run(GenerationRequest.of(prompt, **settings))
 
-    async def prompts(self, request: GenerationRequest) -> Prompts:
-        """The prompt of a request, for `run`. A long one is tokenized in a thread: the event loop goes on meanwhile.
+    async def prepared(self, request: GenerationRequest) -> tuple[Prompts, SamplingOptions]:
+        """What of a request grows with it, for `run`; once for all its choices, which have the same prompt and lists.
+
+        If there is much of it, it is made in a thread: the event loop goes on meanwhile.
 
         Raises:
-            RequestError: the prompt cannot be served by this pair.
+            RequestError: it cannot be served by this pair.
         """
-        return await self._tokenizing.run(size_of(request.prompt), prompts_of, request, self.models)
+        sampling = await self._once(sampling_of, sampling_size(request), request, but=("choice", "prompt"))
+        return await self._once(prompts_of, size_of(request.prompt), request, but=("choice",)), sampling
+
+    async def _once(
+        self, work: Callable[[GenerationRequest, Models], T], size: int, request: GenerationRequest, but: Sequence[str]
+    ) -> T:
+        """The result of `work`, shared by all who ask meanwhile with the same values `but` for these fields."""
+        key = (work, *(id(value) for name, value in vars(request).items() if name not in but))
+        task: asyncio.Task[T] | None = self._making.get(key)
+        if task is None:
+            task = self._making[key] = asyncio.create_task(self._tokenizing.run(size, work, request, self.models))
+
+            def made(
+                done: asyncio.Task[T], _: GenerationRequest = request
+            ) -> None:  # so long its values keep their ids
+                del self._making[key]
+                if not done.cancelled():
+                    done.exception()  # those who asked may have left
+
+            task.add_done_callback(made)
+        return await asyncio.shield(task)
 
     async def written(self, asked: Asked, special: bool = True) -> Written:
         """As `session.resolution.written`, in a thread for a long prompt."""
@@ -342,7 +366,7 @@ class Pipeline:
         self,
         request: GenerationRequest,
         watch: Recorder | None = None,
-        prompts: Prompts | None = None,
+        prepared: tuple[Prompts, SamplingOptions] | None = None,
         drafting: bool = True,
     ) -> Generation:
         """One output for a request.
@@ -350,7 +374,7 @@ class Pipeline:
         Args:
             request: what to generate.
             watch: such as `trace.timeline.Watch`: is told the session's steps.
-            prompts: what `prompts` has made of the request's; None: it is tokenized here.
+            prepared: what `prepared` has made of the request; None: it is made here.
             drafting: whether drafters may be used; without them the output is as on a pipeline that has none.
 
         Raises:
@@ -363,7 +387,7 @@ class Pipeline:
         elif not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
         targets, patience = len(services.targets), self._patience.target_seconds
-        assignment = resolve(request, models, drawn, targets, controller, patience, prompts)
+        assignment = resolve(request, models, drawn, targets, controller, patience, *(prepared or ()))
         if not drafting:
             assignment = replace(assignment, controller=PlainController(controller))
         recorder = None

@@ -100,6 +100,7 @@ def resolve(
     shared: TargetController | None = None,
     target_seconds: float = Assignment.target_seconds,
     prompts: "Prompts | None" = None,
+    sampling: SamplingOptions | None = None,
 ) -> Assignment:
     """The assignment of a session.
 
@@ -111,6 +112,7 @@ def resolve(
         shared: decides for all outputs on these services; None: this one is alone.
         target_seconds: without any target, after which the output fails.
         prompts: of the request, if they are there already (`prompts_of`).
+        sampling: likewise its options (`sampling_of`).
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
@@ -118,7 +120,7 @@ def resolve(
     drawn = drawn or Secrets.drawn()
     method = choose_method(request, models)
     prompts = prompts or prompts_of(request, models)
-    _check_ids(request, models)
+    sampling = sampling or sampling_of(request, models)
     noise = NoiseKey(drawn.noise if request.seed is None else request.seed, request.choice)
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
     audit = _audit(models, method, noise, drawn) if request.audit else None
@@ -130,7 +132,7 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=_open_target(request, models.tokenization, prompts, noise),
+        open_target=_open_target(request, sampling, prompts, noise),
         open_drafter=opening,
         controller=controller,
         context=models.context,
@@ -343,24 +345,32 @@ def _check_ids(request: GenerationRequest, models: Models) -> None:
         ("bad_word_ids", [token for word in request.options.bad_word_ids for token in word]),
         ("committed", request.committed),
     ):
-        wrong = [token for token in ids if not 0 <= token < size]
-        if wrong:
-            raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}", name)
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            wrong = next(token for token in ids if not 0 <= token < size)
+            raise RequestError(f"{name} names id {wrong}, and the target's ids are 0 to {size - 1}", name)
 
 
-def _sampling(request: GenerationRequest, tokenization: Tokenization) -> SamplingOptions:
-    """The options with the ids that only the tokenizer knows.
+def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
+    """The options with the ids that only the tokenizer knows. Takes as long as there are many: call it in a thread.
 
     Raises:
-        RequestError: no id is left that may be drawn.
+        RequestError: no id is left that may be drawn, or one is not the target's.
     """
-    vocabulary, options = tokenization.vocabulary, request.options
+    _check_ids(request, models)
+    tokenization, options = models.tokenization, request.options
     words = [ids for word in request.bad_words for ids in _bad_word_ids(word, tokenization)]
-    ends = sorted(vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
-    options = replace(options, bad_word_ids=(*options.bad_word_ids, *words), end_ids=tuple(ends))
+    ends = sorted(tokenization.vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
+    allowed = frozenset(options.allowed_token_ids)
+    options = replace(
+        options,
+        bad_word_ids=(*options.bad_word_ids, *words),
+        end_ids=tuple(ends),
+        allowed_token_ids=tuple(allowed)
+        if len(allowed) < len(options.allowed_token_ids)
+        else options.allowed_token_ids,
+    )
     banned = {*ends, *(word[-1] for word in options.bad_word_ids)}
-    allowed = set(options.allowed_token_ids)
-    if not (allowed - banned if allowed else vocabulary.size > len(banned)):
+    if (allowed <= banned) if allowed else (tokenization.vocabulary.size <= len(banned)):
         text = "allowed_token_ids, bad_words and min_tokens may leave no id to draw: allow one more"
         raise RequestError(text, "allowed_token_ids")
     return options
@@ -387,16 +397,10 @@ def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> A
 
 
 def _open_target(
-    request: GenerationRequest, tokenization: Tokenization, prompts: Prompts, noise: NoiseKey
+    request: GenerationRequest, sampling: SamplingOptions, prompts: Prompts, noise: NoiseKey
 ) -> OpenTarget:
     return OpenTarget(
-        prompts.target,
-        _sampling(request, tokenization),
-        noise,
-        request.head,
-        request.logprobs,
-        request.ignore_eos,
-        request.stop_token_ids,
+        prompts.target, sampling, noise, request.head, request.logprobs, request.ignore_eos, request.stop_token_ids
     )
 
 

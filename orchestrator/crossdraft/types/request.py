@@ -1,6 +1,7 @@
 """A generation request as a user writes it, validated as far as possible before the models are known."""
 
 import json
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -103,6 +104,12 @@ RANGES = (
     ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
     ("tree_nodes", 0, MOST_NODES, f"{MOST_NODES}"),
 )
+# Most entries of lists, those of the options included.
+LONGEST = {
+    "stop": 64, "stop_token_ids": 1024, "bad_words": 1024, "logit_bias": 1024, "bad_word_ids": 2048,
+    "allowed_token_ids": 2**20,
+}  # fmt: skip
+MOST_TEXT = 2**16  # characters of all stop strings and bad words, or ids of all bad_word_ids
 # To MOST_DRAFT_TOKENS, from:
 OVERLAP_LEAST = {"max_draft_tokens": 1, "min_draft_tokens": 0, "branches": 0, "branch_width": 1}
 # Short names of fields, in keyword arguments and JSON.
@@ -178,6 +185,7 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_sizes()
         temperature = self.drafter_temperature
         least = self.options.min_tokens
         checks = (
@@ -213,6 +221,13 @@ class GenerationRequest:
         short = {name: settings.pop(alias) for alias, name in ALIASES.items() if alias in settings}
         return cls(prompt, **short, **settings)
 
+    def unchecked(self, **changed: Any) -> Self:
+        """The same with other values, known to be right: to check all again takes as long as the request is large."""
+        other = copy(self)
+        for name, value in changed.items():
+            object.__setattr__(other, name, value)
+        return other
+
     @property
     def greedy(self) -> bool:
         return self.options.temperature == 0
@@ -223,6 +238,18 @@ class GenerationRequest:
             wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)  # bool is an int
             if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
                 raise RequestError(f"{name} must be {what}, got {value!r}", name)
+
+    def _check_sizes(self) -> None:
+        lists = vars(self.options) | vars(self)
+        ids = sum(map(len, self.options.bad_word_ids))
+        text = sum(len(one) for one in (*self.stop, *self.bad_words) if isinstance(one, str))
+        for name, most, got, what in (
+            *((name, most, len(lists[name]), "entries") for name, most in LONGEST.items()),
+            ("bad_word_ids", MOST_TEXT, ids, "ids"),
+            ("bad_words", MOST_TEXT, text, "characters, with those of stop"),
+        ):
+            if got > most:
+                raise RequestError(f"{name} must have at most {most} {what}, not {got}", name)
 
     def _check_prompt(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.fault:
@@ -298,6 +325,13 @@ def size_of(asked: Asked) -> int:
     if isinstance(prompt, Chat):
         return sum(len(one.role) + len(one.content) for one in prompt.messages)
     return len(prompt)
+
+
+def sampling_size(request: GenerationRequest) -> int:
+    """About how many bytes of text take as long as what depends on the lists of a request."""
+    options = request.options
+    ids = len(options.allowed_token_ids) + len(options.logit_bias) + len(options.bad_word_ids)
+    return ids + sum(64 + len(word) for word in request.bad_words)
 
 
 def writable(text: str) -> bool:

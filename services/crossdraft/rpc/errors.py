@@ -2,6 +2,7 @@
 """What can go wrong between an orchestrator and a service, and the one map to and from gRPC's status codes."""
 
 import os
+import re
 from typing import ClassVar, Self
 
 from grpc import StatusCode
@@ -41,6 +42,15 @@ CLOSED_ADVICE = (
     "it closed the connection at once: if it speaks TLS, it takes only clients with a valid certificate of its CA; "
     "check --tls-ca, --tls-cert and --tls-key, of which the API of `serve grpc` and `serve http` needs --tls-ca alone"
 )
+# Where a service is, as texts of this package, of gRPC and of Python have it, with the word before it.
+ADDRESS = re.compile(
+    r"(?: at)?(?: |\b)(?:ipv[46]:)?(?:\[[^\s\]]+\]|%5B\S+?%5D|(?<![\w.-])[\w.-]+):\d{1,5}(?!\w|\.\d)|\('\S+', \d+\)"
+)
+
+
+def without_addresses(text: str) -> str:
+    """A text for clients: `target at 10.0.0.1:7001: it is full` is `target: it is full`."""
+    return ADDRESS.sub("", text)
 
 
 class ServiceError(Exception):

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from prometheus_client import CollectorRegistry, Histogram
 
 SMALL = 1024  # bytes of a request that are handled in the loop: a thread costs more
+MEDIUM = 2**16  # bytes of a request that does not wait for larger ones
 LARGE = 2**20  # bytes of a request whose memory is given back to the system at once
 INTERVAL = 0.05  # seconds between two looks at the clock
 LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # bounds of the histogram, seconds
@@ -21,22 +22,22 @@ T = TypeVar("T")
 class Beside:
     """Runs what grows with a request in a thread, so that the event loop goes on with other requests.
 
-    One thread by default: Python's own work takes turns with the loop, and each further thread would take one, too.
+    By default one thread for large requests and one for others, which need not wait for those: Python's own work takes
+    turns with the loop, and each further thread would take one, too.
     Work should release the interpreter lock, or be Python code, which passes it on every few ms; one long call into
     C that keeps the lock (`json.loads`) stops the loop from any thread.
     """
 
     def __init__(self, name: str, threads: int = 1, small: int = SMALL) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._pools = [ThreadPoolExecutor(threads, thread_name_prefix=f"{name} {of}") for of in ("medium", "large")]
         self._small = small  # bytes
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns or raises; `size`, in bytes, says how much there is to do, and little is done here."""
         if size <= self._small:
             return work(*args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, _trimmed, size, lambda: work(*args, **kwargs)
-        )
+        pool = self._pools[size > MEDIUM]
+        return await asyncio.get_running_loop().run_in_executor(pool, _trimmed, size, lambda: work(*args, **kwargs))
 
 
 def _trimmed(size: int, work: Callable[[], T]) -> T:

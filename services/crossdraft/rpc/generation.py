@@ -23,6 +23,7 @@ from crossdraft.rpc.errors import (
     from_status,
     to_status,
     to_trailer,
+    without_addresses,
 )
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
@@ -229,6 +230,7 @@ def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
 
 def _encode_statistics(statistics: Statistics) -> pb.Statistics:
     given = {name: value for name, value in vars(statistics).items() if name != "lanes"}
+    given["drafter_lost"] = without_addresses(statistics.drafter_lost)
     return pb.Statistics(**given, lanes=map(_encode_lane, statistics.lanes))
 
 

@@ -97,6 +97,7 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),  # without a call; the client's next one opens another
     ("grpc.max_concurrent_streams", 1000),  # of a connection; further calls wait in the client's gRPC
     ("grpc.max_metadata_size", 16 * 1024),
 )

@@ -1,5 +1,9 @@
 """/v1/chat/completions, as the official client sees it."""
 
+from typing import Any
+
+import pytest
+
 from crossdraft.serving.http.requests import MAX_TOKENS
 from crossdraft.types.request import Chat, Message
 from tests.serving.fakes import FakeBackend
@@ -78,3 +82,46 @@ async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, out
     assert outputs.requests[0].generation.prompt == Chat(
         (Message("user", "Say"),), False, True, '{"enable_thinking": false}'
     )
+
+
+NOTHING: dict[str, Any] = {
+    "skip_special_tokens": True, "spaces_between_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0,
+    "early_stopping": False, "priority": 0, "response_format": {"type": "text"}, "guided_regex": None,
+    "structured_outputs": None, "include_reasoning": True, "return_tokens_as_token_ids": False, "documents": [],
+    "mm_processor_kwargs": {}, "logits_processors": [], "verbosity": "medium", "reasoning_effort": "none",
+}  # fmt: skip
+ALWAYS: dict[str, Any] = {
+    "store": False, "metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "safety_identifier": "me",
+    "prompt_cache_key": "a", "prompt_cache_retention": "24h", "logit_bias": {}, "stop": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"functions": [], "function_call": "none", "modalities": ["text"]},
+        {"logprobs": False, "top_logprobs": 0, "echo": False, "add_special_tokens": False},
+    ],
+)
+async def test_fields_that_ask_for_nothing_are_taken(served: Front, outputs: FakeBackend, more: dict[str, Any]) -> None:
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=NOTHING | ALWAYS | more)
+    plain, other = (one.generation for one in outputs.requests)
+    assert plain == other
+    await served.openai.completions.create(model="toy", prompt="Say", extra_body=NOTHING | ALWAYS)
+    assert outputs.requests[-1].generation.prompt == "Say"
+
+
+async def test_what_else_messages_and_parts_have_is_not_for_the_model(served: Front, outputs: FakeBackend) -> None:
+    answer = {
+        "role": "assistant", "content": "No.", "type": "message", "id": "msg_1", "status": "completed", "refusal": None,
+        "annotations": [], "tool_calls": [], "function_call": None, "audio": None, "reasoning_content": "Hm.",
+    }  # fmt: skip
+    part = {"type": "text", "text": "Say", "cache_control": {"type": "ephemeral"}, "annotations": [{"a": 1}]}
+    tool = {"role": "tool", "content": "5", "tool_call_id": "call_1", "artifact": {}}
+    messages: Any = [{"role": "user", "content": [part], "timestamp": 1.5}, answer, tool]
+    await served.openai.chat.completions.create(model="toy", messages=messages)
+    (order,) = outputs.requests
+    assert order.generation.prompt == Chat((Message("user", "Say"), Message("assistant", "No."), Message("tool", "5")))

@@ -1,17 +1,22 @@
 """What goes wrong, in OpenAI's shape."""
 
 import inspect
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from openai import APIError, APIStatusError, BadRequestError, InternalServerError
 
-from crossdraft.client import RequestError
+from crossdraft.client import Reason, RequestError
 from crossdraft.rpc import errors
+from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving import backend
-from crossdraft.serving.backend import OverloadedError, UnknownModelError
+from crossdraft.serving.backend import OutputItem, OutputRequest, OverloadedError, TraceSpans, UnknownModelError
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
+from crossdraft.trace.timeline import Span, What
 from crossdraft.types.request import PromptTooLongError
-from tests.serving.fakes import FakeBackend
+from tests.serving.fakes import FakeBackend, figures
 from tests.serving.http.conftest import Front, front
 from tests.serving.http.faults import COMPLETIONS, fault
 
@@ -32,9 +37,40 @@ def test_a_more_special_error_is_looked_up_first() -> None:
         seen.append(kind)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, meaning in MEANINGS.items() if meaning.status >= 500])
-def test_what_services_say_of_themselves_is_not_for_clients(kind: type[Exception]) -> None:
-    assert "10.0.0.1" not in refusal_of(kind("target at 10.0.0.1:7001: gone"), "some").message
+OF_SERVICES = [kind for kind in MEANINGS if issubclass(kind, errors.ServiceError)]
+
+
+@pytest.mark.parametrize("kind", OF_SERVICES)
+def test_where_services_are_is_for_the_log_and_not_for_clients(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    refused = refusal_of(kind("target at 10.0.0.1:7001: k must be smaller"), "some")
+    assert "10.0.0.1" not in refused.message
+    assert MEANINGS[kind].text or refused.message == "target: k must be smaller"
+    assert "target at 10.0.0.1:7001: k must be smaller" in caplog.text
+
+
+async def test_a_trace_does_not_say_where_services_are(outputs: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "drafter at 10.0.0.1:7002: gone"
+    outputs.end = OutputEnded(Reason.STOP, replace(figures(4), drafter_lost=why))
+    stream = outputs.stream
+
+    async def traced(request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
+        yield TraceSpans(
+            (Span("drafter", 0.0, 0.0, What.LOST, why, 1), Span("output", 0.0, 0.0, What.ACCEPTED, "a:1", 1))
+        )
+        async with aclosing(stream(request)) as items:
+            async for item in items:
+                yield item
+
+    monkeypatch.setattr(outputs, "stream", traced)
+    async with front(outputs) as served:
+        body = {"prompt": "Say", "stream": True, "speculative": {"trace": True}}
+        reply = await served.post(COMPLETIONS, **body)
+    assert "10.0.0.1" not in reply.text
+    assert reply.text.count("drafter: gone") == 2
+    assert '"a:1"' in reply.text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Requests that are refused before anything is made: the client is told what to change."""
 
+import asyncio
+import json
 from typing import Any
 
 import httpx2 as httpx
@@ -66,7 +68,31 @@ HOW = "speculative"
         (COMPLETIONS, SAY | {"seed": 1, HOW: {"method": "coupled"}}, f"{HOW}.method", "use the method 'seeded'"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, CHATTING | {"tools": [{}]}, "tools", "tools is not served: leave it out"),
+        (CHAT, CHATTING | {"tools": [{}], "tool_choice": "auto"}, "tools", "tools is not served: leave it out"),
+        (CHAT, CHATTING | {"tool_choice": "required"}, "tool_choice", "it may be 'none' or 'auto'"),
         (CHAT, CHATTING | {"top_logprobs": 2}, None, "needs logprobs"),
+        (CHAT, CHATTING | {"reasoning_effort": "high"}, "reasoning_effort", "reasoning_effort is not served"),
+        (CHAT, CHATTING | {"skip_special_tokens": False}, "skip_special_tokens", "is not served"),
+        (CHAT, CHATTING | {"use_beam_search": True, "length_penalty": 1}, "use_beam_search", "is not served"),
+        (CHAT, CHATTING | {"seeed": None, "temprature": 0}, "temprature", "Unrecognized request argument supplied"),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "messages.0.tool_calls",
+            "messages.0.tool_calls is not served: leave it out",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "audio": {"id": "a"}}]},
+            "messages.0.audio",
+            "messages.0.audio is not served: leave it out",
+        ),
+        (COMPLETIONS, {"prompt": ["a"] * 2049}, "prompt", "it must have at most 2048 items"),
+        (COMPLETIONS, {"prompt": [[5]] * 2049}, "prompt", "it must have at most 2048 items"),
+        (COMPLETIONS, {"prompt": [5] * (2**20 + 1)}, "prompt", "it must have at most 1048576 items"),
+        (COMPLETIONS, {"prompt": ["a", [5] * (2**20 + 1)]}, "prompt.1", "it must have at most 1048576 items"),
+        (COMPLETIONS, SAY | {"allowed_token_ids": [5] * (2**20 + 1)}, "allowed_token_ids", "at most 1048576 items"),
+        (CHAT, {"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
         (COMPLETIONS, SAY | {"suffix": "b"}, "suffix", "suffix is not served: leave it out"),
         (COMPLETIONS, SAY | {"guided_json": {}}, "guided_json", "guided_json is not served: leave it out"),
         (COMPLETIONS, SAY | {f"a{number}": 1 for number in range(2000)}, "a0", "Unrecognized request argument"),
@@ -110,6 +136,12 @@ OBJECT = "it must be a JSON object"
         (b"[" * 100_000, JSON, "nested too deeply"),
         (b'{"prompt": "\\ud800"}', JSON, "it is not Unicode text"),
         (b'{"prompt": NaN}', JSON, "it must be a text, a list"),
+        (b'{"prompt": ' + b"1" * 5000 + b"}", JSON, "too many digits"),
+        (
+            b'{"prompt": ' + json.dumps('x["a"] = {"\\\\": [1]}\\n' * 20_000).encode() + b', "n": 0}',
+            JSON,
+            "n: it must be",
+        ),
     ],
 )
 async def test_what_is_no_request_at_all(
@@ -141,3 +173,37 @@ async def test_a_body_over_the_limit(outputs: FakeBackend, chunked: bool) -> Non
         response = await small.http.post(COMPLETIONS, content=content, headers=kind)
         assert (response.status_code, fault(response)["code"]) == (413, "request_too_large")
         assert (await small.post(COMPLETIONS, prompt="a" * 800)).status_code == 200
+
+
+async def test_all_bodies_together_have_a_limit_too(outputs: FakeBackend) -> None:
+    outputs.waits_after = 0
+    large = {"prompt": "a" * 100_000}
+    async with front(outputs, HttpOptions(max_held_bytes=150_000)) as small:
+        held = asyncio.create_task(small.post(COMPLETIONS, **large))
+        await outputs.wait_running(1)
+        refused = await small.post(COMPLETIONS, **large)
+        assert (refused.status_code, fault(refused)["code"], refused.headers["retry-after"]) == (429, "overloaded", "1")
+        outputs.go_on.set()
+        assert (await small.post(COMPLETIONS, prompt="a" * 60_000)).status_code == 200
+        assert (await held).status_code == 200
+        assert (await small.post(COMPLETIONS, **large)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[[]] * 120_000, ["a"] * 120_000, [{"a": 1}] * 60_000, ["\\", '"', "[{"] * 40_000],
+    ids=["lists", "texts", "objects", "signs"],
+)
+async def test_bodies_with_more_parts_than_a_request_has_are_not_made(
+    direct: httpx.AsyncClient, value: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = json.dumps({"prompt": value}).encode()
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "loads", lambda _: pytest.fail("made"))
+        refused = await direct.post(COMPLETIONS, content=content, headers={"content-type": JSON})
+    assert fault(refused) == {
+        "message": "the body has more than 100000 strings, lists and objects; send less",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_value",
+    }

@@ -1,12 +1,11 @@
 """A request's body, from bytes to a checked model, and what is said of one that is refused.
 
-Large bodies are read in a thread. The JSON decoder in C keeps the interpreter for as long as it takes, 0.4 s for 4 MB
-of small objects, and nothing else runs meanwhile; so those with very many are left to the decoder in Python.
+Large bodies are read in a thread. The JSON decoder keeps the interpreter for as long as it takes, up to 0.4 s for 4 MB
+of small lists, and nothing else runs meanwhile: bodies with more parts than any request has are refused before.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from json import scanner
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
@@ -16,27 +15,15 @@ from starlette.responses import Response
 
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.serving.http.errors import INVALID, RefusedError
+from crossdraft.serving.http.requests import UNSERVED
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Fault = Any  # pydantic's ErrorDetails
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
-NO_TEXT = "the body is not JSON: it is not UTF-8, or nested too deeply"
+NO_TEXT = "the body is not JSON: it is not UTF-8, is nested too deeply, or has a number of too many digits"
+MOST_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
+TOO_MANY = f"the body has more than {MOST_PARTS} strings, lists and objects; send less"
 SHOWN = 60  # characters of a value
-MANY = 50_000  # lists, objects and names, which the decoder in C makes in much less than 0.1 s
-# Fields of OpenAI's and vLLM's requests; those that are neither here nor served are taken for mistakes.
-UNSERVED = frozenset(
-    (
-        "add_special_tokens", "audio", "cache_salt", "chat_template", "documents", "function_call", "functions",
-        "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
-        "include_reasoning", "kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs",
-        "moderation", "prediction", "priority", "prompt_cache_retention", "prompt_embeds", "reasoning_effort",
-        "request_id", "response_format", "return_tokens_as_token_ids", "skip_special_tokens",
-        "spaces_between_special_tokens", "structured_outputs", "tool_call_id", "tool_calls", "use_beam_search",
-        "verbosity", "vllm_xargs", "web_search_options",
-    )
-)  # fmt: skip
-SLOW = json.JSONDecoder()
-SLOW.scan_once = scanner.py_make_scanner(SLOW)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def route_class(beside: Beside) -> type[APIRoute]:
@@ -74,12 +61,13 @@ def parsed(raw: bytes, kind: type[ModelT]) -> ModelT:
 def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     try:
         text = raw.decode(json.detect_encoding(raw), "surrogatepass")
-        many = text.count("[") + text.count("{") + text.count('":') > MANY  # or fewer: some are in strings
-        body = (SLOW.decode if many else json.loads)(text)
+        if _parts(text) > MOST_PARTS:
+            return RefusedError(400, TOO_MANY, INVALID, "invalid_value")
+        body = json.loads(text)
     except json.JSONDecodeError as error:
         text = f"the body is not JSON: {error.msg} at character {error.pos}"
         return RefusedError(400, text, INVALID, "invalid_json")
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     try:
         return kind.model_validate(body)
@@ -87,17 +75,28 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
         return refusal_of_faults(error.errors(include_url=False), body)
 
 
+def _parts(text: str) -> int:
+    """How many strings, lists and objects a JSON text has; exact up to MOST_PARTS."""
+    if len(text) <= MOST_PARTS:
+        return 0
+    outside = text.replace("\\\\", "").replace('\\"', "").split('"', 2 * MOST_PARTS)[::2]
+    return len(outside) + sum(one.count("[") + one.count("{") for one in outside)
+
+
 def refusal_of_faults(faults: Sequence[Fault], body: object) -> RefusedError:
     """The reply to a body that pydantic refused: the first fault.
 
-    Where a field has a union type, pydantic reports one fault for each alternative; the one whose path into the body is
-    the longest counts.
+    Where a field has a union type, pydantic reports one fault for each alternative; a too long list counts, else
+    the one whose path into the body is the longest.
     """
     placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
     named = placed[0][1][:1]
-    first, where = max(
-        placed, key=lambda fault: (fault[1][:1] == named, len(fault[1]), not fault[0]["type"].endswith("_type"))
-    )
+
+    def rank(fault: tuple[Fault, tuple[str, ...]]) -> tuple[bool, bool, int, bool]:
+        kind, where = fault[0]["type"], fault[1]
+        return where[:1] == named, kind == "too_long", len(where), not kind.endswith("_type")
+
+    first, where = max(placed, key=rank)
     param = ".".join(where) or None
     return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, _code(first), param)
 

@@ -118,10 +118,12 @@ def refusal_of(error: Exception, request_id: str) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
-    if meaning.text:
-        log.warning("%s: %s: %s", request_id, type(error).__name__, error)
+    if meaning.text or isinstance(error, errors.ServiceError):
+        level = logging.WARNING if meaning.text else logging.INFO
+        log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
+    text = errors.without_addresses(str(error)) if isinstance(error, errors.ServiceError) else str(error)
     after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
-    return meaning.refusal(in_body(str(error)), param_of(error), after if meaning.status == 429 else None)
+    return meaning.refusal(in_body(text), param_of(error), after if meaning.status == 429 else None)
 
 
 def in_body(text: str) -> str:

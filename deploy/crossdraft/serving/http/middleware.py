@@ -11,8 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
-from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
+from crossdraft.serving.backend import MIN_RETRY_SECONDS
+from crossdraft.serving.http.errors import BUSY, INVALID, RefusedError, refusal_of
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 
 GUARDED = "/v1"
@@ -30,6 +32,7 @@ class HttpOptions(GenerationOptions):
     """
 
     max_bytes: int = 4 * 2**20  # of a request's body
+    max_held_bytes: int = 256 * 2**20  # of the bodies of all requests under way; beyond it only small ones are taken
     max_choices: int = 32  # outputs of one request
     # For /metrics: from the header `Accept` to the text and its type.
     metrics: Callable[[str], tuple[bytes, str]] | None = None
@@ -37,7 +40,11 @@ class HttpOptions(GenerationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option, value in (("--max-body-mib", self.max_bytes), ("--max-choices", self.max_choices)):
+        for option, value in (
+            ("--max-body-mib", self.max_bytes),
+            ("--max-bodies-mib", self.max_held_bytes),
+            ("--max-choices", self.max_choices),
+        ):
             if value <= 0:
                 raise ValueError(f"{option} must be above 0, got {value}")
 
@@ -54,6 +61,7 @@ class Gate:
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
         self._load = 0
+        self._held = 0  # bytes of bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,8 +80,9 @@ class Gate:
         except (RefusedError, KeyRefusedError) as error:
             await reply_of(refusal_of(error, name))(scope, receive, send_named)
         else:
-            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))), self._under_way(scope):
-                await self._app(scope, self._counted(receive), send_named)
+            peer = ":".join(map(str, scope.get("client") or ()))
+            with about(request=name, peer=peer), self._under_way(scope), self._counted(receive) as counted:
+                await self._app(scope, counted, send_named)
 
     @contextmanager
     def _under_way(self, scope: Scope) -> Iterator[None]:
@@ -100,18 +109,26 @@ class Gate:
             text = "too many requests; wait as long as Retry-After says"
             raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
 
-    def _counted(self, receive: Receive) -> Receive:
+    @contextmanager
+    def _counted(self, receive: Receive) -> Iterator[Receive]:
         size = 0
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
+            size += (new := len(message.get("body", b"")))
+            self._held += new
             if size > self._options.max_bytes:
-                raise HTTPException(413, self._too_large().message)
+                raise HTTPException(413) from self._too_large()
+            if size > MEDIUM and self._held > self._options.max_held_bytes:
+                text = "the requests under way are as large as this server takes; ask again later"
+                raise HTTPException(429) from RefusedError(429, text, BUSY, "overloaded", after=MIN_RETRY_SECONDS)
             return message
 
-        return counted
+        try:
+            yield counted
+        finally:
+            self._held -= size
 
     def _too_large(self) -> RefusedError:
         text = f"a body may have {self._options.max_bytes} bytes; send less"

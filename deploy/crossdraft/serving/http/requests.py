@@ -5,7 +5,7 @@ A body is checked by pydantic and then makes its `OutputRequest`s, one for each 
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
@@ -23,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
@@ -38,6 +39,22 @@ MAX_MESSAGES = 4096
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
+EMPTY: Sequence[object] = (False, "", [], {})  # 0 is equal to the first
+# Fields of OpenAI's and vLLM's requests, and values with which they ask for nothing. Those that are neither here nor
+# served are taken for mistakes.
+UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
+    (
+        "add_special_tokens", "audio", "chat_template", "documents", "early_stopping", "echo", "functions",
+        "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_regex", "kv_transfer_params",
+        "logits_processors", "mm_processor_kwargs", "moderation", "prediction", "priority", "prompt_embeds",
+        "request_id", "return_tokens_as_token_ids", "structured_outputs", "use_beam_search", "vllm_xargs",
+        "web_search_options",
+    ), EMPTY,
+) | {
+    "function_call": ("none", "auto"), "guided_json": (), "include_reasoning": (False, True), "length_penalty": (1,),
+    "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "verbosity": ("medium",),
+}  # fmt: skip
 
 
 def _unicode(text: str) -> str:
@@ -82,17 +99,36 @@ Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_f
 Some = Annotated[str, Field(min_length=1), AfterValidator(_unicode)]  # in this order an empty one is still "a string"
 
 
+def _nothing(value: object) -> object:
+    """Refuses what is not served."""
+    if value:
+        raise PydanticKnownError("too_long", {"field_type": "List", "max_length": 0, "actual_length": 1})
+    return None
+
+
+Nothing = Annotated[object, AfterValidator(_nothing), Field(description="Not served.")]
+
+
 class Body(BaseModel):
-    """A JSON object; unknown fields are errors, and null means that a field is left out."""
+    """A JSON object; unknown fields are errors, and null or a neutral value means that a field is left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, data: object) -> object:
+    def _what_asks(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in islice(data.items(), MAX_FIELDS) if value is not None}
+        asking = ((name, value) for name, value in islice(data.items(), MAX_FIELDS) if value is not None)
+        return {
+            name: value for name, value in asking if name in cls.model_fields or value not in UNSERVED.get(name, ())
+        }
+
+
+class Part(Body):
+    """A part of a chat. What it has besides, such as an answer that is sent again, is not for the model."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class Speculative(Body):
@@ -133,6 +169,12 @@ class StreamOptions(Body):
     include_obfuscation: StrictBool = False  # accepted, and without effect
 
 
+class ResponseFormat(Body):
+    """Only text is served."""
+
+    type: Literal["text"]
+
+
 class GenerationBody(Body):
     """The fields that both endpoints have."""
 
@@ -164,6 +206,7 @@ class GenerationBody(Body):
     cache_salt: Text = Field(
         "", max_length=1000, description="Requests of one API key share the n-gram drafter's memory if this is equal."
     )
+    response_format: ResponseFormat | None = None
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
     user: str | None = None
@@ -172,6 +215,7 @@ class GenerationBody(Body):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -234,8 +278,10 @@ class GenerationBody(Body):
         Raises:
             RequestError: fields do not go together.
         """
-        first = self._generation(self.prompts[0])
-        each = [replace(first, prompt=prompt, choice=choice) for prompt in self.prompts for choice in range(self.n)]
+        prompts = self.prompts
+        first = self._generation(prompts[0])
+        different = [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])]
+        each = [one.unchecked(choice=choice) for one in different for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
         chosen = self.speculative.drafter
         drafter, trace = (DECODE_PLAINLY if chosen == PLAIN_DECODING else chosen), self.speculative.trace
@@ -327,14 +373,14 @@ class CompletionBody(GenerationBody):
         return str(self.prompts[index // self.n]) if self.echo and not self.echoes_tokens else ""
 
 
-class TextPart(Body):
+class TextPart(Part):
     """A part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
-class MessageBody(Body):
+class MessageBody(Part):
     """A message of a chat."""
 
     role: Annotated[Text, Field(min_length=1, max_length=100)]
@@ -342,6 +388,9 @@ class MessageBody(Body):
         None, validate_default=True, description="May be null in messages of the assistant."
     )
     name: str | None = None  # accepted, and not shown to the model
+    tool_calls: Nothing = None
+    function_call: Nothing = None
+    audio: Nothing = None
 
     @field_validator("content")
     @classmethod
@@ -356,12 +405,6 @@ class MessageBody(Body):
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return Message("system" if self.role == "developer" else self.role, text)
-
-
-class ResponseFormat(Body):
-    """Only text is served."""
-
-    type: Literal["text"]
 
 
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -388,15 +431,19 @@ class ChatBody(TemplateFields, GenerationBody):
     max_tokens: Tokens | None = Field(None, description="The older name of the same.")
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
-    response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[object], Field(max_length=0)] | None = Field(None, description="Not served.")
     tool_choice: Literal["none", "auto"] | None = None
+    tools: list[object] = Field([], description="Not served: must be empty, unless tool_choice is none.")
     parallel_tool_calls: bool | None = None  # accepted, and without effect
+
+    @field_validator("tools")
+    @classmethod
+    def _unless_none(cls, tools: object, info: ValidationInfo) -> object:
+        return [] if info.data.get("tool_choice") == "none" else _nothing(tools) or []
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
         return self
 

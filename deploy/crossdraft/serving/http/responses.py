@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
+from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.timeline import Span
@@ -90,8 +91,9 @@ class Figures(BaseModel):
     @staticmethod
     def of(statistics: Statistics) -> "Figures":
         wire = statistics.bytes_sent + statistics.bytes_received
-        names = Figures.model_fields.keys() - {"wire_bytes"}
-        return Figures(wire_bytes=wire, **{name: getattr(statistics, name) for name in names})
+        names = Figures.model_fields.keys() - {"wire_bytes", "drafter_lost"}
+        lost = without_addresses(statistics.drafter_lost)
+        return Figures(wire_bytes=wire, drafter_lost=lost, **{name: getattr(statistics, name) for name in names})
 
 
 class Trace(BaseModel):

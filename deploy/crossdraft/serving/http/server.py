@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from types import MappingProxyType
 from typing import Self
@@ -17,6 +18,8 @@ from fastapi import FastAPI
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles, Renewed
 from crossdraft.rpc.server import Listening, warn_if_open
+from crossdraft.serving.http.connections import Connection, Connections
+from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048  # connections waiting to be accepted
@@ -30,8 +33,9 @@ class _Uvicorn(uvicorn.Server):
     application; closing their connections ends them the way a client that leaves does.
     """
 
-    def __init__(self, config: uvicorn.Config, grace_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, grace_seconds: float, limits: ConnectionLimits) -> None:
         super().__init__(config)
+        self._connections = Connections(limits)
         self.listens = asyncio.Event()
         self._grace_seconds = grace_seconds
 
@@ -42,7 +46,14 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; then sets `listens`."""
-        await super().startup(sockets)
+        await super().startup([])  # it would let connections take a minute for their TLS handshake
+        seconds = self._connections.limits.header_seconds if self.config.ssl else None
+        make = partial(Connection, self._connections, self.config, self.server_state, self.lifespan.state)
+        for one in sockets or ():
+            made = asyncio.get_running_loop().create_server(
+                make, sock=one, ssl=self.config.ssl, backlog=BACKLOG, ssl_handshake_timeout=seconds
+            )
+            self.servers.append(await made)
         self.listens.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -72,11 +83,19 @@ class HttpServer:
         app: the application.
         listening: of its fields host, port, tls (if FrontFiles) and grace_seconds.
         marks: further fields of the ready line.
+        limits: of connections.
     """
 
-    def __init__(self, app: FastAPI, listening: Listening, marks: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        listening: Listening,
+        marks: Mapping[str, str] = MappingProxyType({}),
+        limits: ConnectionLimits | None = None,
+    ) -> None:
         self._app = app
         self._listening = listening
+        self._limits = limits or ConnectionLimits()
         self._marks = marks
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
@@ -94,17 +113,15 @@ class HttpServer:
         where = await asyncio.to_thread(_bound, self._listening)
         config = uvicorn.Config(
             self._app,
-            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=BACKLOG,
             ssl_context_factory=None if secured is None else lambda *_: secured,
             timeout_graceful_shutdown=ceil(self._listening.grace_seconds) + ENDING_SECONDS,
         )
-        self._server = _Uvicorn(config, self._listening.grace_seconds)
+        self._server = _Uvicorn(config, self._listening.grace_seconds, self._limits)
         self._task = asyncio.create_task(self._server.serve([where]))
         self.address = f"{self._listening.host}:{where.getsockname()[1]}"
         await self._server.listens.wait()

@@ -5,19 +5,21 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
-from crossdraft.trace.timeline import Span
+from crossdraft.trace.timeline import Span, What
 
 log = logging.getLogger(__name__)
 BYTES = 8  # of a token in a reply, about
@@ -76,7 +78,7 @@ class Chunks:
     def _event(self, index: int, item: OutputItem) -> bytes:
         """Of one item; empty if it shows nothing."""
         if isinstance(item, TraceSpans):
-            self._spans[index] += item.spans
+            self._spans[index] += map(_without_address, item.spans)
             return b""
         output, chunk = self._outputs[index], b""
         if self._shows(item):
@@ -103,6 +105,10 @@ class Chunks:
         if self._spans[index]:
             fields["spans"], self._spans[index] = self._spans[index], []
         return Trace.model_validate(fields)
+
+
+def _without_address(span: Span) -> Span:
+    return replace(span, label=without_addresses(span.label)) if span.what is What.LOST else span
 
 
 def event_of(value: BaseModel) -> bytes:
