@@ -37,7 +37,8 @@ TIGHT = {
 
 def greedy(at_once: int, likely: int | None = None) -> dict[str, Any]:
     sampling = {"temperature": 0.0, "max_tokens": TOKENS, "logprobs": likely}
-    return {"prompts": [one.text for one in prompts()[:16]], "at_once": at_once, "sampling": sampling}
+    texts = [one.text for one in prompts()[:15]]
+    return {"prompts": [*texts, texts[-1]], "at_once": at_once, "sampling": sampling}
 
 
 def differs(reference: dict[str, Any], found: dict[str, Any]) -> bool:
