@@ -9,7 +9,7 @@ from rich.console import Console
 
 from crossdraft.loadtest import plots
 from crossdraft.loadtest import report as tables
-from crossdraft.loadtest.report import Comparison, LoadReport, LoadRun, plain
+from crossdraft.loadtest.report import LoadReport, LoadRun, plain
 from crossdraft.loadtest.summary import added_by, summary_of
 from tests.loadtest.values import CONDITIONS, FAILED, WHOLE, at, validated
 
@@ -20,11 +20,11 @@ def run_of(way: str, delay: float | None, *timelines: object) -> LoadRun:
 
 RUNS = (
     run_of("HTTP", 0.0, WHOLE, FAILED),
-    run_of("in process", 0.0, WHOLE, replace(FAILED, error="timed out")),
+    run_of("in process", 0.0, WHOLE, replace(FAILED, error="timed out", fault="no end")),
     run_of("HTTP", 5.0, *(at(number, 0.1 * number, 1.0 + number) for number in range(20))),
 )
-ADDED = added_by("HTTP", RUNS[0].repetitions, "in process", RUNS[1].repetitions)
-REPORT = LoadReport(CONDITIONS, RUNS, (Comparison(0.0, ADDED),))
+ADDED = added_by("HTTP", RUNS[0].repetitions, 0.0, "in process", RUNS[1].repetitions)
+REPORT = LoadReport(CONDITIONS, RUNS, (ADDED,))
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,11 @@ def test_tables_have_every_figure() -> None:
 
 
 def test_what_must_not_be_overlooked() -> None:
-    notes = [note for run in RUNS for note in tables.notes_of(run)]
-    assert notes == [
+    assert list(tables.notes_of(REPORT)) == [
         "HTTP, 0 ms: 1 of 2 requests failed: 1 HTTP 429",
         "in process, 0 ms: 1 of 2 requests failed: 1 timed out",
+        "HTTP 429: no room",
+        "timed out: no end",
     ]
 
 

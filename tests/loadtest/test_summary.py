@@ -79,7 +79,7 @@ def test_repetitions_follow_on_one_another() -> None:
 def test_what_a_way_adds_is_found_in_pairs() -> None:
     direct = [[at(0, 0.0, 1.0), at(1, 1.0, 2.0)], [at(0, 5.0, 1.0), at(1, 6.0, 1.0)]]
     front = [[at(0, 0.0, 1.4), at(1, 1.0, 2.2)], [at(0, 9.0, 1.0), replace(at(1, 9.0, 9.0), error="HTTP 500")]]
-    found = added_by("HTTP", front, "in process", direct)
+    found = added_by("HTTP", front, None, "in process", direct)
     near(found.end_to_end_ms, 3, 200, 200, 360, 396)  # 400, 200 and 0
     near(found.per_token_ms, 3, 100, 100, 180, 198)
     assert found.per_token_ratio == pytest.approx(1.1)

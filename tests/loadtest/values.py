@@ -42,7 +42,9 @@ WHOLE = RequestTimeline(
     made=(0.09, 0.18, 0.18, 0.37),
     figures=FIGURES,
 )
-FAILED = replace(WHOLE, number=1, sent=11.0, chunks=(), ended=12.5, made=(), error="HTTP 429", figures=None)
+FAILED = replace(
+    WHOLE, number=1, sent=11.0, chunks=(), ended=12.5, made=(), error="HTTP 429", fault="no room", figures=None
+)
 
 
 def validated(report: dict[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,16 @@ configurations are measured under one emulated delay after another; within a del
 
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 from rich.console import Console
 
 from crossdraft.bench.harness import in_turns
 from crossdraft.bench.services import Distant, Served, delays_of, service
+from crossdraft.bench.workload import gathered
 from crossdraft.cli.options import (
     NO_DRAFTER,
     ExistingServers,
@@ -45,15 +45,22 @@ from crossdraft.console.running import (
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import Comparison, LoadReport, LoadRun, LoadSettings, notes_of, plain, tables_of, titled
-from crossdraft.loadtest.requests import Prompt, RequestSettings, requests_over
-from crossdraft.loadtest.runner import LoadClient, RequestTimeline, Runner
-from crossdraft.loadtest.summary import added_by, summary_of
+from crossdraft.loadtest.report import (
+    GRPC,
+    HTTP,
+    IN_PROCESS,
+    LoadReport,
+    LoadSettings,
+    notes_of,
+    plain,
+    tables_of,
+    titled,
+)
+from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
+from crossdraft.loadtest.runner import LoadClient, RequestTimeline, send
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import GenerationClient
 from crossdraft.rpc.security import TlsFiles, trusting_credentials
-
-HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,85 +244,62 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
     return started.stages(), started.described
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class LoadTest:
-    """A running test."""
+    """A test."""
 
     conditions: LoadSettings
     prompts: tuple[Prompt, ...]
     timeout_seconds: float  # of a request
     files: LoadFiles
-    runs: list[LoadRun] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
     async def run(self, given: Stages) -> None:
+        report = LoadReport(self.conditions)
         async with aclosing(given) as stages:
             async for stage in stages:
-                await self._stage(stage)
-                self._write()  # after each stage: an interruption loses only the next
-        show(self._report, self.faults)
-        if all(not one.ok for run in self.runs for one in run.timelines):
+                report = report.with_stage(stage.delay_ms, await self._stage(stage))
+                self._write(report)  # after each stage: an interruption loses only the next
+        show(report)
+        if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
-    async def _stage(self, stage: DelayedClients) -> None:
-        for name, client in stage.clients.items():
-            await self._warm_up(name, client)
+    async def _stage(self, stage: DelayedClients) -> dict[str, list[list[RequestTimeline]]]:
+        for name, client in stage.clients.items() if self.conditions.warm_up else ():
+            timelines = await self._made(f"{name}, warm-up", client, self.conditions.warm_up)
+            if not any(one.ok for one in timelines):
+                error, fault = timelines[0].error, timelines[0].fault
+                raise CommandFailed(f"the first requests failed ({error}): {fault or 'no token came'}")
 
         async def turn(name: str, _: int) -> list[RequestTimeline]:
             return await self._made(titled(name, stage.delay_ms), stage.clients[name], self.conditions.requests)
 
-        self._keep(stage.delay_ms, await in_turns(list(stage.clients), self.conditions.repeat, turn))
-
-    async def _warm_up(self, name: str, client: LoadClient) -> None:
-        """Raises CommandFailed if all of its requests fail."""
-        if not self.conditions.warm_up:
-            return
-        timelines = await self._made(f"{name}, warm-up", client, self.conditions.warm_up)
-        if not any(one.ok for one in timelines):
-            error = timelines[0].error
-            raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
-        self.faults.clear()
+        return await in_turns(list(stage.clients), self.conditions.repeat, turn)
 
     async def _made(self, title: str, client: LoadClient, count: int) -> list[RequestTimeline]:
         """The first `count` requests."""
+        prompts = self.prompts if client.chats else requests.texts_of(self.prompts)
         with counted(count, title) as advance:
-            runner = Runner(client, self.timeout_seconds, partial(self._ended, advance))
-            prompts = self.prompts if client.chats else requests.texts_of(self.prompts)
+
+            async def sent(request: Request) -> RequestTimeline:
+                timeline = await send(client, request, self.timeout_seconds)
+                advance()
+                return timeline
+
             asked = requests_over(prompts, count, self.conditions.wishes)
-            return await runner.run(self.conditions.clients, asked)
+            return await gathered(sent, asked, self.conditions.clients)
 
-    def _ended(self, advance: Callable[[], None], timeline: RequestTimeline, text: str) -> None:
-        advance()
-        if timeline.error:
-            self.faults.setdefault(timeline.error, text)
-
-    def _keep(self, delay_ms: float | None, found: dict[str, list[list[RequestTimeline]]]) -> None:
-        for name, repetitions in found.items():
-            self.runs.append(LoadRun(name, delay_ms, summary_of(repetitions), tuple(map(tuple, repetitions))))
-        if IN_PROCESS in found:
-            for name in (name for name in found if name != IN_PROCESS):
-                added = added_by(name, found[name], IN_PROCESS, found[IN_PROCESS])
-                self.comparisons.append(Comparison(delay_ms, added))
-
-    @property
-    def _report(self) -> LoadReport:
-        return LoadReport(self.conditions, tuple(self.runs), tuple(self.comparisons))
-
-    def _write(self) -> None:
+    def _write(self, report: LoadReport) -> None:
         """Raises CommandFailed."""
         if self.files.json_file is not None:
-            write_text(self.files.json_file, json.dumps(plain(self._report), indent=1) + "\n")
+            write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
         if self.files.picture is not None:
-            save_picture(figure_of(self._report), self.files.picture, DOTS_PER_INCH)
+            save_picture(figure_of(report), self.files.picture, DOTS_PER_INCH)
 
 
-def show(report: LoadReport, faults: dict[str, str]) -> None:
+def show(report: LoadReport) -> None:
     """Tables on stdout; warnings and the first error of each kind on stderr."""
     for table in tables_of(report):
         print_whole(table)
     notes = Console(stderr=True)
-    for note in (note for run in report.runs for note in notes_of(run)):
-        notes.print(note, highlight=False, soft_wrap=True)
-    for kind, text in faults.items():
-        notes.print(f"{kind}: {text}", highlight=False, markup=False, soft_wrap=True)
+    for note in notes_of(report):
+        notes.print(note, highlight=False, markup=False, soft_wrap=True)

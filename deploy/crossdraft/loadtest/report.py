@@ -1,8 +1,8 @@
 """A load test's report: as JSON, which deploy/loadtest/report.schema.json describes, and as tables."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -11,9 +11,10 @@ from rich.table import Table
 
 from crossdraft.loadtest.requests import RequestSettings
 from crossdraft.loadtest.runner import RequestTimeline
-from crossdraft.loadtest.summary import MILLISECONDS, Added, Hop, Spread, Summary
+from crossdraft.loadtest.summary import MILLISECONDS, Added, Hop, Repetitions, Spread, Summary, added_by, summary_of
 
 FORMAT = 2
+HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
 ROUNDED = 4  # digits of milliseconds after the point
 
 
@@ -58,20 +59,20 @@ class LoadRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What one configuration adds to another under one delay."""
-
-    delay_ms: float | None
-    added: Added
-
-
-@dataclass(frozen=True)
 class LoadReport:
     """All of it."""
 
     conditions: LoadSettings
-    runs: tuple[LoadRun, ...]
-    comparisons: tuple[Comparison, ...] = ()
+    runs: tuple[LoadRun, ...] = ()
+    comparisons: tuple[Added, ...] = ()
+
+    def with_stage(self, delay_ms: float | None, found: Mapping[str, Repetitions]) -> "LoadReport":
+        """The same with what was found under one more delay, by configuration."""
+        runs = [LoadRun(way, delay_ms, summary_of(each), tuple(map(tuple, each))) for way, each in found.items()]
+        direct = found.get(IN_PROCESS)
+        others = [(way, each) for way, each in found.items() if direct is not None and each is not direct]
+        added = [added_by(way, each, delay_ms, IN_PROCESS, direct or ()) for way, each in others]
+        return replace(self, runs=(*self.runs, *runs), comparisons=(*self.comparisons, *added))
 
 
 def plain(report: LoadReport) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def plain(report: LoadReport) -> dict[str, Any]:
         "format": FORMAT,
         "conditions": asdict(report.conditions),
         "runs": runs,
-        "comparisons": [{"delay_ms": one.delay_ms, **asdict(one.added)} for one in report.comparisons],
+        "comparisons": list(map(asdict, report.comparisons)),
     }
     plain_values: dict[str, Any] = json.loads(json.dumps(found))  # tuples become lists
     return plain_values
@@ -178,16 +179,19 @@ def tables_of(report: LoadReport) -> Iterator[Table]:
         yield _compared(report.comparisons)
 
 
-def notes_of(run: LoadRun) -> Iterator[str]:
-    errors = run.summary.errors
-    if errors:
-        counted = ", ".join(f"{count} {kind}" for kind, count in errors.items())
-        yield f"{run.name}: {sum(errors.values())} of {run.summary.requests} requests failed: {counted}"
+def notes_of(report: LoadReport) -> Iterator[str]:
+    """How many requests failed, and the first error of each kind."""
+    for run in report.runs:
+        if errors := run.summary.errors:
+            counted = ", ".join(f"{count} {kind}" for kind, count in errors.items())
+            yield f"{run.name}: {sum(errors.values())} of {run.summary.requests} requests failed: {counted}"
+    failed = [one for run in report.runs for one in run.timelines if one.error]
+    first = {one.error: one.fault for one in reversed(failed)}
+    yield from (f"{kind}: {text}" for kind, text in sorted(first.items()))
 
 
-def _compared(comparisons: Sequence[Comparison]) -> Table:
-    added = [one.added for one in comparisons]
-    names = [titled(one.added.way, one.delay_ms) for one in comparisons]
+def _compared(added: Sequence[Added]) -> Table:
+    names = [titled(one.way, one.delay_ms) for one in added]
     table = _table(f"added to {added[0].than} ({QUANTILES})", names)
     table.add_row("first token, ms", *(spread(one.first_token_ms) for one in added))
     table.add_row("per token, ms", *(spread(one.per_token_ms) for one in added))

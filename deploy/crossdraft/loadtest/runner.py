@@ -1,11 +1,11 @@
-"""Sends requests by clients that wait for their answers, and keeps the moments of each.
+"""Sends requests, and keeps the moments of each.
 
 All moments are seconds of one clock.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -90,6 +90,7 @@ class RequestTimeline:
     ended: float  # arrival of its end, or of its error
     made: tuple[float, ...] = ()  # for each chunk: seconds the server took until it was made; empty: not said
     error: str = ""  # kind of the error that ended it; empty: none
+    fault: str = ""  # its text
     figures: Costs | None = None  # None: it had no end
 
     @property
@@ -125,53 +126,32 @@ class RequestTimeline:
         return tuple(came - self.sent - made for came, made in zip(self.chunks, self.made, strict=False))
 
 
-@dataclass(frozen=True, eq=False)
-class Runner:
-    """Sends requests by one client."""
-
-    client: LoadClient
-    timeout_seconds: float  # after which a request is cancelled
-    on_end: Callable[[RequestTimeline, str], None] = lambda timeline, text: None  # with the text of its error
-    now: Callable[[], float] = time.monotonic  # seconds of the clock that the client's moments are of
-
-    async def run(self, at_once: int, requests: Sequence[Request]) -> list[RequestTimeline]:
-        """All requests, so many of them under way at once; their timelines in the order of their numbers."""
-        left = iter(requests)
-        timelines: list[RequestTimeline] = []
-
-        async def client() -> None:
-            for request in left:  # the clients share it
-                timelines.append(await self._send(request))
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(client())
-        return sorted(timelines, key=lambda one: one.number)
-
-    async def _send(self, request: Request) -> RequestTimeline:
-        sent, error, text = self.now(), "", ""
-        chunks: list[Chunk] = []
-        end: End | None = None
-        try:
-            async with asyncio.timeout(self.timeout_seconds), aclosing(self.client.stream(request)) as stream:
-                async for one in stream:
-                    if isinstance(one, Chunk):
-                        chunks.append(one)
-                    else:
-                        end = one
-        except TimeoutError:
-            error, text = TIMED_OUT, f"no end after {self.timeout_seconds:g} s"
-        except RequestFailedError as failure:
-            error, text = failure.kind, str(failure)
-        timeline = RequestTimeline(
-            number=request.number,
-            category=request.prompt.category,
-            sent=sent,
-            chunks=tuple(one.at for one in chunks),
-            ended=self.now() if end is None else end.at,
-            made=tuple(one.made for one in chunks if one.made is not None),
-            error=error,
-            figures=None if end is None else end.figures,
-        )
-        self.on_end(timeline, text)
-        return timeline
+async def send(
+    client: LoadClient, request: Request, timeout_seconds: float, now: Callable[[], float] = time.monotonic
+) -> RequestTimeline:
+    """Sends a request and waits for its end, so long at most; `now` is the clock that the client's moments are of."""
+    sent, error, fault = now(), "", ""
+    chunks: list[Chunk] = []
+    end: End | None = None
+    try:
+        async with asyncio.timeout(timeout_seconds), aclosing(client.stream(request)) as stream:
+            async for one in stream:
+                if isinstance(one, Chunk):
+                    chunks.append(one)
+                else:
+                    end = one
+    except TimeoutError:
+        error, fault = TIMED_OUT, f"no end after {timeout_seconds:g} s"
+    except RequestFailedError as failure:
+        error, fault = failure.kind, str(failure)
+    return RequestTimeline(
+        number=request.number,
+        category=request.prompt.category,
+        sent=sent,
+        chunks=tuple(one.at for one in chunks),
+        ended=now() if end is None else end.at,
+        made=tuple(one.made for one in chunks if one.made is not None),
+        error=error,
+        fault=fault,
+        figures=None if end is None else end.figures,
+    )

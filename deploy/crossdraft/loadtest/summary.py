@@ -197,14 +197,15 @@ class Added:
     """Milliseconds that a configuration takes longer than another, for the requests that both answered."""
 
     way: str  # the configuration's name
-    than: str  # the other one's
+    delay_ms: float | None  # under which both were measured; None: nothing is emulated
+    than: str  # the other one's name
     first_token_ms: Spread | None
     per_token_ms: Spread | None  # of each request: its time for each token after the first, less that of the other
     end_to_end_ms: Spread | None
     per_token_ratio: float | None  # median over requests
 
 
-def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Added:
+def added_by(way: str, made: Repetitions, delay_ms: float | None, than: str, others: Repetitions) -> Added:
     """Compares two configurations, whose repetitions have the same requests in the same order."""
     both = (zip(one, other, strict=True) for one, other in zip(made, others, strict=True))
     pairs = [(one, other) for one, other in chain.from_iterable(both) if one.ok and other.ok]
@@ -213,6 +214,7 @@ def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Add
     ratios = [one / other for one, other in known if other > 0]
     return Added(
         way,
+        delay_ms,
         than,
         Spread.of((one.first_token - other.first_token for one, other in pairs), MILLISECONDS),
         Spread.of((one - other for one, other in known), MILLISECONDS),
