@@ -95,13 +95,10 @@ def check_addressed(given: ExistingServers) -> None:
 
 @dataclass(frozen=True)
 class StartedLoad:
-    """Services that run as long as the test, and a server in a process of its own. Raises UsageError."""
+    """Services that run as long as the test, and a server in a process of its own."""
 
     asked: StartedServices
     max_outputs: int  # that the server makes at once
-
-    def __post_init__(self) -> None:
-        assert self.delays, self.models  # both are checked
 
     @property
     def delays(self) -> tuple[float, ...]:
@@ -117,7 +114,7 @@ class StartedLoad:
 
     @property
     def described(self) -> str:
-        """For the report."""
+        """For the report; raises UsageError if a value is out of its range."""
         models = "target {}, drafter {}".format(*map(_described, self.models))
         if not any(self.delays):
             return models

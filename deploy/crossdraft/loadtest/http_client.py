@@ -74,9 +74,10 @@ class HttpClient:
                     text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")
                     raise RequestFailedError(f"HTTP {response.status}", text)
                 async for event in _events(response):
+                    at = time.monotonic()
                     if event == DONE:
                         break
-                    heard = heard_in(json.loads(event), time.monotonic())
+                    heard = heard_in(json.loads(event), at)
                     if isinstance(heard, Chunk):
                         yield heard
                     end = heard if isinstance(heard, End) else end
