@@ -123,7 +123,7 @@ def assert_measured(found: dict[str, Any]) -> None:
     target, *drafters = summary["hops"]
     assert [target["role"], *(one["role"] for one in drafters)] in (["target"], ["target", "drafter"])
     assert target["questions"] >= 3
-    assert all(one["wire_ms"] >= 2 * DELAY for one in drafters)
+    assert [one for one in drafters if one["questions"] and one["wire_ms"] < 2 * DELAY] == []  # it may not be asked
     assert target["bytes_per_token"] > 0
     assert 0 < target["model_share"] <= 1
     assert 0 <= target["idle_share"] < 1
