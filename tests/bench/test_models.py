@@ -1,14 +1,9 @@
-"""Models made for measurements: inflated ones compute what the originals do, lengthened ones take longer texts, and
-random ones know nothing."""
-
-import json
-from pathlib import Path
+"""Models made for measurements: inflated ones compute what the originals do."""
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.bench.models import lengthened
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import grown as inflated
 from crossdraft.engine.loader import load_model
@@ -16,7 +11,7 @@ from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size,
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import tree_of
 from tests.bench.test_transformers_peer import PROMPTS, greedy
-from tests.engine.tiny import CONTEXT, tiny_gpt2, tiny_llama
+from tests.engine.tiny import tiny_gpt2, tiny_llama
 
 PROMPT = (5, 17, 3, 88, 41, 2)
 ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
@@ -76,25 +71,6 @@ def test_a_smaller_shape_is_refused() -> None:
 def test_an_architecture_that_is_not_known_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="GPT2LMHeadModel, and only LlamaForCausalLM"):
         inflated(tiny_gpt2(), Size(4, 96))
-
-
-def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(tmp_path: Path) -> None:
-    name = lengthened("bundled:target", 2048, tmp_path)
-    model = load_model(name, "float32", max_length=2048).model
-    own = load_model("bundled:target", "float32").model
-    assert greedy(model, PROMPTS[0], 3) == greedy(own, PROMPTS[0], 3)
-    assert json.loads((Path(source_of("bundled:target")) / "config.json").read_text())["max_position_embeddings"] < 2048
-    assert lengthened("inflated:7x512:bundled:target", 2048, tmp_path) == f"inflated:7x512:{tmp_path}"
-
-
-def test_a_model_that_is_long_enough_stays_as_it_is_and_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
-    assert lengthened("bundled:target", 16, tmp_path) == "bundled:target"
-    assert not list(tmp_path.iterdir())
-    tiny_gpt2().save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="positions are not rotary"):
-        lengthened(str(tmp_path), 2 * CONTEXT, tmp_path)
-    with pytest.raises(ModelLoadError, match="give a folder"):
-        lengthened("some/model", 2 * CONTEXT, tmp_path)
 
 
 def test_a_name_can_ask_for_a_larger_shape() -> None:

@@ -123,9 +123,10 @@ def test_misspelt_variables_are_noticed_and_those_of_others_are_not() -> None:
 def test_other_versions_are_refused_unless_they_are_allowed() -> None:
     check_version("0.32.0", any_version=False)
     check_version("0.32.1+cu130", any_version=False)
+    check_version("0.33.0", any_version=False)
     check_version("0.99.0", any_version=True)
-    with pytest.raises(NotSupportedError, match=r"vLLM 0\.32, and this is 0\.33\.0: .*CROSSDRAFT_ANY_VLLM=1"):
-        check_version("0.33.0", any_version=False)
+    with pytest.raises(NotSupportedError, match=r"vLLM 0\.32, 0\.33, and this is 0\.34\.0: .*CROSSDRAFT_ANY_VLLM=1"):
+        check_version("0.34.0", any_version=False)
 
 
 def test_without_trust_nothing_is_proposed() -> None:

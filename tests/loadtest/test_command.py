@@ -13,9 +13,7 @@ from crossdraft.cli.loadtest import DelayedClients, LoadTest
 from crossdraft.cli.options import LoadFiles
 from crossdraft.console.running import CommandFailed, run_to_end
 from crossdraft.loadtest.requests import Prompt, Request
-from crossdraft.loadtest.runner import ClosedLoop
-from crossdraft.loadtest.summary import Goal
-from crossdraft.loadtest.timeline import Chunk, End, LoadClient, RequestFailedError
+from crossdraft.loadtest.runner import Chunk, End, LoadClient, RequestFailedError
 from tests.cli.conftest import Cli
 from tests.loadtest.values import CONDITIONS, FIGURES, validated
 
@@ -29,7 +27,7 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
 ) -> None:
     models = "--target-model", target_folder, "--drafter-model", drafter_folder
     ways = "--over", "http", "--over", "grpc", "--compare", "--delay-ms", DELAY
-    load = "--clients", 2, "--requests", 3, "--warm-up", 1, "--max-tokens", 8, "--ignore-eos", "--ttft-ms", 60_000
+    load = "--clients", 2, "--requests", 3, "--warm-up", 1, "--max-tokens", 8, "--ignore-eos"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "def f("}\n{"turns": ["Say"]}\n')
     report, picture = tmp_path / "report.json", tmp_path / "report.png"
@@ -56,7 +54,7 @@ class Instant:
         at = time.monotonic()
         yield Chunk(at)
         yield Chunk(at + 0.001)
-        yield End(at + 0.002, 8, FIGURES)
+        yield End(at + 0.002, FIGURES)
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class InMemory:
     """Two stages of two configurations, one of which is measured beside the other."""
 
     delays: tuple[float, ...] = (0.0, 5.0)
-    services: str = "nothing"
     clients: Mapping[str, LoadClient] = field(default_factory=lambda: {"HTTP": Instant(), "in process": Instant()})
 
     async def stages(self) -> AsyncGenerator[DelayedClients, None]:
@@ -73,8 +70,8 @@ class InMemory:
 
 
 def run(tested: InMemory, files: LoadFiles) -> None:
-    conditions = replace(CONDITIONS, load=ClosedLoop(2), goal=Goal(60_000), requests=3, repeat=2)
-    run_to_end(LoadTest(conditions, (Prompt("text", "a"),), 60.0, tested, files).run())  # type: ignore[arg-type]
+    conditions = replace(CONDITIONS, clients=2, requests=3, repeat=2)
+    run_to_end(LoadTest(conditions, (Prompt("text", "a"),), 60.0, files).run(tested.stages()))
 
 
 def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +80,7 @@ def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest
     found = validated(json.loads(report.read_text()))
     names = [(one["way"], one["delay_ms"]) for one in found["runs"]]
     assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
-    assert [(one["summary"]["requests"], one["summary"]["goodput"]["share"]) for one in found["runs"]] == [(6, 1)] * 4
+    assert [one["summary"]["requests"] for one in found["runs"]] == [6] * 4
     assert [(one["way"], one["delay_ms"]) for one in found["comparisons"]] == [("HTTP", 0), ("HTTP", 5)]
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size < 150_000
@@ -103,7 +100,7 @@ class Refusing:
         if self.answered < 0:
             raise RequestFailedError("HTTP 429", "no room")
         yield Chunk(time.monotonic())
-        yield End(time.monotonic())
+        yield End(time.monotonic(), FIGURES)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +118,12 @@ def assert_measured(found: dict[str, Any]) -> None:
     assert (summary["requests"], summary["errors"], summary["tokens"]) == (3, {}, 24)
     assert all(summary[name]["count"] > 0 for name in LATENCIES)
     assert (summary["front_ms"] is None) == (found["way"] == "in process")
-    assert summary["goodput"]["share"] == 1
     assert summary["acceptance"]["tokens_per_pass"] >= 1
     assert [len(one["chunks_ms"]) for one in found["requests"]] == [8] * 3
     target, *drafters = summary["hops"]
     assert [target["role"], *(one["role"] for one in drafters)] in (["target"], ["target", "drafter"])
     assert target["questions"] >= 3
-    assert all(one["wire_ms"] >= 2 * DELAY for one in drafters)
+    assert [one for one in drafters if one["questions"] and one["wire_ms"] < 2 * DELAY] == []  # it may not be asked
     assert target["bytes_per_token"] > 0
     assert 0 < target["model_share"] <= 1
     assert 0 <= target["idle_share"] < 1
@@ -142,9 +138,6 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--rate", "1", "--clients", "2"], "--rate and --clients are two kinds of load"),
-        (["--clients", "2", "--max-concurrency", "3"], "--max-concurrency is for --rate"),
-        (["--rate", "0"], "--rate must be above 0"),
         (["--clients", "0"], "Invalid value for '--clients'"),
         (["--requests", "0"], "Invalid value for '--requests'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
@@ -152,8 +145,6 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         (["--max-tokens", "0"], "max_tokens must be at least 1"),
         (["--method", "nonsense"], "nonsense"),
         (["--temperature", "-1"], "temperature"),
-        (["--ttft-ms", "0"], "--ttft-ms must be above 0"),
-        (["--tpot-ms", "-1"], "--tpot-ms must be above 0"),
         (["--delay-ms", "a"], "--delay-ms takes numbers"),
         (["--pace-target", "fast"], "a pace is A,B"),
         (["--prompts", "/nowhere"], "cannot read the prompts"),

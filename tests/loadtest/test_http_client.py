@@ -15,7 +15,8 @@ from crossdraft.console.running import UsageError
 from crossdraft.loadtest import http_client
 from crossdraft.loadtest.http_client import HttpClient
 from crossdraft.loadtest.requests import Prompt, Request, RequestSettings
-from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
+from crossdraft.loadtest.runner import Chunk, End, OutputFigures, RequestFailedError
+from crossdraft.types.statistics import LaneFigures, Trips
 
 REQUEST = Request(0, Prompt("text", "def f("), RequestSettings(max_tokens=8))
 
@@ -29,11 +30,15 @@ def token(text: str, milliseconds: float) -> bytes:
     return event({"choices": [{"text": text}], "crossdraft": trace})
 
 
-STATISTICS = {"tokens": 2, "passes": 1, "accepted": 1, "lanes": [{"role": "target", "open_seconds": 0.5}]}
+LANE = {"role": "target", "bytes_sent": 3, "bytes_received": 4, "trip_counts": [1, 2], "trip_seconds": 0.5}
+LANE |= {"queued_seconds": 0.25, "open_seconds": 2.0, "lost": "", "unknown": 1}
+COUNTS = {"passes": 1, "accepted": 1, "corrected": 0, "judged_at": [1], "accepted_at": [1], "method": "slem"}
+STATISTICS = {"tokens": 2, **COUNTS, "lanes": [LANE]}
+TRIPS = Trips((1, 2), 0.5, 0.25)
+FIGURES = OutputFigures(2, 1, 1, 0, (1,), (1,), (LaneFigures("target", "", 3, 4, TRIPS, open_seconds=2.0),))
 END = event({"choices": [{"text": ""}], "crossdraft": {"milliseconds": 9.0, "statistics": STATISTICS}})
-USAGE = event({"choices": [], "usage": {"completion_tokens": 2}})
 DONE = event("[DONE]")
-STREAM = (token("a", 2.5), token("", 5.0), END, USAGE, DONE)
+STREAM = (token("a", 2.5), token("", 5.0), END, DONE)
 
 
 class Server:
@@ -95,9 +100,7 @@ async def test_a_stream_with_a_trace() -> None:
     assert isinstance(end, End)
     assert (first.made, second.made) == (0.0025, 0.005)
     assert first.at <= second.at <= end.at
-    assert end.tokens == 2
-    assert end.figures is not None
-    assert (end.figures.accepted, end.figures.lanes[0].open_seconds) == (1, 0.5)
+    assert end.figures == FIGURES
     assert server.heads[0].startswith("POST /v1/completions HTTP/1.1\r\n")
     assert "Authorization: Bearer secret" in server.heads[0]
     assert server.bodies == [REQUEST.body]
@@ -119,47 +122,23 @@ async def test_a_line_that_is_too_long_ends_the_request(monkeypatch: pytest.Monk
     assert raised.value.kind == "bad event"
 
 
-async def test_another_servers_stream() -> None:
-    server = Server(
-        event({"choices": [{"delta": {"role": "assistant"}}]}),
-        event({"choices": [{"delta": {"content": "Hi"}}]}),
-        event({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
-        USAGE,
-        DONE,
-    )
-    async with asking(server) as client:
-        chunk, end = await heard(client)
-    assert isinstance(chunk, Chunk)
-    assert chunk.made is None
-    assert isinstance(end, End)
-    assert (end.tokens, end.figures) == (2, None)
+async def test_a_server_that_does_not_say_what_an_output_cost() -> None:
+    async with asking(Server(event({"choices": [{"text": "Hi"}]}), DONE)) as client:
+        with pytest.raises(RequestFailedError, match="is it crossdraft's") as raised:
+            await heard(client)
+    assert raised.value.kind == "bad event"
 
 
-@pytest.mark.parametrize(
-    ("card", "sent"),
-    [({"id": "llama"}, {"model": "llama"}), ({"id": "llama", "drafters": []}, {"speculative": {"trace": True}})],
-)
-async def test_a_server_that_is_not_crossdrafts_is_sent_what_it_knows(
-    card: dict[str, object], sent: dict[str, object]
-) -> None:
+@pytest.mark.parametrize(("cards", "chats"), [([{"chats": False}], False), ([{"chats": True}], True), ([], True)])
+async def test_a_server_is_asked_whether_its_model_chats(cards: list[dict[str, object]], chats: bool) -> None:
     async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": [card]})
+        return web.json_response({"data": cards})
 
-    async def complete(request: web.Request) -> web.Response:
-        bodies.append(await request.json())
-        return web.Response(body=b"".join(STREAM))
-
-    bodies: list[dict[str, object]] = []
     app = web.Application()
-    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    app.add_routes([web.get("/v1/models", models)])
     async with TestServer(app) as server, HttpClient(str(server.make_url("")).rstrip("/")) as client:
         await client.learn()
-        assert client.chats
-        card["chats"] = False
-        await client.learn()
-        assert not client.chats
-        await heard(client)
-    assert {name: bodies[0][name] for name in ("model", "speculative") if name in bodies[0]} == sent
+        assert client.chats is chats
 
 
 async def test_a_stream_that_is_left_early_is_closed() -> None:

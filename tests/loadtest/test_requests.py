@@ -7,9 +7,7 @@ import pytest
 
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
-from crossdraft.loadtest.timeline import OutputFigures, figures_of
 from crossdraft.types.request import Chat, Message
-from crossdraft.types.statistics import LaneFigures, Trips
 
 TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
 
@@ -24,7 +22,6 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
             "temperature": 0.7,
             "stream": True,
             "prompt": "def f(",
-            "stream_options": {"include_usage": True},
             "model": "big",
             "seed": 103,
             "ignore_eos": True,
@@ -50,11 +47,6 @@ def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None
     chat = Chat((Message("system", "Be short."), Message("user", "Why?")))
     found = requests.texts_of((Prompt("a", chat), Prompt("b", "def main(")))
     assert found == (Prompt("a", "Be short.\n\nWhy?"), Prompt("b", "def main("))
-
-
-def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
-    asked = Request(0, TEXT, RequestSettings(trace=False))
-    assert set(asked.body) == {"max_tokens", "temperature", "stream", "prompt", "stream_options"}
 
 
 @pytest.mark.parametrize(("method", "temperature", "seed"), [("slem", 1, 5), ("coupled", 1, None), (None, 1, None)])
@@ -110,9 +102,3 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, complaint: str) -> None
         requests.read(file)
     with pytest.raises(ValueError, match="cannot read the prompts"):
         requests.read(tmp_path / "elsewhere")
-
-
-def test_figures_are_read_by_name_and_others_left_out() -> None:
-    lane = {"role": "target", "trip_counts": [1, 2], "trip_seconds": 0.5, "unknown": 1}
-    found = figures_of({"tokens": 3, "passes": 2, "judged_at": [2, 1], "method": "slem", "lanes": [lane]})
-    assert found == OutputFigures(3, 2, judged_at=(2, 1), lanes=(LaneFigures("target", "", 0, 0, Trips((1, 2), 0.5)),))

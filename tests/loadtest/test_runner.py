@@ -1,17 +1,17 @@
-"""Schedules, on a clock that nobody waits for."""
+"""Clients at once, on a clock that nobody waits for."""
 
 import asyncio
 import selectors
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
+from crossdraft.bench.workload import gathered
 from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
-from crossdraft.loadtest.runner import TIMED_OUT, ClosedLoop, Load, OpenLoop, Runner, poisson
-from crossdraft.loadtest.timeline import Chunk, End, OutputFigures, RequestFailedError, RequestTimeline
+from crossdraft.loadtest.runner import TIMED_OUT, Chunk, End, RequestFailedError, RequestTimeline, send
+from tests.loadtest.values import FIGURES
 
 REQUESTS = requests_over((Prompt("text", "x"),), 6, RequestSettings())
 
@@ -62,7 +62,7 @@ class Timed:
                 if request.number in self.failing:
                     raise self.failing[request.number]
                 yield Chunk(now(), 0.25)
-            yield End(now(), 2, OutputFigures(2))
+            yield End(now(), replace(FIGURES, tokens=2))
         finally:
             self.under_way -= 1
             self.ended += 1
@@ -72,74 +72,38 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def run(way: Timed, load: Load, timeout: float = 100.0, seed: int = 5) -> list[RequestTimeline]:
-    found: list[RequestTimeline] = virtually(lambda: Runner(way, timeout, now=now).run(load, REQUESTS, seed))
+def run(way: Timed, at_once: int, timeout: float = 100.0) -> list[RequestTimeline]:
+    found: list[RequestTimeline] = virtually(
+        lambda: gathered(lambda one: send(way, one, timeout, now), REQUESTS, at_once)
+    )
     assert [one.number for one in found] == list(range(6))
     assert way.ended == 6
     return found
 
 
-def test_arrivals_are_a_poisson_process_and_repeat_with_their_seed() -> None:
-    dues = poisson(4.0, 20_000, 1)
-    gaps = np.diff(dues)
-    assert dues == poisson(4.0, 20_000, 1) != poisson(4.0, 20_000, 2)
-    assert gaps.min() > 0
-    assert gaps.mean() == pytest.approx(0.25, abs=0.01)
-    assert gaps.std() == pytest.approx(0.25, abs=0.01)  # exponential: as wide as its mean
-    assert np.mean(gaps > 0.5) == pytest.approx(np.exp(-2), abs=0.01)
-
-
-def test_an_open_loop_asks_when_it_is_due_whatever_became_of_the_others() -> None:
-    way = Timed(each=50.0)
-    found = run(way, OpenLoop(2.0), timeout=1000)
-    dues = poisson(2.0, 6, 5)
-    assert [one.due for one in found] == pytest.approx(dues)
-    assert [one.sent for one in found] == pytest.approx(dues)
-    assert way.most == 6
-    assert [one.end_to_end for one in found] == pytest.approx([100.0] * 6)
-
-
-def test_requests_that_have_to_wait_count_from_when_they_were_due() -> None:
-    way = Timed(each=50.0)
-    found = run(way, OpenLoop(2.0, most=1), timeout=1000)
-    dues = poisson(2.0, 6, 5)
-    assert way.most == 1
-    begin = dues[0]
-    assert [one.sent for one in found] == pytest.approx([begin + 100 * number for number in range(6)])
-    assert [one.due for one in found] == pytest.approx(dues)
-    assert [one.first_token for one in found] == pytest.approx(
-        [begin + 100 * number + 50 - due for number, due in enumerate(dues)]
-    )
-
-
 def test_clients_ask_again_when_they_have_their_answer() -> None:
     way = Timed()
-    found = run(way, ClosedLoop(2))
+    found = run(way, 2)
     assert way.most == 2
-    assert [one.due for one in found] == [0, 0, 2, 2, 4, 4]
-    assert [one.late for one in found] == [0] * 6
+    assert [one.sent for one in found] == [0, 0, 2, 2, 4, 4]
     assert [one.chunks for one in found][2] == (3, 4)
     assert [one.per_token for one in found] == [1.0] * 6
 
 
 def test_what_fails_is_written_down_and_the_others_go_on() -> None:
     way = Timed(failing={1: RequestFailedError("HTTP 429", "no room")})
-    told: list[tuple[int, str, str]] = []
-    trial = Runner(way, 100.0, lambda one, text: told.append((one.number, one.error, text)), now)
-    found = virtually(lambda: trial.run(ClosedLoop(1), REQUESTS, 0))
-    assert [one.error for one in found] == ["", "HTTP 429", "", "", "", ""]
+    found = run(way, 1)
+    assert [(one.error, one.fault) for one in found] == [("", ""), ("HTTP 429", "no room"), *[("", "")] * 4]
     assert (found[1].chunks, found[1].ended, found[1].ok) == ((), 3.0, False)
-    assert told == [(number, "HTTP 429" * (number == 1), "no room" * (number == 1)) for number in range(6)]
 
 
 def test_a_request_without_an_end_is_given_up() -> None:
-    found = run(Timed(each=8.0), ClosedLoop(6), timeout=10.0)
+    found = run(Timed(each=8.0), 6, timeout=10.0)
     assert {(one.error, one.chunks, one.ended) for one in found} == {(TIMED_OUT, (8.0,), 10.0)}
 
 
 def test_a_fault_of_the_client_itself_ends_the_test() -> None:
     way = Timed(failing={2: ZeroDivisionError()})
-    with pytest.raises(ExceptionGroup) as raised:
-        virtually(lambda: Runner(way, 100.0, now=now).run(ClosedLoop(2), REQUESTS, 0))
-    assert raised.group_contains(ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        run(way, 2)
     assert way.under_way == 0

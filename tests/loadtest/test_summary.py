@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.loadtest.runner import ClosedLoop, OpenLoop
-from crossdraft.loadtest.summary import Goal, PositionAcceptance, Spread, added_by, binned_quantile, summary_of
+from crossdraft.loadtest.summary import PositionAcceptance, Spread, added_by, binned_quantile, summary_of
 from crossdraft.types.statistics import Trips
 from tests.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
-
-CLIENTS = ClosedLoop(1)
 
 
 def near(found: Spread | None, *wanted: float) -> None:
@@ -21,7 +18,7 @@ def near(found: Spread | None, *wanted: float) -> None:
 
 
 def test_latencies_of_one_request() -> None:
-    found = summary_of([[WHOLE]], CLIENTS, Goal())
+    found = summary_of([[WHOLE]])
     near(found.first_token_ms, 1, *[100] * 4)
     near(found.between_chunks_ms, 3, 100, 100, 180, 198)  # 100, 0 and 200
     near(found.per_token_ms, 1, *[100] * 4)  # 300 for three
@@ -29,64 +26,35 @@ def test_latencies_of_one_request() -> None:
     near(found.front_ms, 4, 20, 20, 27, 29.7)  # 10, 20, 20 and 30
     assert (found.requests, found.errors, found.tokens) == (1, {}, 4)
     assert (found.seconds, found.tokens_per_second, found.requests_per_second) == pytest.approx((0.5, 8, 2))
-    assert found.goodput is None
-
-
-def test_a_request_that_left_late_has_waited_since_it_was_due() -> None:
-    late = replace(WHOLE, due=9.0)
-    found = summary_of([[late]], OpenLoop(1), Goal())
-    near(found.first_token_ms, 1, *[1100] * 4)
-    near(found.end_to_end_ms, 1, *[1500] * 4)
-    near(found.per_token_ms, 1, *[100] * 4)
-    near(found.front_ms, 4, 20, 20, 27, 29.7)  # the way itself took no longer
-    assert (found.schedule.late, found.schedule.latest_ms) == (1, pytest.approx(1000))
 
 
 def test_errors_are_counted_by_kind_and_have_no_latencies() -> None:
-    cut = replace(WHOLE, number=2, due=10.5, error="broken off")
-    silent = replace(WHOLE, number=3, chunks=(), made=(), tokens=0)
-    found = summary_of([[WHOLE, FAILED, cut, silent]], CLIENTS, Goal())
+    cut = replace(WHOLE, number=2, sent=10.5, error="broken off")
+    silent = replace(WHOLE, number=3, chunks=(), made=())
+    found = summary_of([[WHOLE, FAILED, cut, silent]])
     assert found.errors == {"HTTP 429": 1, "broken off": 1, "no token": 1}
     near(found.end_to_end_ms, 1, *[500] * 4)
     assert (found.tokens, found.seconds) == (4, pytest.approx(2.5))  # until the end of the one that failed
-    nothing = summary_of([[FAILED]], CLIENTS, Goal())
+    nothing = summary_of([[FAILED]])
     assert (nothing.first_token_ms, nothing.acceptance, nothing.hops, nothing.tokens_per_second) == (None, None, (), 0)
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
-    short = replace(WHOLE, chunks=(10.1,), tokens=1, made=())
-    found = summary_of([[short]], CLIENTS, Goal(per_token_ms=1))
+    short = replace(WHOLE, chunks=(10.1,), made=(), figures=replace(FIGURES, tokens=1))
+    found = summary_of([[short]])
     assert (found.per_token_ms, found.between_chunks_ms, found.front_ms) == (None, None, None)
-    assert found.goodput is not None
-    assert found.goodput.share == 1
-
-
-@pytest.mark.parametrize(
-    ("goal", "share"),
-    [
-        (Goal(first_token_ms=150), 0.5),
-        (Goal(first_token_ms=99), 0.0),
-        (Goal(per_token_ms=110), 0.5),
-        (Goal(per_token_ms=99), 0.0),
-        (Goal(first_token_ms=150, per_token_ms=99), 0.0),
-    ],
-)
-def test_goodput_is_of_all_requests(goal: Goal, share: float) -> None:
-    found = summary_of([[WHOLE, FAILED]], CLIENTS, goal)
-    assert found.goodput is not None
-    assert (found.goodput.share, found.goodput.requests_per_second) == pytest.approx((share, 2 * share / 2.5))
 
 
 def test_acceptance_is_of_all_outputs_together() -> None:
     other = replace(WHOLE, number=1, figures=replace(FIGURES, judged_at=(2, 2, 1), accepted_at=(1, 1, 0), accepted=4))
-    found = summary_of([[WHOLE, other]], CLIENTS, Goal()).acceptance
+    found = summary_of([[WHOLE, other]]).acceptance
     assert found is not None
     assert (found.share, found.tokens_per_pass) == (6 / 8, 2.0)
     assert found.places == (PositionAcceptance(4, 3 / 4), PositionAcceptance(3, 1 / 3), PositionAcceptance(1, 0.0))
 
 
 def test_hops_say_where_round_trips_went() -> None:
-    target, drafter = summary_of([[WHOLE, replace(WHOLE, number=1)]], CLIENTS, Goal()).hops
+    target, drafter = summary_of([[WHOLE, replace(WHOLE, number=1)]]).hops
     assert (target.role, target.questions, target.questions_per_token) == ("target", 8, 1.0)
     near(target.round_trip_ms, 8, 4, 3.75, 4.75, 4.975)
     assert (target.queueing_ms, target.wire_ms) == pytest.approx((1.0, 3.0))
@@ -98,30 +66,20 @@ def test_hops_say_where_round_trips_went() -> None:
 
 def test_a_lane_without_questions_has_no_round_trip() -> None:
     idle = replace(TARGET, trips=Trips())
-    found = summary_of([[replace(WHOLE, figures=replace(FIGURES, lanes=(idle,)))]], CLIENTS, Goal()).hops
+    found = summary_of([[replace(WHOLE, figures=replace(FIGURES, lanes=(idle,)))]]).hops
     assert [(hop.role, hop.questions, hop.round_trip_ms) for hop in found] == [("target", 0, None)]
-
-
-def test_requests_that_pile_up_are_noticed() -> None:
-    slow = [at(number, due=0.1 * number, took=1.0 + number) for number in range(20)]
-    found = summary_of([slow], OpenLoop(10), Goal()).schedule
-    assert (found.at_middle, found.at_end, found.most, found.saturated) == (10, 19, 19, True)
-    assert not summary_of([slow], CLIENTS, Goal()).schedule.saturated  # as many as there are clients
-    steady = [at(number, due=0.1 * number, took=0.55) for number in range(20)]
-    found = summary_of([steady], OpenLoop(10), Goal()).schedule
-    assert (found.at_middle, found.at_end, found.saturated) == (6, 6, False)
 
 
 def test_repetitions_follow_on_one_another() -> None:
     once, again = [at(0, 0.0, 1.0)], [at(0, 100.0, 2.0)]
-    found = summary_of([once, again], CLIENTS, Goal())
-    assert (found.requests, found.seconds, found.schedule.most) == (2, pytest.approx(3.0), 1)
+    found = summary_of([once, again])
+    assert (found.requests, found.seconds) == (2, pytest.approx(3.0))
 
 
 def test_what_a_way_adds_is_found_in_pairs() -> None:
     direct = [[at(0, 0.0, 1.0), at(1, 1.0, 2.0)], [at(0, 5.0, 1.0), at(1, 6.0, 1.0)]]
     front = [[at(0, 0.0, 1.4), at(1, 1.0, 2.2)], [at(0, 9.0, 1.0), replace(at(1, 9.0, 9.0), error="HTTP 500")]]
-    found = added_by("HTTP", front, "in process", direct)
+    found = added_by("HTTP", front, None, "in process", direct)
     near(found.end_to_end_ms, 3, 200, 200, 360, 396)  # 400, 200 and 0
     near(found.per_token_ms, 3, 100, 100, 180, 198)
     assert found.per_token_ratio == pytest.approx(1.1)

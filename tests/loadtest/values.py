@@ -9,19 +9,15 @@ import jsonschema
 
 from crossdraft.loadtest.report import LoadSettings
 from crossdraft.loadtest.requests import RequestSettings
-from crossdraft.loadtest.runner import OpenLoop
-from crossdraft.loadtest.summary import Goal
-from crossdraft.loadtest.timeline import OutputFigures, RequestTimeline
+from crossdraft.loadtest.runner import OutputFigures, RequestTimeline
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/loadtest/report.schema.json").read_text(encoding="utf-8"))
-GOAL = Goal(150, 200)
 CONDITIONS = LoadSettings(
     begun="2026-01-02T03:04:05+00:00",
     software="0.1.0",
     cores=2,
-    load=OpenLoop(2.0),
-    goal=GOAL,
+    clients=2,
     wishes=RequestSettings(),
     requests=2,
     warm_up=1,
@@ -36,19 +32,19 @@ DRAFTER = LaneFigures("drafter", "", 50, 150, Trips(TRIPS, 0.014), "unreachable"
 FIGURES = OutputFigures(
     4, passes=2, accepted=2, corrected=1, judged_at=(2, 1), accepted_at=(2, 0), lanes=(TARGET, DRAFTER)
 )
-# Due at 10, sent at once; tokens after 0.1, 0.2, 0.2 and 0.4 s; its end 0.1 s after the last.
+# Sent at 10; tokens after 0.1, 0.2, 0.2 and 0.4 s; its end 0.1 s after the last.
 WHOLE = RequestTimeline(
     number=0,
     category="text",
-    due=10.0,
     sent=10.0,
     chunks=(10.1, 10.2, 10.2, 10.4),
     ended=10.5,
-    tokens=4,
     made=(0.09, 0.18, 0.18, 0.37),
     figures=FIGURES,
 )
-FAILED = replace(WHOLE, number=1, due=11.0, sent=11.0, chunks=(), ended=12.5, tokens=0, made=(), error="HTTP 429")
+FAILED = replace(
+    WHOLE, number=1, sent=11.0, chunks=(), ended=12.5, made=(), error="HTTP 429", fault="no room", figures=None
+)
 
 
 def validated(report: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +53,6 @@ def validated(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def at(number: int, due: float, took: float, late: float = 0.0) -> RequestTimeline:
+def at(number: int, sent: float, took: float) -> RequestTimeline:
     """A request with two tokens, the last one with its end."""
-    return RequestTimeline(number, "text", due, due + late, (due + took / 2, due + took), due + took, 2)
+    return RequestTimeline(number, "text", sent, (sent + took / 2, sent + took), sent + took)

@@ -8,7 +8,6 @@ from struct import pack as packed_as
 from types import SimpleNamespace
 from typing import Any, Self
 
-import msgpack
 import pytest
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
@@ -30,7 +29,7 @@ from crossdraft.serving.backend import (
     unpacked,
 )
 from crossdraft.speculation.estimates import PLACES, Estimates, StepCost
-from crossdraft.trace.codec import Packer
+from crossdraft.trace.codec import Codec
 from tests.serving.fakes import figures
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
@@ -115,7 +114,7 @@ def test_estimates_are_read_as_they_were_packed() -> None:
         LEARNED[:-4],
         LEARNED.replace(packed_as(">d", 0.002), packed_as(">d", nan)),
         LEARNED.replace(b"widest", b"widert"),
-        msgpack.packb((Packer(KNOWN).table, Packer(KNOWN).pack(StepCost()))),
+        Codec(KNOWN).pack(StepCost()),
     ],
 )
 async def test_damaged_estimates_are_as_none(damaged: bytes, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,49 +1,42 @@
-"""Tokens per pass of methods and drafters over many prompts (`crossdraft bench acceptance` and `pruning`), and whether
-what they draw has the target's distribution (`distribution`)."""
+"""Tokens per pass of methods and drafters over many prompts (`crossdraft bench acceptance`), and whether what they draw
+has the target's distribution (`distribution`)."""
 
 import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import groupby
 from math import sqrt
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan, PruningPlan
+from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan
 from crossdraft.bench.harness import Benchmark, Columns, Fit, Table, finished, fit_of, optional, total_of
 from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from crossdraft.bench.workload import (
     SETTING,
-    OfSettings,
+    Prompted,
     Setting,
     Skipped,
-    affinities_of,
+    files_of,
     gathered,
     pipelines_of,
     settings_of,
+    settings_wanted,
 )
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
-from crossdraft.console.corpora import Named, corpus_texts, find_corpus
 from crossdraft.console.processes import STARTED, EngineOptions
-from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError, checked_options
+from crossdraft.console.running import CommandFailed, ProgressCounter, checked_options
 from crossdraft.engine.loader import load_model
 from crossdraft.session.resolution import tokenization_of
-from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side, to_bytes
-from crossdraft.training.corpus import read_corpus
 from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named
-
-AcceptancePlanned = TypeVar("AcceptancePlanned", bound=AcceptancePlan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,38 +84,40 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     )
 
 
-def _tokens_per_pass(cell: MeasuredSetting) -> str:
-    return f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}"
-
-
-class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | Skipped]):
+class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
 
     unit: ClassVar[str] = "generations"
     columns: ClassVar[Columns] = {
         **SETTING,
-        "tokens/pass": _tokens_per_pass,
+        "tokens/pass": lambda cell: f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}",
         "no misses": lambda cell: f"{cell.tokens_per_planned_pass:.2f}",
         "accepted": lambda cell: f"{cell.acceptance:.1%}",
         "a round": lambda cell: f"{cell.accepted_length:.2f}",
         "misses": lambda cell: f"{cell.row_misses:,}",
         "tokens": lambda cell: f"{cell.tokens:,}",
         "passes": lambda cell: f"{cell.passes:,}",
+        "ms a step": lambda cell: f"{1e3 * cell.step_seconds:.2f}",
         "s": lambda cell: f"{cell.seconds:.1f}",
     }
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """By drafter; raises UsageError."""
+        return settings_wanted(self.plan)
 
     @property
     def total(self) -> int:
         return len(self.settings) * len(self.prompts)
 
-    def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
-        return self._cells(self.settings, advance)
+    def check(self) -> None:
+        with checked_options():
+            for setting in self.settings:
+                setting.requests(self.prompts, self.plan.max_tokens)
 
-    async def _cells(
-        self, settings: Iterable[Setting], advance: ProgressCounter
-    ) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
         refused: set[Skipped] = set()
-        async with aclosing(pipelines_of(self.plan.target, settings, self.plan.engine)) as pipelines:
+        async with aclosing(pipelines_of(self.plan.target, self.settings, self.plan.engine)) as pipelines:
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
                 if not fault:
@@ -157,94 +152,6 @@ class AcceptanceBenchmark(OfSettings[AcceptancePlanned, MeasuredSetting | Skippe
 
 def _accepted_at(place: int) -> Callable[[MeasuredSetting], str]:
     return lambda cell: f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
-
-
-# Drafters that keep fewer and fewer ids of their head.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrunedCell(MeasuredSetting):
-    """What was measured with one setting and one size of the head."""
-
-    keep: int  # ids
-    covered: float  # share of the corpus's tokens that the `keep` most frequent ids make
-
-
-def ranked(name: str, corpus: Path | None, file: Path) -> TokenFrequencies:
-    """Counts a corpus's tokens by a drafter's vocabulary and writes their ranking to a file; raises CommandFailed."""
-    named = Named.load(name, Side.DRAFTER)
-    texts = (one.text for one in read_corpus().training) if corpus is None else corpus_texts(corpus, name)
-    ranking = count_frequencies(named.tokenizer_json, named.tokenization, texts)
-    ranking.write(file)
-    return ranking
-
-
-def sizes_of(size: int, shares: Sequence[float]) -> list[int]:
-    """How many ids the shares of a vocabulary are, the whole of it first."""
-    return sorted({size, *(max(1, round(size * share)) for share in shares)}, reverse=True)
-
-
-class PruningBenchmark(AcceptanceBenchmark[PruningPlan]):
-    """`crossdraft bench pruning`: every drafter with every size of its head, the whole one first."""
-
-    @property
-    def total(self) -> int:
-        return (1 + len(set(self.plan.share) - {1.0})) * super().total
-
-    def check(self) -> None:
-        for share in self.plan.share:
-            if not 0 < share <= 1:
-                raise UsageError(f"--share must be above 0 and at most 1, got {share}")
-        if self.plan.corpus is not None:
-            find_corpus(self.plan.corpus)
-        super().check()
-
-    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
-        with TemporaryDirectory() as folder:
-            heads = dict(await asyncio.to_thread(list, self._heads(Path(folder))))
-            async with aclosing(self._cells(heads, advance)) as cells:
-                async for one in cells:
-                    if isinstance(one, MeasuredSetting):
-                        keep, covered = heads[
-                            Setting(one.method, one.drafter, one.temperature, one.k, one.options, one.nodes)
-                        ]
-                        yield PrunedCell(**asdict(one), keep=keep, covered=covered)
-                    else:
-                        yield one
-
-    def _heads(self, folder: Path) -> Iterator[tuple[Setting, tuple[int, float]]]:
-        """Each setting with each size of its drafter's head: how many ids it keeps, and what these cover."""
-        for place, (name, alike) in enumerate(groupby(self.settings, key=lambda setting: setting.drafter)):
-            settings, file = list(alike), folder / str(place)
-            ranking = ranked(name, self.plan.corpus, file)
-            size = len(ranking.counts)
-            for keep in sizes_of(size, self.plan.share):
-                cut = ("--vocab-keep", str(keep), "--frequencies", str(file)) if keep < size else ()
-                for one in settings:
-                    yield replace(one, options=(*cut, *one.options)), (keep, ranking.covered(keep))
-
-    def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
-        cells = [one for one in results if isinstance(one, PrunedCell)]
-        whole: dict[tuple[object, ...], PrunedCell] = {}
-        for one in cells:  # the whole head comes first
-            whole.setdefault(_setting(one), one)
-        columns: Columns = {
-            **SETTING,
-            "keep": lambda one: f"{one.keep:,}",
-            "of the corpus": lambda one: f"{one.covered:.1%}",
-            "tokens/pass": _tokens_per_pass,
-            "of the whole": lambda one: f"{one.tokens_per_pass / whole[_setting(one)].tokens_per_pass:.1%}",
-            "accepted": lambda one: f"{one.acceptance:.1%}",
-            "ms a step": lambda one: f"{1e3 * one.step_seconds:.2f}",
-            "tokens/s": lambda one: f"{one.tokens / one.seconds:.1f}",
-            "tokens": lambda one: f"{one.tokens:,}",
-        }
-        yield Table.of(cells, columns, "Tokens per pass")
-        yield from (str(one) for one in results if isinstance(one, Skipped))
-
-
-def _setting(cell: MeasuredSetting) -> tuple[object, ...]:
-    return (cell.method, cell.drafter, cell.temperature, cell.k, cell.nodes)
 
 
 # Whether many continuations of one prompt have the target's own distribution. The services draw; a plain forward of the
@@ -360,7 +267,7 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
     def settings(self) -> tuple[Setting, ...]:
         """By drafter; raises UsageError."""
         plan = self.plan
-        affinities = affinities_of(plan.affinity, plan.drafter)
+        affinities = files_of("--affinity", plan.affinity, plan.drafter)
         return settings_of(plan.target, plan.drafter, plan.methods, [1.0], [plan.k], affinities)
 
     @property

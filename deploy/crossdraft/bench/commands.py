@@ -120,9 +120,16 @@ class PromptsPlan:
     target: Target = TARGET
 
 
+# Acceptance and exactness.
+
+
+@command("acceptance", EXACTNESS, "acceptance.AcceptanceBenchmark")
 @dataclass(frozen=True)
-class SettingsPlan(PromptsPlan):
-    """Every combination of drafters, methods, temperatures and numbers of draft tokens, in lock-step rounds."""
+class AcceptancePlan(PromptsPlan):
+    """Tokens per pass of each method with each drafter, in lock-step rounds; those that a pair cannot do are skipped.
+
+    Every combination of drafters, methods, temperatures, numbers of draft tokens, draft trees and cut heads.
+    """
 
     drafter: Drafters = tuple(DRAFTERS)
     methods: Methods = METHODS
@@ -133,18 +140,14 @@ class SettingsPlan(PromptsPlan):
     )
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
+    vocab_keep: tuple[int, ...] = option(
+        (0,), "Ids that the drafter's LM head keeps, the most frequent ones; repeatable. 0: all.", "--vocab-keep", min=0
+    )
+    frequencies: tuple[str, ...] = option(
+        (), "For --vocab-keep: a drafter's file of `crossdraft frequencies`; repeatable.", metavar="NAME=FILE"
+    )
     logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)
     engine: EngineOptions = STARTED
-
-
-# Acceptance and exactness.
-
-
-@command("acceptance", EXACTNESS, "acceptance.AcceptanceBenchmark")
-@dataclass(frozen=True)
-class AcceptancePlan(SettingsPlan):
-    """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
-
     concurrency: Concurrency = 16
 
 
@@ -163,18 +166,6 @@ class ExactnessPlan:
     transformers: int = option(0, "As many by transformers' assisted generation, to compare.", min=0)
     affinity: Affinities = ()
     engine: EngineOptions = STARTED
-
-
-@command("pruning", EXACTNESS, "acceptance.PruningBenchmark")
-@dataclass(frozen=True)
-class PruningPlan(AcceptancePlan):
-    """Tokens per pass with drafters that keep only the most frequent tokens of their LM head."""
-
-    drafter: Drafters = tuple(DRAFTERS[:2])
-    methods: Methods = ("slem",)
-    temperatures: Temperatures = (0.0,)
-    share: tuple[float, ...] = option((0.5, 0.25, 0.125, 0.0625), f"Share of the vocabulary to keep; {COMMAS}.")
-    corpus: Path | None = option(None, "Text whose tokens are counted; by default Python's own sources.")
 
 
 @command("rdk", EXACTNESS, "rdk.Study")
@@ -244,18 +235,6 @@ class ThroughputPlan(PromptsPlan):
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
     enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
-
-
-@command("prefill", SPEED, "prefill.Prefill")
-@dataclass(frozen=True)
-class PrefillPlan:
-    """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
-
-    target: Target = TARGET
-    streams: int = option(8, "Running streams when the long prompt arrives.", min=1)
-    prompt: int = option(1500, "Tokens of the long prompt.", min=64)
-    times: int = option(5, "Number of long prompts.", min=1)
-    cache_mib: CacheMib = 1024
 
 
 # Robustness.

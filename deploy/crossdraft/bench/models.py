@@ -1,7 +1,5 @@
-"""Models made for measurements: with a longer context than was trained, or one that costs next to nothing."""
+"""A model made for measurements, which costs next to nothing."""
 
-import json
-import shutil
 from pathlib import Path
 
 import torch
@@ -9,39 +7,6 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from crossdraft.engine.loader import load_model
-from crossdraft.engine.names import INFLATED_PREFIX, ModelLoadError, source_of
-
-CONFIGURATION = "config.json"
-CONTEXT = "max_position_embeddings"
-KEPT = ("*.json", "*.safetensors", "*.jinja")
-
-
-def lengthened(name: str, context: int, folder: Path) -> str:
-    """The name of the same model with a context of at least `context` tokens: its own, or a copy in `folder`.
-
-    Its text after the trained context means little; rotary positions are defined for any length.
-
-    Raises:
-        ModelLoadError: there is no such model, or its positions are learnt.
-    """
-    if name.startswith(INFLATED_PREFIX):
-        shape, _, original = name.removeprefix(INFLATED_PREFIX).partition(":")
-        return f"{INFLATED_PREFIX}{shape}:{lengthened(original, context, folder)}"
-    files = Path(source_of(name))
-    if not (files / CONFIGURATION).is_file():
-        raise ModelLoadError(f"the context of {name} cannot be lengthened: give a folder, or bundled:NAME")
-    configuration = json.loads((files / CONFIGURATION).read_text(encoding="utf-8"))
-    own = configuration.get(CONTEXT)
-    if own is None or not {"rope_theta", "rope_parameters", "rope_scaling"} & configuration.keys():
-        raise ModelLoadError(f"the context of {name} cannot be lengthened: its positions are not rotary")
-    if own >= context:
-        return name
-    for pattern in KEPT:
-        for file in files.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-    changed = json.dumps(configuration | {CONTEXT: context}, indent=2)
-    (folder / CONFIGURATION).write_text(changed, encoding="utf-8")
-    return str(folder)
 
 
 def write_free(folder: Path) -> None:

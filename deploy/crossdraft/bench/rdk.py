@@ -210,10 +210,10 @@ def picture(levels: Sequence[Level], draw: DistributionPair) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.8), layout="constrained", dpi=80)
-    masses, pruned, exact = figure.subplots(1, 3)
+    masses, *acceptances = figure.subplots(1, 3)
     _masses(masses, draw)
-    _pruned(pruned, [level for level in levels if level.pruning == PRUNING and not level.figures.exact])
-    _exact(exact, [level for level in levels if level.pruning == PRUNING and level.figures.exact])
+    for axes, exact in zip(acceptances, (False, True), strict=True):
+        _acceptances(axes, [one for one in levels if one.pruning == PRUNING and bool(one.figures.exact) == exact])
     return figure
 
 
@@ -222,43 +222,34 @@ def _masses(axes: "Axes", draw: DistributionPair) -> None:
     size = len(draw.p)
     masked = draw.masked(PRUNING, round(KEPT[-1] * size))
     proposed = masked / masked.sum()
-    spread = first_order(proposed, draw.p)
     order = np.argsort(-draw.p, kind="stable")
     ranks = np.unique(np.geomspace(1, size, SHOWN).astype(np.int64)) - 1
     kept = np.flatnonzero(masked[order])
-    axes.loglog(ranks + 1, draw.p[order][ranks], color="C0", label="target p")
-    axes.loglog(kept + 1, masked[order][kept], ".", color="C1", markersize=3, label="masked")
-    axes.loglog(kept + 1, proposed[order][kept], "x", color="C2", markersize=3, label="tli q′")
     left = np.setdiff1d(ranks, kept)
-    axes.loglog(left + 1, spread[order][left], "--", color="C3", label="first-order, tokens that were cut")
+    for name, style, masses, places in (
+        ("target p", "-", draw.p, ranks),
+        ("masked", ".", masked, kept),
+        ("tli q′", "x", proposed, kept),
+        ("first-order, tokens that were cut", "--", first_order(proposed, draw.p), left),
+    ):
+        axes.loglog(places + 1, masses[order][places], style, markersize=3, label=name)
     axes.set(title=f"{len(kept):,} of {size:,} tokens kept, one draw", xlabel="rank in p", ylabel="probability")
     axes.legend(fontsize=7)
 
 
-def _pruned(axes: "Axes", levels: list[Level]) -> None:
-    """Fig. 7."""
-    kept = [level.kept for level in levels]
-    axes.plot(kept, [level.figures.tli for level in levels], color="C2", linewidth=3, alpha=0.5, label="tli")
-    axes.plot(kept, [level.figures.first_order for level in levels], "--", color="C3", label="first-order, oracle p")
-    axes.plot(kept, [level.figures.masked for level in levels], ":", color="C1", label="masked")
-    axes.axhline(PUBLISHED, color="grey", linewidth=1, label="published, first-order")
-    _finish(axes, levels)
-
-
-def _exact(axes: "Axes", levels: list[Level]) -> None:
-    """Fig. 7 with Mᵀq′, at a size where M can be applied."""
-    kept = [level.kept for level in levels]
-    axes.plot(kept, [level.figures.tli for level in levels], color="C2", linewidth=3, alpha=0.5, label="tli")
-    for place, tau in enumerate(TAUS):
-        shares = [level.figures.exact[place] for level in levels]
-        axes.plot(kept, shares, "--", color=f"C{4 + place}", label=f"exact, oracle Ω, τ = {tau:g}")
-    axes.plot(kept, [level.figures.uniform for level in levels], ":", color="black", label="uniform draft")
-    _finish(axes, levels)
-
-
-def _finish(axes: "Axes", levels: list[Level]) -> None:
-    axes.set_xscale("log")
-    axes.set(
-        title=f"N = {levels[0].tokens:,}, random tokens kept", xlabel="tokens kept", ylabel="acceptance", ylim=(0, 1)
-    )
+def _acceptances(axes: "Axes", levels: Sequence[Level]) -> None:
+    """Fig. 7, or the same with Mᵀq′, at a size where M can be applied."""
+    figures = [level.figures for level in levels]
+    lines = {"tli": [one.tli for one in figures]}
+    if figures[0].exact:
+        found = zip(*(one.exact for one in figures), strict=True)
+        lines |= {f"exact, oracle Ω, τ = {tau:g}": list(shares) for tau, shares in zip(TAUS, found, strict=True)}
+        lines["uniform draft"] = [one.uniform for one in figures]
+    else:
+        lines |= {"first-order, oracle p": [one.first_order for one in figures]}
+        lines |= {"masked": [one.masked for one in figures], "published, first-order": [PUBLISHED] * len(figures)}
+    for number, (name, shares) in enumerate(lines.items()):
+        axes.plot([one.kept for one in levels], shares, ("-", "--", ":")[number % 3], label=name)
+    title = f"N = {levels[0].tokens:,}, random tokens kept"
+    axes.set(title=title, xlabel="tokens kept", ylabel="acceptance", xscale="log", ylim=(0, 1))
     axes.legend(fontsize=7)

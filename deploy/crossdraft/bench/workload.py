@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from crossdraft.bench.commands import PromptsPlan, SettingsPlan
+from crossdraft.bench.commands import AcceptancePlan, PromptsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
@@ -22,7 +22,6 @@ REPLY_SECONDS = 600.0  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
-SettingsPlanned = TypeVar("SettingsPlanned", bound=SettingsPlan)
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Setting:
     k: int  # draft tokens in a round
     options: tuple[str, ...] = ()  # of the drafter's command
     nodes: int = 0  # of a draft tree, of depth k; 0: a chain
+    keep: int = 0  # ids of the drafter's LM head; 0: all
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
@@ -105,6 +105,7 @@ SETTING: Columns = {
     "T": lambda one: f"{one.temperature:g}",
     "k": lambda one: one.k,
     "nodes": lambda one: one.nodes or "",
+    "keep": lambda one: f"{one.keep:,}" if one.keep else "",
 }
 
 
@@ -121,27 +122,28 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
             raise UsageError("there are no prompts")
 
 
-class OfSettings(Prompted[SettingsPlanned, Result]):
-    """A benchmark of settings on the same prompts."""
+def settings_wanted(plan: AcceptancePlan) -> tuple[Setting, ...]:
+    """By drafter and the size of its head, so that each is started once; raises UsageError."""
+    affinities = files_of("--affinity", plan.affinity, plan.drafter)
+    frequencies = files_of("--frequencies", plan.frequencies, plan.drafter)
+    missing = [name for name in plan.drafter if any(plan.vocab_keep) and name not in frequencies]
+    if missing:
+        raise UsageError(f"--vocab-keep needs the file of `crossdraft frequencies`: --frequencies {missing[0]}=FILE")
+    found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
+    noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
+    return tuple(
+        replace(one, options=(*one.options, *_cut(keep, frequencies.get(name, "")), *noise), nodes=nodes, keep=keep)
+        for name, alike in ((name, list(alike)) for name, alike in groupby(found, lambda one: one.drafter))
+        for keep in (plan.vocab_keep if name in frequencies else (0,))
+        for one in alike
+        for nodes in plan.tree
+        if not nodes or (nodes > one.k and method_named(one.method).samples)
+    )
 
-    @cached_property
-    def settings(self) -> tuple[Setting, ...]:
-        """By drafter, so that each is started once; raises UsageError."""
-        plan = self.plan
-        affinities = affinities_of(plan.affinity, plan.drafter)
-        found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
-        noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
-        return tuple(
-            replace(one, options=(*one.options, *noise), nodes=nodes)
-            for one in found
-            for nodes in plan.tree
-            if not nodes or (nodes > one.k and method_named(one.method).samples)
-        )
 
-    def check(self) -> None:
-        with checked_options():
-            for setting in self.settings:
-                setting.requests(self.prompts, self.plan.max_tokens)
+def _cut(keep: int, file: str) -> tuple[str, ...]:
+    """Options of a drafter whose head is cut."""
+    return ("--vocab-keep", str(keep), "--frequencies", file) if keep else ()
 
 
 async def pipelines_of(
@@ -217,7 +219,7 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
     return texts[:limit]
 
 
-def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:
+def files_of(flag: str, options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:
     """The files of options NAME=FILE, by drafter.
 
     Raises:
@@ -227,8 +229,8 @@ def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, 
     for option in options:
         name, equals, file = option.rpartition("=")
         if not (equals and name and file):
-            raise UsageError(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
+            raise UsageError(f"{flag} takes NAME=FILE, such as {drafters[0]}=FILE, got {option!r}")
         if name not in drafters:
-            raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
+            raise UsageError(f"{flag} names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
         found[name] = file
     return found

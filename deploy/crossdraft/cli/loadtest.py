@@ -6,16 +6,16 @@ configurations are measured under one emulated delay after another; within a del
 
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 from rich.console import Console
 
-from crossdraft.bench.harness import rotated
+from crossdraft.bench.harness import in_turns
 from crossdraft.bench.services import Distant, Served, delays_of, service
+from crossdraft.bench.workload import gathered
 from crossdraft.cli.options import (
     NO_DRAFTER,
     ExistingServers,
@@ -45,17 +45,22 @@ from crossdraft.console.running import (
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import Comparison, LoadReport, LoadRun, LoadSettings, notes_of, plain, tables_of, titled
-from crossdraft.loadtest.requests import Prompt, RequestSettings, requests_over
-from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
-from crossdraft.loadtest.summary import Goal, added_by, summary_of
-from crossdraft.loadtest.timeline import LoadClient, RequestTimeline
+from crossdraft.loadtest.report import (
+    GRPC,
+    HTTP,
+    IN_PROCESS,
+    LoadReport,
+    LoadSettings,
+    notes_of,
+    plain,
+    tables_of,
+    titled,
+)
+from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
+from crossdraft.loadtest.runner import LoadClient, RequestTimeline, send
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import GenerationClient
 from crossdraft.rpc.security import TlsFiles, trusting_credentials
-
-HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
-DEFAULT_CLIENTS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,57 +71,62 @@ class DelayedClients:
     clients: Mapping[str, LoadClient]  # by the configuration's name
 
 
-@dataclass(frozen=True)
-class Addressed:
-    """Servers and services that run already, by their addresses. Raises UsageError."""
+Stages = AsyncGenerator[DelayedClients, None]
 
-    servers: ExistingServers
-    services: str = ""  # what the test starts, for the report
 
-    def __post_init__(self) -> None:
-        given = self.servers
-        for name, addresses in (("--server", given.server), ("--target", given.target), ("--drafter", given.drafter)):
-            if addresses:
-                check_addresses(name, addresses)
-        if given.url:
-            base_url(given.url)
-        if given.target:
-            given.tls.files()
-        elif given.drafter:
-            raise UsageError(
-                "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
-            )
+async def addressed(servers: ExistingServers) -> Stages:
+    """One stage, of servers and services that run already. Raises ServiceError and CommandFailed."""
+    async with clients_of(servers) as clients:
+        yield DelayedClients(None, clients)
 
-    async def stages(self) -> AsyncGenerator[DelayedClients, None]:
-        """One stage. Raises ServiceError and CommandFailed."""
-        async with clients_of(self.servers) as clients:
-            yield DelayedClients(None, clients)
+
+def check_addressed(given: ExistingServers) -> None:
+    """Raises UsageError."""
+    for name, addresses in (("--server", given.server), ("--target", given.target), ("--drafter", given.drafter)):
+        if addresses:
+            check_addresses(name, addresses)
+    if given.url:
+        base_url(given.url)
+    if given.target:
+        given.tls.files()
+    elif given.drafter:
+        raise UsageError("--drafter has an address and --target has none; a server's drafter is named by --use-drafter")
 
 
 @dataclass(frozen=True)
 class StartedLoad:
     """Services that run as long as the test, and a server in a process of its own."""
 
-    target: Served
-    drafter: Served
-    delays: tuple[float, ...]  # ms, one way, to the drafter's host; each in turn
-    over: Sequence[Over]
-    compare: bool  # with a pipeline in this process
+    asked: StartedServices
     max_outputs: int  # that the server makes at once
 
     @property
-    def services(self) -> str:
-        models = f"target {_described(self.target)}, drafter {_described(self.drafter)}"
+    def delays(self) -> tuple[float, ...]:
+        """Milliseconds, one way, to the drafter's host; each in turn."""
+        return delays_of(self.asked.delay_ms or "0")
+
+    @property
+    def models(self) -> tuple[Served, Served]:
+        """Target and drafter."""
+        asked = self.asked
+        target = Served(asked.target_model, asked.pace_target, engine=asked.engine)
+        return target, Served(asked.drafter_model, asked.pace_drafter, engine=asked.engine)
+
+    @property
+    def described(self) -> str:
+        """For the report; raises UsageError if a value is out of its range."""
+        models = "target {}, drafter {}".format(*map(_described, self.models))
         if not any(self.delays):
             return models
         return f"{models}; drafter at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
 
-    async def stages(self) -> AsyncGenerator[DelayedClients, None]:
+    async def stages(self) -> Stages:
         """One stage for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""
         distant = any(self.delays)
+        verifying, drafting = self.models
         async with (
-            service("target", self.target, 0, False) as target,
-            service("drafter", self.drafter, 1, distant) as drafter,
+            service("target", verifying, 0, False) as target,
+            service("drafter", drafting, 1, distant) as drafter,
         ):
             server = HttpServer(target.address, drafter.address, self.max_outputs)
             for delay in self.delays:
@@ -125,11 +135,12 @@ class StartedLoad:
                     yield DelayedClients(delay if distant else None, clients)
 
     def _servers(self, front: Running, target: Distant, drafter: Distant) -> ExistingServers:
+        over, compare = self.asked.over, self.asked.compare
         return ExistingServers(
-            url=f"http://{front.address}" if Over.HTTP in self.over else "",
-            server=front.ready["grpc"] if Over.GRPC in self.over else "",
-            target=target.address if self.compare else "",
-            drafter=drafter.address if self.compare else "",
+            url=f"http://{front.address}" if Over.HTTP in over else "",
+            server=front.ready["grpc"] if Over.GRPC in over else "",
+            target=target.address if compare else "",
+            drafter=drafter.address if compare else "",
         )
 
 
@@ -195,144 +206,97 @@ def loadtest(
     files.check()
     if not 0 < load.timeout < float("inf"):
         raise UsageError(f"--timeout must be above 0, got {load.timeout:g}")
-    tested = _tested(servers, services, load.requests)
+    stages, described = _tested(servers, services, load.requests)
     with checked_options():
         prompts = requests.bundled() if asked.prompts is None else requests.read(asked.prompts)
-        conditions = _conditions_of(load, asked, tested.services)
-    run_to_end(LoadTest(conditions, prompts, load.timeout, tested, files).run(), STARTS_PROCESSES)
+        conditions = _conditions_of(load, asked, described)
+    run_to_end(LoadTest(conditions, prompts, load.timeout, files).run(stages), STARTS_PROCESSES)
 
 
 def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> LoadSettings:
-    """What the options say, as the report has it. Raises UsageError and ValueError."""
+    """What the options say, as the report has it. Raises ValueError."""
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
     return LoadSettings(
         begun=datetime.now(UTC).isoformat(timespec="seconds"),
         software=software(),
         cores=len(os.sched_getaffinity(0)),
-        load=_load_of(load),
-        goal=Goal(asked.ttft_ms, asked.tpot_ms),
         wishes=RequestSettings(**named(RequestSettings, vars(asked) | {"drafter": drafter, "seed": load.seed})),
         prompts="bundled" if asked.prompts is None else asked.prompts.name,
         services=services,
-        requests=load.requests,
-        warm_up=load.warm_up,
-        repeat=load.repeat,
-        seed=load.seed,
+        **named(LoadSettings, vars(load)),
     )
 
 
-def _load_of(options: LoadOptions) -> Load:
-    """What --rate, --clients and --max-concurrency say together. Raises UsageError and ValueError."""
-    if options.rate is not None and options.clients is not None:
-        raise UsageError("--rate and --clients are two kinds of load: give one of them")
-    if options.rate is not None:
-        return OpenLoop(options.rate, options.max_concurrency)
-    if options.max_concurrency is not None:
-        raise UsageError("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
-    return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
-
-
-def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> Addressed | StartedLoad:
-    """Raises UsageError."""
+def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> tuple[Stages, str]:
+    """The stages, and for the report what they start. Raises UsageError."""
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
             raise UsageError(
                 "--compare and --delay-ms need services that this command starts: leave out --url, --server, --target "
                 "and --drafter (a running server is compared by --target beside --url)"
             )
-        return Addressed(servers)
-    models = (
-        Served(services.target_model, services.pace_target, engine=services.engine),
-        Served(services.drafter_model, services.pace_drafter, engine=services.engine),
-    )
-    delays = delays_of(services.delay_ms or "0")
-    return StartedLoad(*models, delays, services.over, services.compare, max(MIN_OUTPUTS, requests))
+        check_addressed(servers)
+        return addressed(servers), ""
+    started = StartedLoad(services, max(MIN_OUTPUTS, requests))
+    return started.stages(), started.described
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class LoadTest:
-    """A running test."""
+    """A test."""
 
     conditions: LoadSettings
     prompts: tuple[Prompt, ...]
     timeout_seconds: float  # of a request
-    tested: Addressed | StartedLoad
     files: LoadFiles
-    runs: list[LoadRun] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
-    async def run(self) -> None:
-        async with aclosing(self.tested.stages()) as stages:
+    async def run(self, given: Stages) -> None:
+        report = LoadReport(self.conditions)
+        async with aclosing(given) as stages:
             async for stage in stages:
-                await self._stage(stage)
-                self._write()  # after each stage: an interruption loses only the next
-        show(self._report, self.faults)
-        if all(not one.ok for run in self.runs for one in run.timelines):
+                report = report.with_stage(stage.delay_ms, await self._stage(stage))
+                self._write(report)  # after each stage: an interruption loses only the next
+        show(report)
+        if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
-    async def _stage(self, stage: DelayedClients) -> None:
-        for name, client in stage.clients.items():
-            await self._warm_up(name, client)
-        found: dict[str, list[list[RequestTimeline]]] = {name: [] for name in stage.clients}
-        names, conditions = list(stage.clients), self.conditions
-        for number in range(conditions.repeat):
-            for name in (names[place] for place in rotated(len(names), number)):
-                title, client = titled(name, stage.delay_ms), stage.clients[name]
-                seed, count = conditions.seed + number, conditions.requests
-                found[name].append(await self._made(title, client, conditions.load, count, seed))
-        self._keep(stage.delay_ms, found)
+    async def _stage(self, stage: DelayedClients) -> dict[str, list[list[RequestTimeline]]]:
+        for name, client in stage.clients.items() if self.conditions.warm_up else ():
+            timelines = await self._made(f"{name}, warm-up", client, self.conditions.warm_up)
+            if not any(one.ok for one in timelines):
+                error, fault = timelines[0].error, timelines[0].fault
+                raise CommandFailed(f"the first requests failed ({error}): {fault or 'no token came'}")
 
-    async def _warm_up(self, name: str, client: LoadClient) -> None:
-        """Raises CommandFailed if all of its requests fail."""
-        if not self.conditions.warm_up:
-            return
-        load = self.conditions.load if isinstance(self.conditions.load, ClosedLoop) else ClosedLoop(1)
-        timelines = await self._made(f"{name}, warm-up", client, load, self.conditions.warm_up, 0)
-        if not any(one.ok for one in timelines):
-            error = timelines[0].error
-            raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
-        self.faults.clear()
+        async def turn(name: str, _: int) -> list[RequestTimeline]:
+            return await self._made(titled(name, stage.delay_ms), stage.clients[name], self.conditions.requests)
 
-    async def _made(self, title: str, client: LoadClient, load: Load, count: int, seed: int) -> list[RequestTimeline]:
-        """The first `count` requests under a load."""
+        return await in_turns(list(stage.clients), self.conditions.repeat, turn)
+
+    async def _made(self, title: str, client: LoadClient, count: int) -> list[RequestTimeline]:
+        """The first `count` requests."""
+        prompts = self.prompts if client.chats else requests.texts_of(self.prompts)
         with counted(count, title) as advance:
-            runner = Runner(client, self.timeout_seconds, partial(self._ended, advance))
-            prompts = self.prompts if client.chats else requests.texts_of(self.prompts)
-            return await runner.run(load, requests_over(prompts, count, self.conditions.wishes), seed)
 
-    def _ended(self, advance: Callable[[], None], timeline: RequestTimeline, text: str) -> None:
-        advance()
-        if timeline.error:
-            self.faults.setdefault(timeline.error, text)
+            async def sent(request: Request) -> RequestTimeline:
+                timeline = await send(client, request, self.timeout_seconds)
+                advance()
+                return timeline
 
-    def _keep(self, delay_ms: float | None, found: dict[str, list[list[RequestTimeline]]]) -> None:
-        for name, repetitions in found.items():
-            summary = summary_of(repetitions, self.conditions.load, self.conditions.goal)
-            self.runs.append(LoadRun(name, delay_ms, summary, tuple(map(tuple, repetitions))))
-        if IN_PROCESS in found:
-            for name in (name for name in found if name != IN_PROCESS):
-                added = added_by(name, found[name], IN_PROCESS, found[IN_PROCESS])
-                self.comparisons.append(Comparison(delay_ms, added))
+            asked = requests_over(prompts, count, self.conditions.wishes)
+            return await gathered(sent, asked, self.conditions.clients)
 
-    @property
-    def _report(self) -> LoadReport:
-        return LoadReport(self.conditions, tuple(self.runs), tuple(self.comparisons))
-
-    def _write(self) -> None:
+    def _write(self, report: LoadReport) -> None:
         """Raises CommandFailed."""
         if self.files.json_file is not None:
-            write_text(self.files.json_file, json.dumps(plain(self._report), indent=1) + "\n")
+            write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
         if self.files.picture is not None:
-            save_picture(figure_of(self._report), self.files.picture, DOTS_PER_INCH)
+            save_picture(figure_of(report), self.files.picture, DOTS_PER_INCH)
 
 
-def show(report: LoadReport, faults: dict[str, str]) -> None:
+def show(report: LoadReport) -> None:
     """Tables on stdout; warnings and the first error of each kind on stderr."""
     for table in tables_of(report):
         print_whole(table)
     notes = Console(stderr=True)
-    for note in (note for run in report.runs for note in notes_of(run)):
-        notes.print(note, highlight=False, soft_wrap=True)
-    for kind, text in faults.items():
-        notes.print(f"{kind}: {text}", highlight=False, markup=False, soft_wrap=True)
+    for note in notes_of(report):
+        notes.print(note, highlight=False, markup=False, soft_wrap=True)

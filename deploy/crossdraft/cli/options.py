@@ -398,7 +398,7 @@ class Over(StrEnum):  # typer takes no list of literals
 class ExistingServers:
     """Servers and services that run already, for a load test."""
 
-    url: str = option("", "An HTTP server to test, such as http://127.0.0.1:8000.")
+    url: str = option("", "An HTTP server of crossdraft's to test, such as http://127.0.0.1:8000.")
     server: str = option("", "A gRPC server to test.", metavar="HOST:PORT")
     target: str = option("", "Targets, to test without a server: this process generates.", metavar="HOST:PORT,...")
     drafter: str = option("", "Drafters, for --target.", metavar="HOST:PORT,...")
@@ -428,20 +428,14 @@ class StartedServices:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """When a load test sends how many requests."""
+    """How many requests a load test sends, and how many at once."""
 
-    rate: float | None = option(None, "Requests per second, at random (Poisson) times: an open-loop load.")
-    clients: int | None = option(
-        None, "Clients that each wait for a reply before the next request: a closed loop, by default of 2.", min=1
-    )
-    max_concurrency: int | None = option(
-        None, "With --rate: max requests at once; further ones wait, which counts in their latency.", min=1
-    )
+    clients: int = option(2, "Clients that each wait for a reply before the next request.", min=1)
     requests: int = option(24, "Requests for each API and delay.", min=1)
     warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
     repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
     timeout: float = option(120.0, "Seconds after which a request counts as failed.")
-    seed: int = option(0, "Random seed of arrival times, and of outputs if --method takes one.", min=0, max=2**32 - 1)
+    seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,11 +451,6 @@ class LoadRequests:
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default its first one.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
-    trace: bool = option(
-        True, "Request the statistics of each output, which crossdraft's servers send.", "--trace/--no-trace"
-    )
-    ttft_ms: float | None = option(None, "For goodput: max time to the first token, in milliseconds.")
-    tpot_ms: float | None = option(None, "For goodput: max time per token after the first, in milliseconds.")
 
 
 @dataclass(frozen=True, kw_only=True)

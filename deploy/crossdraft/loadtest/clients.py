@@ -5,14 +5,13 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
-from crossdraft.client import Pipeline, RequestError, Statistics
+from crossdraft.client import Pipeline, RequestError
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
+from crossdraft.loadtest.runner import Chunk, End, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.generation import Committed, GenerationClient, OutputEnded
 
 SECOND = 1000.0  # milliseconds
-NO_CONNECTION, BROKEN_OFF = "no connection", "broken off"  # kinds of errors
 
 
 @contextmanager
@@ -23,10 +22,6 @@ def _failures() -> Iterator[None]:
         raise RequestFailedError("bad request", str(error)) from error
     except ServiceError as error:
         raise RequestFailedError(name_of(error).replace("_", " "), str(error)) from error
-
-
-def _end(at: float, figures: Statistics) -> End:
-    return End(at, figures.tokens, figures, figures.prompt_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +40,7 @@ class GrpcClient:
                         for _ in reply.tokens:
                             yield Chunk(at, reply.milliseconds / SECOND)
                     elif isinstance(reply, OutputEnded):
-                        yield _end(at, reply.statistics)
+                        yield End(at, reply.statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,4 +62,4 @@ class PipelineClient:
                 async for _ in generation:
                     yield Chunk(time.monotonic())
                 assert generation.statistics is not None
-                yield _end(time.monotonic(), generation.statistics)
+                yield End(time.monotonic(), generation.statistics)

@@ -6,8 +6,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import LoadReport, LoadRun
+from crossdraft.loadtest.runner import RequestTimeline
 from crossdraft.loadtest.summary import MILLISECONDS, ROLES
-from crossdraft.loadtest.timeline import RequestTimeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,9 +61,7 @@ def _panels(runs: Sequence[LoadRun]) -> Iterator[Callable[["Axes", Sequence[Load
 
 def title_of(report: LoadReport) -> str:
     conditions = report.conditions
-    load = vars(conditions.load)
-    clients = load.get("clients")
-    kind = f"{clients} client{'s' * (clients != 1)}" if clients else f"{load['rate']:g} requests/s (Poisson)"
+    kind = f"{conditions.clients} client{'s' * (conditions.clients != 1)}"
     what = f"{kind}, {conditions.requests * conditions.repeat} requests of up to {conditions.wishes.max_tokens} tokens"
     return what + (f"\n{conditions.services}" if conditions.services else "")
 

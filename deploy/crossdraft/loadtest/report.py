@@ -1,8 +1,8 @@
 """A load test's report: as JSON, which deploy/loadtest/report.schema.json describes, and as tables."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 
 from crossdraft.loadtest.requests import RequestSettings
-from crossdraft.loadtest.runner import Load
-from crossdraft.loadtest.summary import MILLISECONDS, Added, Goal, Hop, Spread, Summary
-from crossdraft.loadtest.timeline import RequestTimeline
+from crossdraft.loadtest.runner import RequestTimeline
+from crossdraft.loadtest.summary import MILLISECONDS, Added, Hop, Repetitions, Spread, Summary, added_by, summary_of
 
-FORMAT = 1
+FORMAT = 2
+HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
 ROUNDED = 4  # digits of milliseconds after the point
 
 
@@ -25,8 +25,7 @@ class LoadSettings:
     begun: str  # ISO 8601, UTC
     software: str  # version of this package
     cores: int  # that this process may use; services that the test started share them
-    load: Load
-    goal: Goal
+    clients: int  # each of which sends its next request when it has its answer
     wishes: RequestSettings  # under its name in the JSON
     requests: int  # of each run, without those that warm up; at least 1
     warm_up: int  # requests before each run, which do not count
@@ -60,41 +59,40 @@ class LoadRun:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What one configuration adds to another under one delay."""
-
-    delay_ms: float | None
-    added: Added
-
-
-@dataclass(frozen=True)
 class LoadReport:
     """All of it."""
 
     conditions: LoadSettings
-    runs: tuple[LoadRun, ...]
-    comparisons: tuple[Comparison, ...] = ()
+    runs: tuple[LoadRun, ...] = ()
+    comparisons: tuple[Added, ...] = ()
+
+    def with_stage(self, delay_ms: float | None, found: Mapping[str, Repetitions]) -> "LoadReport":
+        """The same with what was found under one more delay, by configuration."""
+        runs = [LoadRun(way, delay_ms, summary_of(each), tuple(map(tuple, each))) for way, each in found.items()]
+        direct = found.get(IN_PROCESS)
+        others = [(way, each) for way, each in found.items() if direct is not None and each is not direct]
+        added = [added_by(way, each, delay_ms, IN_PROCESS, direct or ()) for way, each in others]
+        return replace(self, runs=(*self.runs, *runs), comparisons=(*self.comparisons, *added))
 
 
 def plain(report: LoadReport) -> dict[str, Any]:
     """The report as JSON has it: of dictionaries, lists, texts and numbers only."""
-    load = {"kind": type(report.conditions.load).__name__} | asdict(report.conditions.load)
     runs = [
         {"way": run.way, "delay_ms": run.delay_ms, "summary": asdict(run.summary), "requests": _requests_of(run)}
         for run in report.runs
     ]
     found = {
         "format": FORMAT,
-        "conditions": asdict(report.conditions) | {"load": load},
+        "conditions": asdict(report.conditions),
         "runs": runs,
-        "comparisons": [{"delay_ms": one.delay_ms, **asdict(one.added)} for one in report.comparisons],
+        "comparisons": list(map(asdict, report.comparisons)),
     }
     plain_values: dict[str, Any] = json.loads(json.dumps(found))  # tuples become lists
     return plain_values
 
 
 def _requests_of(run: LoadRun) -> list[dict[str, Any]]:
-    """A row for each request; moments are milliseconds since it was due, `due_ms` since the first one was."""
+    """A row for each request; moments are milliseconds since it was sent, `sent_ms` since the first one was."""
     return [
         {
             "repetition": number,
@@ -102,12 +100,11 @@ def _requests_of(run: LoadRun) -> list[dict[str, Any]]:
             "category": one.category,
             "error": one.error,
             "tokens": one.tokens,
-            "due_ms": _milliseconds(one.due - min(other.due for other in repetition)),
-            "sent_ms": _milliseconds(one.late),
+            "sent_ms": _milliseconds(one.sent - min(other.sent for other in repetition)),
             "first_token_ms": _milliseconds(one.first_token) if one.chunks else None,
             "per_token_ms": None if one.per_token is None else _milliseconds(one.per_token),
             "end_to_end_ms": _milliseconds(one.end_to_end),
-            "chunks_ms": [_milliseconds(chunk - one.due) for chunk in one.chunks],
+            "chunks_ms": [_milliseconds(chunk - one.sent) for chunk in one.chunks],
         }
         for number, repetition in enumerate(run.repetitions)
         for one in repetition
@@ -141,17 +138,10 @@ def _latency(of: str, statistic: str) -> Callable[[Summary], str]:
 ROWS: tuple[Row, ...] = (  # in the words of `vllm bench serve`, then those that it does not have
     ("Successful requests", lambda one: str(one.requests - sum(one.errors.values()))),
     ("Failed requests", lambda one: str(sum(one.errors.values()))),
-    ("Peak concurrent requests", lambda one: str(one.schedule.most)),
     ("Benchmark duration (s)", lambda one: f"{one.seconds:.2f}"),
-    ("Total input tokens", lambda one: str(one.input_tokens or NOTHING)),
     ("Total generated tokens", lambda one: str(one.tokens)),
     ("Request throughput (req/s)", lambda one: f"{one.requests_per_second:.2f}"),
-    ("Request goodput (req/s)", lambda one: _goodput(one)),
     ("Output token throughput (tok/s)", lambda one: f"{one.tokens_per_second:.2f}"),
-    (
-        "Total Token throughput (tok/s)",
-        lambda one: f"{one.total_tokens_per_second:.2f}" if one.input_tokens else NOTHING,
-    ),
     *((f"{name} {what} (ms)", _latency(of, it)) for what, of in LATENCIES for name, it in STATISTICS),
     (f"client to server and back, ms ({QUANTILES})", lambda one: spread(one.front_ms)),
     ("tokens per pass", lambda one: f"{one.acceptance.tokens_per_pass:.2f}" if one.acceptance else NOTHING),
@@ -189,26 +179,19 @@ def tables_of(report: LoadReport) -> Iterator[Table]:
         yield _compared(report.comparisons)
 
 
-def notes_of(run: LoadRun) -> Iterator[str]:
-    summary, schedule = run.summary, run.summary.schedule
-    if summary.errors:
-        counted = ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())
-        yield f"{run.name}: {sum(summary.errors.values())} of {summary.requests} requests failed: {counted}"
-    if schedule.saturated:
-        yield (
-            f"{run.name}: saturated: {schedule.at_middle} requests were under way when the middle one was due, and "
-            f"{schedule.at_end} when the last one was; latencies grow with the length of the test, so lower --rate"
-        )
-    if schedule.late:
-        yield (
-            f"{run.name}: {schedule.late} requests were sent over 10 ms late, at most {schedule.latest_ms:.0f} ms; "
-            "this client could not keep up, or was told to wait (--max-concurrency). Their waits are in the latencies"
-        )
+def notes_of(report: LoadReport) -> Iterator[str]:
+    """How many requests failed, and the first error of each kind."""
+    for run in report.runs:
+        if errors := run.summary.errors:
+            counted = ", ".join(f"{count} {kind}" for kind, count in errors.items())
+            yield f"{run.name}: {sum(errors.values())} of {run.summary.requests} requests failed: {counted}"
+    failed = [one for run in report.runs for one in run.timelines if one.error]
+    first = {one.error: one.fault for one in reversed(failed)}
+    yield from (f"{kind}: {text}" for kind, text in sorted(first.items()))
 
 
-def _compared(comparisons: Sequence[Comparison]) -> Table:
-    added = [one.added for one in comparisons]
-    names = [titled(one.added.way, one.delay_ms) for one in comparisons]
+def _compared(added: Sequence[Added]) -> Table:
+    names = [titled(one.way, one.delay_ms) for one in added]
     table = _table(f"added to {added[0].than} ({QUANTILES})", names)
     table.add_row("first token, ms", *(spread(one.first_token_ms) for one in added))
     table.add_row("per token, ms", *(spread(one.per_token_ms) for one in added))
@@ -222,11 +205,6 @@ def spread(found: Spread | None) -> str:
     if found is None:
         return NOTHING
     return " / ".join(_short(value) for value in (found.mean, found.p50, found.p90, found.p99))
-
-
-def _goodput(summary: Summary) -> str:
-    good = summary.goodput
-    return NOTHING if good is None else f"{good.requests_per_second:.2f} ({good.share:.0%})"
 
 
 def _places(summary: Summary) -> str:

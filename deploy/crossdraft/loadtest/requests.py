@@ -114,7 +114,6 @@ class RequestSettings:
     model: str = ""  # of the server; empty: its only one
     ignore_eos: bool = False
     seed: int = 0
-    trace: bool = True  # ask for the costs of each output; servers other than crossdraft do not know this
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -170,18 +169,11 @@ class Request:
             body["messages"] = [{"role": one.role, "content": one.content} for one in content.messages]
         else:
             body["prompt"] = content
-        body["stream_options"] = {"include_usage": True}
         optional = {"model": options.model, "seed": self.seed, "ignore_eos": options.ignore_eos or None}
         body |= {name: value for name, value in optional.items() if value not in (None, "")}
         drafter = "none" if options.drafter == "" else options.drafter
-        given = {"method": options.method, "drafter": drafter, "trace": options.trace or None}
-        if speculative := {name: value for name, value in given.items() if value is not None}:
-            body["speculative"] = speculative
-        return body
-
-    @property
-    def names_speculation(self) -> bool:
-        return self.options.method is not None or self.options.drafter is not None
+        given = {"method": options.method, "drafter": drafter, "trace": True}
+        return body | {"speculative": {name: value for name, value in given.items() if value is not None}}
 
 
 def requests_over(prompts: tuple[Prompt, ...], count: int, options: RequestSettings) -> tuple[Request, ...]:

@@ -8,50 +8,11 @@ from statistics import median
 
 import numpy as np
 
-from crossdraft.loadtest.runner import ClosedLoop, Load
-from crossdraft.loadtest.timeline import Costs, RequestTimeline, under_way
+from crossdraft.loadtest.runner import Costs, RequestTimeline
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 MILLISECONDS = 1000.0
-LATE = 0.010  # seconds after which a request counts as sent too late
-GROWTH = 1.5  # a server is saturated if so many times as many requests are under way at the end as at the middle
-FEW = 4  # ... and more than so many
 ROLES = ("target", "drafter")
-
-
-@dataclass(frozen=True)
-class Goal:
-    """Latencies that are good enough for a request.
-
-    Raises:
-        ValueError: a limit is not above 0.
-    """
-
-    first_token_ms: float | None = None
-    per_token_ms: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("--ttft-ms", self.first_token_ms), ("--tpot-ms", self.per_token_ms)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value:g}")
-
-    @property
-    def set(self) -> bool:
-        return (self.first_token_ms, self.per_token_ms) != (None, None)
-
-    def met(self, timeline: RequestTimeline) -> bool:
-        if not timeline.ok:
-            return False
-        took = ((self.first_token_ms, timeline.first_token), (self.per_token_ms, timeline.per_token))
-        return all(limit is None or value is None or MILLISECONDS * value <= limit for limit, value in took)
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """Requests that met the goal."""
-
-    share: float  # of all requests, those with errors included
-    requests_per_second: float
 
 
 @dataclass(frozen=True)
@@ -70,18 +31,6 @@ class AcceptanceSummary:
     tokens_per_pass: float
     # By position in a round, as far as any was judged; each given that all before were accepted.
     places: tuple[PositionAcceptance, ...]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Whether client and server kept up with the schedule. Where clients wait for answers only `most` says anything."""
-
-    late: int  # requests that were sent more than 10 ms after they were due
-    latest_ms: float
-    most: int  # requests under way at once
-    at_middle: int  # ... when the middle one was due
-    at_end: int  # ... when the last one was due
-    saturated: bool  # requests piled up: latencies say how long the test was, not how fast the server is
 
 
 @dataclass(frozen=True)
@@ -171,15 +120,13 @@ class Hop:
 
 @dataclass(frozen=True)
 class Summary:
-    """All figures of one configuration. Latencies are of requests without an error, from when these were due."""
+    """All figures of one configuration. Latencies are of requests without an error."""
 
     requests: int
     errors: Mapping[str, int]  # by kind
-    seconds: float  # from when the first request was due to the last end; summed over repetitions
-    input_tokens: int  # of prompts; 0: the server does not say
+    seconds: float  # from when the first request was sent to the last end; summed over repetitions
     tokens: int
     tokens_per_second: float
-    total_tokens_per_second: float  # those of prompts included
     requests_per_second: float  # answered
     first_token_ms: Spread | None
     between_chunks_ms: Spread | None  # tokens of one pass come together, so the median may be near 0
@@ -187,29 +134,24 @@ class Summary:
     end_to_end_ms: Spread | None
     front_ms: Spread | None  # of each token: transit of the request to the server and of the token back
     acceptance: AcceptanceSummary | None
-    goodput: Goodput | None  # None: there is no goal
-    schedule: Schedule
     hops: tuple[Hop, ...]
 
 
 Repetitions = Sequence[Sequence[RequestTimeline]]  # of the same requests, each of at least one
 
 
-def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
+def summary_of(repetitions: Repetitions) -> Summary:
     timelines = list(chain.from_iterable(repetitions))
     answered = [one for one in timelines if one.ok]
-    seconds = sum(max(one.ended for one in each) - min(one.due for one in each) for each in repetitions)
-    inputs, tokens = sum(one.prompt_tokens for one in answered), sum(one.tokens for one in answered)
+    seconds = sum(max(one.ended for one in each) - min(one.sent for one in each) for each in repetitions)
+    tokens = sum(one.tokens for one in answered)
     figures = [one.figures for one in answered if one.figures is not None]
-    good = sum(map(goal.met, timelines))
     return Summary(
         requests=len(timelines),
         errors=dict(sorted(Counter(one.error or "no token" for one in timelines if not one.ok).items())),
         seconds=seconds,
-        input_tokens=inputs,
         tokens=tokens,
         tokens_per_second=_ratio(tokens, seconds),
-        total_tokens_per_second=_ratio(inputs + tokens, seconds),
         requests_per_second=_ratio(len(answered), seconds),
         first_token_ms=Spread.of((one.first_token for one in answered), MILLISECONDS),
         between_chunks_ms=Spread.of(chain.from_iterable(one.between_chunks for one in answered), MILLISECONDS),
@@ -217,14 +159,12 @@ def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
         end_to_end_ms=Spread.of((one.end_to_end for one in answered), MILLISECONDS),
         front_ms=Spread.of(chain.from_iterable(one.front for one in answered), MILLISECONDS),
         acceptance=_acceptance([one for one in figures if one.passes]),
-        goodput=Goodput(good / len(timelines), _ratio(good, seconds)) if goal.set else None,
-        schedule=_schedule(repetitions, load),
         hops=_hops(figures),
     )
 
 
 def _acceptance(figures: Sequence[Costs]) -> AcceptanceSummary | None:
-    """Over all outputs together; None: there is none whose server says how it was made."""
+    """Over all outputs together; None: there is none."""
     if not figures:
         return None
     judged, accepted = _sums(one.judged_at for one in figures), _sums(one.accepted_at for one in figures)
@@ -234,26 +174,6 @@ def _acceptance(figures: Sequence[Costs]) -> AcceptanceSummary | None:
         sum(one.tokens for one in figures) / sum(one.passes for one in figures),
         tuple(PositionAcceptance(of, good / of) for of, good in zip(judged, accepted, strict=False) if of),
     )
-
-
-def _schedule(repetitions: Repetitions, load: Load) -> Schedule:
-    """The number of requests under way at a time; of the repetitions, the one that ended with most."""
-    timelines = list(chain.from_iterable(repetitions))
-    end, middle = max(map(_at_end_and_middle, repetitions))
-    return Schedule(
-        late=sum(one.late > LATE for one in timelines),
-        latest_ms=MILLISECONDS * max(one.late for one in timelines),
-        most=max(under_way(each, one.due) for each in repetitions for one in each),
-        at_middle=middle,
-        at_end=end,
-        saturated=not isinstance(load, ClosedLoop) and end > FEW and end >= GROWTH * middle,
-    )
-
-
-def _at_end_and_middle(timelines: Sequence[RequestTimeline]) -> tuple[int, int]:
-    """Requests under way when the last one was due, and when the middle one was."""
-    dues = sorted(one.due for one in timelines)
-    return under_way(timelines, dues[-1]), under_way(timelines, dues[(len(dues) - 1) // 2])
 
 
 def _hops(figures: Sequence[Costs]) -> tuple[Hop, ...]:
@@ -277,14 +197,15 @@ class Added:
     """Milliseconds that a configuration takes longer than another, for the requests that both answered."""
 
     way: str  # the configuration's name
-    than: str  # the other one's
+    delay_ms: float | None  # under which both were measured; None: nothing is emulated
+    than: str  # the other one's name
     first_token_ms: Spread | None
     per_token_ms: Spread | None  # of each request: its time for each token after the first, less that of the other
     end_to_end_ms: Spread | None
     per_token_ratio: float | None  # median over requests
 
 
-def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Added:
+def added_by(way: str, made: Repetitions, delay_ms: float | None, than: str, others: Repetitions) -> Added:
     """Compares two configurations, whose repetitions have the same requests in the same order."""
     both = (zip(one, other, strict=True) for one, other in zip(made, others, strict=True))
     pairs = [(one, other) for one, other in chain.from_iterable(both) if one.ok and other.ok]
@@ -293,6 +214,7 @@ def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Add
     ratios = [one / other for one, other in known if other > 0]
     return Added(
         way,
+        delay_ms,
         than,
         Spread.of((one.first_token - other.first_token for one, other in pairs), MILLISECONDS),
         Spread.of((one - other for one, other in known), MILLISECONDS),

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, Self
 
-import msgpack  # type: ignore[import-untyped]  # there are no stubs
-
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
@@ -23,7 +21,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.speculation.estimates import Estimates, StepCost
-from crossdraft.trace.codec import Packer, Unpacker
+from crossdraft.trace.codec import Codec
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -423,17 +421,14 @@ class LocalBackend:
 
 def packed(estimates: Estimates) -> bytes:
     """Estimates for another process, perhaps of another version."""
-    packer = Packer(KNOWN)
-    data: bytes = msgpack.packb((packer.table, packer.pack(estimates)))
-    return data
+    return Codec(KNOWN).pack(estimates)
 
 
 def unpacked(data: bytes) -> Estimates:
     """What was packed; raises ValueError."""
     try:
-        table, found = msgpack.unpackb(data)
-        estimates = Unpacker(KNOWN, table).unpack(found)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        estimates = Codec(KNOWN).unpack(data)
+    except ValueError as error:
         raise ValueError(f"these are no estimates: {error}") from error
     if not isinstance(estimates, Estimates):
         raise ValueError("these are no estimates")

@@ -1,7 +1,7 @@
 """Flight records: what went into a session and what came out, in a file that only grows.
 
-A file is MAGIC, the version of the format, and records: length, CRC-32, bytes. The first record is the table of types,
-the second the header, every other one a round of steps. What was written before a crash can be read; damage is noticed.
+A file is MAGIC, the version of the format, and records: length, CRC-32, bytes, compressed. The first record is the
+header, every other one a round of steps. What was written before a crash can be read; damage is noticed.
 """
 
 import struct
@@ -21,14 +21,14 @@ from crossdraft.session.events import Command, Event, Finished, Lost, Replied
 from crossdraft.speculation import choice
 from crossdraft.speculation.choice import Choice
 from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.trace.codec import Packer, PackingError, Unpacker
+from crossdraft.trace.codec import Codec, PackingError
 from crossdraft.types import messages, request, rows, trees
 from crossdraft.types.messages import Description, PassDone
 from crossdraft.types.request import GenerationRequest
 from crossdraft.types.statistics import Counts, Kind
 
 MAGIC = b"crossdraft flight"
-FORMAT = 3  # raised when a recorded type gets another name or a field another meaning
+FORMAT = 4  # raised when a recorded type gets another name or a field another meaning
 VERSION = struct.Struct("<H")
 FRAME = struct.Struct("<II")  # length and CRC-32 of a record
 
@@ -102,6 +102,8 @@ KNOWN = (
     Header,
     Step,
 )
+CODEC = Codec(KNOWN)
+QUICK = 1  # level of compression
 
 
 class Writer:
@@ -109,17 +111,16 @@ class Writer:
 
     def __init__(self, file: BinaryIO, header: Header) -> None:
         self._file = file
-        self._packer = Packer(KNOWN)
         file.write(MAGIC + VERSION.pack(FORMAT))
-        self._frame(self._packer.table)
-        self._frame(zlib.compress(self._packer.pack(header)))  # two tokenizers, megabytes of text
+        self._frame(header)
         file.flush()
 
     def write(self, steps: Round) -> None:
-        self._frame(self._packer.pack(steps))
+        self._frame(steps)
         self._file.flush()
 
-    def _frame(self, record: bytes) -> None:
+    def _frame(self, value: object) -> None:
+        record = zlib.compress(CODEC.pack(value), QUICK)
         self._file.write(FRAME.pack(len(record), zlib.crc32(record)) + record)
 
 
@@ -141,15 +142,14 @@ def read(path: Path) -> Recording:
         )
     records = _records(data, begin)
     try:
-        unpacker = Unpacker(KNOWN, next(records, b""))
-        header = unpacker.unpack(zlib.decompress(next(records, b"")))
-    except (PackingError, zlib.error) as error:
+        header = next(records, None)
+    except PackingError as error:
         raise RecordingError(f"{path} cannot be read: {error}") from error
     if not isinstance(header, Header):
         raise RecordingError(f"{path} cannot be read: it has no header")
     rounds: list[Round] = []
     try:
-        rounds.extend(_round(unpacker.unpack(record)) for record in records)
+        rounds.extend(map(_round, records))
     except PackingError as error:
         return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: {error}")
     return Recording(header, tuple(rounds))
@@ -161,8 +161,8 @@ def _round(steps: object) -> Round:
     return steps
 
 
-def _records(data: bytes, place: int) -> Iterator[bytes]:
-    """The records of a file from an offset on; raises PackingError where it is damaged."""
+def _records(data: bytes, place: int) -> Iterator[object]:
+    """The values of a file from an offset on; raises PackingError where it is damaged."""
     while place < len(data):
         begin = place + FRAME.size
         length, check = FRAME.unpack_from(data, place) if begin <= len(data) else (0, 0)
@@ -170,7 +170,10 @@ def _records(data: bytes, place: int) -> Iterator[bytes]:
             raise PackingError("the file ends in the middle of a record")
         if zlib.crc32(record := data[begin : begin + length]) != check:
             raise PackingError("a record is damaged")
-        yield record
+        try:
+            yield CODEC.unpack(zlib.decompress(record))
+        except zlib.error as error:
+            raise PackingError(f"a record is damaged: {error}") from error
         place = begin + length
 
 

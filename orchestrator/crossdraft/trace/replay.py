@@ -18,14 +18,12 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Observation
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
-from crossdraft.trace.codec import Packer
-from crossdraft.trace.recording import KNOWN, Header, Recording, RecordingError, Step
+from crossdraft.trace.recording import CODEC, Header, Recording, RecordingError, Step
 from crossdraft.trace.timeline import name_of
 from crossdraft.types.messages import OpenDrafter
 from crossdraft.types.request import RequestError
 
 MOST_SHOWN = 120  # letters of a value
-PACKER = Packer(KNOWN)
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ def _first(place: str, recorded: Any, replayed: Any) -> tuple[str, str, str]:
 
 def _same(one: object, other: object) -> bool:
     """As bytes: arrays and errors have no equality of their own, and NaN is then equal to itself."""
-    return PACKER.pack(one) == PACKER.pack(other)
+    return CODEC.pack(one) == CODEC.pack(other)
 
 
 def _parts(recorded: Any, replayed: Any) -> Iterator[tuple[str, Any, Any]]:

