@@ -19,19 +19,23 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.engine.distributions import Columns, History, Nodes, distributions, drafting_distributions, row_table
+from crossdraft.engine.distributions import Columns, History, distributions, drafting_distributions, row_table
 from crossdraft.types.messages import SamplingOptions
+from tests.engine.tiny import nodes
 from tests.verification.toys import row_of
 
 SIZE = 50
 LOGITS = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)) * 3
-HISTORY = History((1, 2, 3, 3), (4, 5), [(), (6,), (6, 7), (1,), (8, 9), (4, 4)])
-PAST = [(*HISTORY.prompt, *HISTORY.output, *path) for path in HISTORY.paths]
+PROMPT = (1, 2, 3, 3)
+HISTORY = History((4, 5), [(), (6,), (6, 7), (1,), (8, 9), (4, 4)])
+PAST = [(*PROMPT, *HISTORY.output, *path) for path in HISTORY.paths]
 
 
-def distribution(logits: torch.Tensor, options: SamplingOptions, history: History | None = None) -> torch.Tensor:
+def distribution(
+    logits: torch.Tensor, options: SamplingOptions, history: History | None = None, prompt: tuple[int, ...] = PROMPT
+) -> torch.Tensor:
     """What is drawn from after each row, float64 (n, V)."""
-    return distributions([Nodes(logits, options, history)])
+    return distributions([nodes(logits, options, history, prompt)])
 
 
 def processors(options: SamplingOptions) -> LogitsProcessorList:
@@ -114,7 +118,7 @@ def test_bans_are_those_of_transformers(temperature: float, min_tokens: int) -> 
     chain = processors(replace(options, temperature=temperature or 1.0, top_k=0))
     chain.append(SuppressTokensLogitsProcessor([token for token in range(SIZE) if token not in ALLOWED]))
     chain.append(NoBadWordsLogitsProcessor([list(word) for word in WORDS]))
-    chain.append(MinNewTokensLengthLogitsProcessor(len(HISTORY.prompt), min_tokens, list(ENDS)))
+    chain.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, list(ENDS)))
     chain.append(TopKLogitsWarper(4))
     found = distribution(LOGITS, options, HISTORY)
     for row, past in enumerate(PAST):
@@ -126,7 +130,7 @@ def test_bans_are_those_of_transformers(temperature: float, min_tokens: int) -> 
 
 def test_a_bad_word_does_not_begin_in_the_prompt() -> None:
     """As in vLLM; transformers looks at the prompt as well."""
-    found = distribution(LOGITS[:1], SamplingOptions(bad_word_ids=((3, 8), (3,))), History((3,), (), [()]))
+    found = distribution(LOGITS[:1], SamplingOptions(bad_word_ids=((3, 8), (3,))), History((), [()]), (3,))
     assert (found[0, 3], bool(found[0, 8] > 0)) == (0, True)
 
 

@@ -33,6 +33,7 @@ from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
 from tests.engine.test_distributions import distribution
+from tests.engine.tiny import nodes
 
 full = pytest.mark.full
 SIZE = 20
@@ -49,7 +50,7 @@ def draws() -> list[Draws]:
 
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
-    request = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
+    request = SampleRequest(nodes(logits, options, History((2,), [(3,)] * 4), (1,)), CLOCKS, KEY, OFFSETS, likely)
     (found,) = request.run([request])
     return found()
 
@@ -67,7 +68,7 @@ def test_draws_follow_the_distribution(draws: Draws) -> None:
 def test_samples_are_drawn_from_the_distribution_and_priced_by_the_model(options: SamplingOptions) -> None:
     found = sampled(options)
     assert found == sampled(options)
-    distributions = distribution(LOGITS, options, History((1,), (2,), [(3,)] * 4))
+    distributions = distribution(LOGITS, options, History((2,), [(3,)] * 4), (1,))
     for sample, logits, row, offset in zip(found, LOGITS, distributions, OFFSETS, strict=True):
         assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
         assert row[sample.token] > 0
@@ -231,7 +232,7 @@ def logits_of(size: int, flat: bool) -> list[torch.Tensor]:
 
 def nodes_of(logits: torch.Tensor, options: SamplingOptions) -> Nodes:
     path = tuple(torch.randint(0, logits.shape[-1], (3,), generator=DRAW).tolist())
-    return Nodes(logits, options, History(path[:1], path[1:2], [path[2:]] * len(logits)))
+    return nodes(logits, options, History(path[1:2], [path[2:]] * len(logits)), path[:1])
 
 
 @cache

@@ -75,7 +75,7 @@ class DrafterService:
         return TargetTokens(self.running, opening, self.affinity, self._target_noise)
 
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
-        """A new session. A long prompt is tokenized in a thread, as other sessions must not wait for it.
+        """A new session. Much of a prompt or of ids is prepared in a thread, as other sessions must not wait for it.
 
         Raises:
             ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
@@ -87,7 +87,8 @@ class DrafterService:
             raise ProtocolBroken(
                 f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
-        return Conversation(await self._beside.run(len(request.prompt), DrafterSession, self, request), replies)
+        size = len(request.prompt) + (0 if request.allowed is None else len(request.allowed))
+        return Conversation(await self._beside.run(size, DrafterSession, self, request), replies)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
@@ -102,6 +103,7 @@ class DrafterSession:
 
     def __init__(self, service: DrafterService, opening: OpenDrafter) -> None:
         running = service.running
+        opening = replace(opening, options=opening.options.of_drafter)  # the others may be long
         self._service = service
         self._thread = running.thread
         self._opening = opening

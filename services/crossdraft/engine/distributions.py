@@ -5,6 +5,7 @@ temperature, top_k, top_p, min_p, in this order and in float64.
 A row's distribution is bitwise the same whatever rows are computed beside it.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.device import sent
+from crossdraft.engine.requests import common_prefix
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import Path
 
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
+PART = 1 << 15  # ids that are made a tensor at once: the interpreter lock is held for 1 ms
 SPAN = 256  # ids whose probabilities are summed first when a tail is
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
@@ -48,9 +51,144 @@ class Columns:
 class History:
     """The tokens before each row of logits, for options that look back."""
 
-    prompt: tuple[int, ...]
     output: tuple[int, ...]  # committed after the prompt
     paths: Sequence[Path]  # one a row: the tokens after the committed ones
+
+
+class BadWords:
+    """Words of several ids of which the last is banned after the others: found in a time that hardly grows with them.
+
+    What comes before the last id is sorted, the latest id first. Whichever of these end a text are then the last one up
+    to the text, read backwards, or begin it.
+    """
+
+    def __init__(self, words: Sequence[Path]) -> None:
+        self._banned: dict[Path, list[int]] = {}
+        for word in words:
+            self._banned.setdefault(word[-2::-1], []).append(word[-1])
+        self._befores = sorted(self._banned)
+        self._longest = max(map(len, self._befores), default=0)
+        self._shorter: dict[Path, Path] = {}  # the longest other one that begins it
+        beginning: list[Path] = [()]
+        for before in self._befores:
+            while before[: len(beginning[-1])] != beginning[-1]:
+                beginning.pop()
+            self._shorter[before] = beginning[-1]
+            beginning.append(before)
+
+    def after(self, output: tuple[int, ...], path: Path) -> Iterator[int]:
+        """The ids that are banned after an output and a path."""
+        latest = (*output[max(0, len(output) - self._longest) :], *path)[::-1]
+        place = bisect_right(self._befores, latest)
+        before = self._befores[place - 1] if place else ()
+        common = common_prefix(before, latest)
+        while before:
+            if len(before) <= common:
+                yield from self._banned[before]
+            before = self._shorter[before]
+
+
+@dataclass(frozen=True, eq=False)
+class LogitsProcessor:
+    """What the options of a session do to its logits before temperature: biases, penalties and bans.
+
+    Whatever grows with a request is made once, on the device of the logits, and not in every step.
+    """
+
+    warping: SamplingOptions  # what follows; rows for which this is equal are computed together
+    penalties: SamplingOptions  # these and min_tokens
+    penalises: bool
+    looks_back: bool
+    biased: tuple[Tensor, Tensor] | None  # distinct ids, int64 (m,), and what is added, float64 (m,)
+    refused: Tensor | None  # bool (V,): ids that are never drawn
+    prompt: Tensor  # int64 (p,): its distinct ids, for the repetition penalty
+    ends: Tensor  # int64 (e,): ids that are banned before min_tokens
+    bad_words: BadWords  # of two ids or more
+
+    @staticmethod
+    def of(
+        options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()
+    ) -> "LogitsProcessor":
+        """For rows of `size` logits. Takes as long as there are ids in the options.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        biases: dict[int, float] = {}
+        for token, bias in options.logit_bias:
+            biases[token] = biases.get(token, 0.0) + bias
+        single = [word[0] for word in options.bad_word_ids if len(word) == 1]
+        refused = None
+        if single or options.allowed_token_ids:
+            refused = torch.full((size,), bool(options.allowed_token_ids))
+            refused[_ids_below(size, "allowed_token_ids", options.allowed_token_ids)] = False
+            refused[_ids_below(size, "bad_word_ids", single)] = True
+        ids, values = _ids_below(size, "logit_bias", [*biases]), torch.tensor([*biases.values()], dtype=torch.float64)
+        penalties = replace(options, logit_bias=(), allowed_token_ids=(), bad_word_ids=(), end_ids=())
+        repetition = penalties.repetition_penalty != 1
+        return LogitsProcessor(
+            warping=options.of_drafter,
+            penalties=penalties,
+            penalises=repetition or bool(penalties.presence_penalty or penalties.frequency_penalty),
+            looks_back=options.looks_back,
+            biased=(sent(ids, device), sent(values, device)) if biases else None,
+            refused=None if refused is None else sent(refused, device),
+            prompt=sent(_ids_below(size, "prompt", [*{*prompt}] if repetition else []), device),
+            ends=sent(_ids_below(size, "end_ids", options.end_ids), device),
+            bad_words=BadWords([word for word in options.bad_word_ids if len(word) > 1]),
+        )
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes any logits."""
+        return self.looks_back or self.biased is not None or self.refused is not None
+
+    def scores(self, logits: Tensor, history: History | None) -> Tensor:
+        """Changed logits (n, V); raises ValueError if the history is needed, and missing."""
+        exact = torch.float64 if self.penalises or self.biased is not None else logits.dtype
+        scores = logits.to(exact, copy=True)
+        if self.biased is not None:
+            scores.index_add_(-1, self.biased[0], self.biased[1].expand(len(scores), -1))
+        if self.looks_back:
+            if history is None:
+                raise ValueError("these options look back at the tokens before each row: pass their history")
+            if self.penalises:
+                scores = self._penalised(scores, history)
+            self._ban(scores, history)
+        return scores if self.refused is None else scores.masked_fill_(self.refused, -torch.inf)
+
+    def _penalised(self, scores: Tensor, history: History) -> Tensor:
+        """Penalties, each by the tokens on the row's own path."""
+        counts, rate = _counts(scores, history.output, history.paths), self.penalties.repetition_penalty
+        seen = counts > 0
+        if rate != 1:
+            before = seen.index_fill(1, self.prompt, True)
+            scores = torch.where(before, torch.where(scores < 0, scores * rate, scores / rate), scores)
+        presence, frequency = self.penalties.presence_penalty, self.penalties.frequency_penalty
+        return scores - presence * seen.to(scores.dtype) - frequency * counts
+
+    def _ban(self, scores: Tensor, history: History) -> None:
+        """In place: ids that end an output too early, and the last ones of bad words, each by the row's own path."""
+        size, least = len(history.output), self.penalties.min_tokens
+        early = [row for row, path in enumerate(history.paths) if size + len(path) < least]
+        if early and len(self.ends):
+            scores[_indices(early, scores)[:, None], self.ends] = -torch.inf
+        paths = enumerate(history.paths)
+        cells = [(row, last) for row, path in paths for last in self.bad_words.after(history.output, path)]
+        if cells:
+            scores[
+                _indices([row for row, _ in cells], scores), _indices([last for _, last in cells], scores)
+            ] = -torch.inf
+
+
+def _ids_below(size: int, name: str, ids: Sequence[int]) -> Tensor:
+    """Int64 (n,), on the host; raises ValueError if one is not below the size."""
+    parts = [torch.tensor(ids[begin : begin + PART], dtype=torch.int64) for begin in range(0, len(ids), PART)]
+    found = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+    wrong = found[(found < 0) | (found >= size)]
+    if len(wrong):
+        raise ValueError(f"{name} names id {wrong[0]}, and ids are 0 to {size - 1}")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,30 +196,29 @@ class Nodes:
     """Logits of nodes of a tree, and what turns them into distributions."""
 
     logits: Tensor  # floating (n, V), as the model gives them
-    options: SamplingOptions
+    processor: LogitsProcessor
     history: History | None = None  # may be left out where the options do not look back
 
 
 @torch.inference_mode()
 def distributions(parts: Sequence[Nodes]) -> Tensor:
-    """What a token is drawn from at nodes of several trees that have the same options: float64 (n, V), rows sum to one.
+    """What a token is drawn from at nodes of several trees with one `warping`: float64 (n, V), rows sum to one.
 
     Raises:
-        ValueError: a biased or allowed id is outside the vocabulary, or the history is missing.
+        ValueError: the history is missing.
     """
-    return tempered(scores(parts), parts[0].options)
+    return tempered(scores(parts), parts[0].processor.warping)
 
 
 @torch.inference_mode()
 def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
-    """Logits with biases, penalties and bans, for nodes of several trees that have the same options: floating (n, V).
+    """Logits with biases, penalties and bans, for nodes of several trees: floating (n, V).
 
     `logits` are those of all parts, if they are joined already. Raises as `distributions`.
     """
-    options = parts[0].options
-    if not options.looks_back:
-        return _biased(joined([part.logits for part in parts]) if logits is None else logits, options)
-    return joined([_penalised(_biased(part.logits.double(), options), options, part.history) for part in parts])
+    if not any(part.processor.changes for part in parts):
+        return joined([part.logits for part in parts]) if logits is None else logits
+    return joined([part.processor.scores(part.logits, part.history) for part in parts])
 
 
 @torch.inference_mode()
@@ -104,41 +241,6 @@ def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
     return scores.softmax(-1)
 
 
-def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """With biases; an id that is not allowed has one of minus infinity."""
-    allowed, biases = options.allowed_token_ids, options.logit_bias
-    if not (biases or allowed):
-        return scores
-    size = scores.shape[-1]
-    for name, ids in (("logit_bias", [token for token, _ in biases]), ("allowed_token_ids", allowed)):
-        wrong = [token for token in ids if not 0 <= token < size]
-        if wrong:
-            raise ValueError(f"{name} names id {wrong[0]}, and ids are 0 to {size - 1}")
-    bias = torch.full((size,), -torch.inf if allowed else 0.0, dtype=torch.float64)
-    bias[list(allowed)] = 0.0
-    for token, value in biases:
-        bias[token] += value
-    return scores.double() + sent(bias, scores.device)
-
-
-def _penalised(scores: Tensor, options: SamplingOptions, history: History | None) -> Tensor:
-    """Penalties and bans, each by the tokens on the row's own path."""
-    if history is None:
-        raise ValueError("these options look back at the tokens before each row: pass their history")
-    if options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty:
-        counts = _counts(scores, history.output, history.paths)
-        seen, rate = counts > 0, options.repetition_penalty
-        if rate != 1:
-            before = seen.index_fill(1, _indices(history.prompt, scores), True)
-            scores = torch.where(before, torch.where(scores < 0, scores * rate, scores / rate), scores)
-        scores = scores - options.presence_penalty * seen.to(scores.dtype) - options.frequency_penalty * counts
-    cells = [(row, token) for row, path in enumerate(history.paths) for token in _banned(options, history, path)]
-    if cells:
-        rows, tokens = _indices([row for row, _ in cells], scores), _indices([token for _, token in cells], scores)
-        scores = scores.index_put((rows, tokens), scores.new_tensor(-torch.inf))
-    return scores
-
-
 def _counts(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Tensor:
     """How often each token is in `common` and in the row's path, of the kind and shape of scores (n, V)."""
     ids = _indices(common, scores)
@@ -146,18 +248,6 @@ def _counts(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> T
     rows = _indices([row for row, path in enumerate(paths) for _ in path], scores)
     tokens = _indices([token for path in paths for token in path], scores)
     return counts.index_put_((rows, tokens), scores.new_ones(len(rows)), accumulate=True)
-
-
-def _banned(options: SamplingOptions, history: History, path: Path) -> Iterator[int]:
-    """Ids that may not be drawn after a path: those that end an output too early, and the last ones of bad words."""
-    if len(history.output) + len(path) < options.min_tokens:
-        yield from options.end_ids
-    longest = max(map(len, options.bad_word_ids), default=0)
-    latest = (*history.output[-longest:], *path)
-    for word in options.bad_word_ids:
-        before = word[:-1]
-        if latest[max(0, len(latest) - len(before)) :] == before:
-            yield word[-1]
 
 
 def _indices(values: Sequence[int], like: Tensor) -> Tensor:

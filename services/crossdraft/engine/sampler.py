@@ -292,7 +292,7 @@ class SampleRequest(SamplerRequest[Found[Sample]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.options, self.clocks, self.likely
+        return self.nodes.processor.warping, self.clocks, self.likely
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[SampleRequest]") -> list[Found[Sample]]:
@@ -310,7 +310,7 @@ class SampleRequest(SamplerRequest[Found[Sample]]):
 
     def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and their probabilities, each (n, 1)."""
-        options = self.nodes.options
+        options = self.nodes.processor.warping
         found = scores([one.nodes for one in requests], logits)
         if options.temperature == 0:
             best = found.max(-1, keepdim=True)
@@ -336,7 +336,7 @@ class RowRequest(SamplerRequest[Found[Row]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.options, self.head, self.likely
+        return self.nodes.processor.warping, self.head, self.likely
 
     def run(self, requests: "Sequence[RowRequest]") -> list[Found[Row]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]
