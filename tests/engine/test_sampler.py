@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -278,6 +279,24 @@ def test_a_targets_answers_do_not_depend_on_others(size: int, options: SamplingO
             for nodes in every
         ]
     )
+
+
+def test_sessions_with_other_biases_and_bans_run_together_each_as_alone() -> None:
+    """A batch of its own for each of them would cost all sessions time."""
+    further: tuple[dict[str, Any], ...] = (
+        {},
+        {"logit_bias": ((3, 2.5), (3, 1.0), (0, -100.0))},
+        {"allowed_token_ids": tuple(range(0, 300, 7))},
+        {"bad_word_ids": ((9,), (1, 2)), "repetition_penalty": 1.3},
+    )
+    every = [SamplingOptions(0.7, top_k=9, **further[place % 4]) for place in range(len(COUNTS))]
+    some = [nodes_of(logits, options) for logits, options in zip(logits_of(300, False), every, strict=True)]
+    for requests in (
+        [SampleRequest(one, clocks_of(300), NoiseKey(1), range(len(one.logits)), 5) for one in some],
+        [RowRequest(one, 8) for one in some],
+    ):
+        assert len([*batched([BatchKey.of(request) for request in requests])]) == 1
+        check(requests)
 
 
 @pytest.mark.usefixtures("threads")

@@ -68,7 +68,7 @@ class TargetService:
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
         """A new session; raises ContextTooLong. What many ids are made into is made in a thread: others do not wait."""
         running, options = self.running, request.options
-        ids = len(options.allowed_token_ids) + len(options.logit_bias) + sum(map(len, options.bad_word_ids))
+        ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
         device, size = running.thread.engine.device, running.description.vocabulary_size
         prompt = request.prompt if options.repetition_penalty != 1 else ()
         processor = await self._beside.run(ids + len(prompt), LogitsProcessor.of, options, size, device, prompt)
