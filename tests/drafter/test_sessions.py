@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from tests.drafter.streaming import Epoch, gated
-from tests.rpc.linked import Direct
+from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
 
 PROMPT = from_bytes(b"The quick brown fox")
@@ -50,6 +51,17 @@ async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, dra
     assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
     for one in drafted.draft_tokens:
         assert (one.row.ids.tolist(), one.row.probabilities.tolist()) == ([one.token], [1.0])
+
+
+async def test_options_of_the_target_cost_a_drafter_nothing(drafter_model: RunningModel) -> None:
+    """However long they are: steps would hash and compare them."""
+    threads: list[int] = []
+    options = SamplingOptions(0.8, allowed_token_ids=Noted(range(300), threads), end_ids=Noted(range(300), threads))
+    session = Direct(lambda _: None)
+    session.session = await DrafterService(drafter_model).open(replace(OPEN, options=options), session)
+    await session.answer(FIRST)
+    session.close()
+    assert not threads
 
 
 async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +31,7 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import nothing
-from tests.rpc.linked import Direct
+from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import TargetClient
 from tests.rpc.sessions import TargetSession as ClientSession
 from tests.target.talking import PROMPT, Talk
@@ -335,27 +333,6 @@ async def test_of_a_session_that_ends_with_a_reply_that_is_not_read_nothing_is_l
     other.close()
     await thread.run(nothing())
     assert (thread.steps, thread.engine.slots_in_use) == (2, 0)
-
-
-class Noted(tuple[Any, ...]):
-    """Notes the thread in which it is gone through."""
-
-    def __new__(cls, items: Any, threads: list[int]) -> "Noted":
-        noted = super().__new__(cls, items)
-        noted.threads = threads  # type: ignore[attr-defined]
-        return noted
-
-    def __iter__(self) -> Iterator[Any]:
-        self.threads.append(threading.get_ident())  # type: ignore[attr-defined]
-        return super().__iter__()
-
-    def __getitem__(self, key: Any) -> Any:
-        self.threads.append(threading.get_ident())  # type: ignore[attr-defined]
-        return super().__getitem__(key)
-
-    def __hash__(self) -> int:
-        self.threads.append(threading.get_ident())  # type: ignore[attr-defined]
-        return super().__hash__()
 
 
 @pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])
