@@ -303,6 +303,7 @@ class Direct:
         self.waiting: list[Any] = []
         self.withins: list[float] = []  # seconds that each reply might wait when it was sent
         self.error: BaseException | None = None
+        self.signs = 0  # that it works
         self.news = News()
         self.session = make(self)
 
@@ -311,6 +312,11 @@ class Direct:
         self.withins.append(within)
         joined = join(self.waiting[-1], reply) if join is not None and self.waiting else None
         self.waiting[-1:] = [*self.waiting[-1:], reply] if joined is None else [joined]
+        self.news.changed()
+
+    def working(self) -> None:
+        """As in `Replies`."""
+        self.signs += 1
         self.news.changed()
 
     def drop(self) -> None:

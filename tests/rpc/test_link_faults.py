@@ -622,12 +622,12 @@ BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 
     ("raw", "error", "text"),
     [
         (BAD_REPLY, Internal, "sent a reply that cannot be decoded: done needs rows or samples"),
-        (TARGET.server(None).encode([(1, Opened("f1"))]), Internal, "opened the session twice"),
+        (TARGET.server(None).encode([(1, Opened("f2"))]), NotServed, "serves another model than it described"),
         (TARGET.server(None).encode([(1, SessionEnded(0))]), Closed, "was ended"),
         (TARGET.server(None).encode([(1, SessionEnded(11, "the context"))]), ContextTooLong, "the context"),
         (TARGET.server(None).encode([(1, SessionEnded(99, "?"))]), Internal, r"\?"),
     ],
-    ids=["bad reply", "opened twice", "ended", "ended with an error", "ended with no code of gRPC's"],
+    ids=["bad reply", "another model", "ended", "ended with an error", "ended with no code of gRPC's"],
 )
 async def test_what_a_service_does_wrong_in_one_session_loses_it_alone(raw, error, text):
     async with a_client() as (service, client):
@@ -814,6 +814,39 @@ async def test_replies_in_time_keep_a_session_for_ever(clock: Clock):
             clock.move(1000)
             await asyncio.sleep(0)
         assert not heard.errors
+
+
+async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_is_silent(clock: Clock):
+    async with a_client(reply_seconds=20) as (service, client):
+        stream, (heard,), (session,) = await begun(service, client, 1)
+        session.send(one_pass(1))
+        for _ in range(9):
+            since = session.due_since
+            clock.move(15)
+            await stream.send((1, Opened("f1")))
+            await clock.still(lambda: session.due_since != since)  # noqa: B023
+        assert (heard.replies, heard.errors) == ([], [])
+        assert 19 <= await clock.until(lambda: bool(heard.errors)) <= 21
+        assert type(heard.errors[0]) is TimedOut
+
+
+async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(service):
+    """However long nobody reads it: a client that does not read is not ended for that."""
+    outbox: list[Any] = []
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        for _ in range(3 * handlers.MOST_UNREAD_REPLIES):
+            session.replies.working()
+        outbox.append(session.replies._link.outbox._count)
+        answered(session, request)
+
+    service.answer = answer
+    async with serving(service) as server, RawLink(server.address) as link:
+        await opened(link, 1)
+        await link.send((1, one_pass(1)))
+        assert await link.receive() == (1, Opened("f1"))
+        assert (await link.receive())[1].number == 1
+        assert outbox == [1]
 
 
 async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service):

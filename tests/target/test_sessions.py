@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
+from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.links import Join
+from crossdraft.rpc.server import Server
 from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
@@ -30,10 +34,13 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
+from tests.drafter.streaming import Gate
 from tests.engine.gathering import nothing
-from tests.rpc.linked import Direct, Noted
+from tests.rpc.clock import Clock
+from tests.rpc.linked import Direct, Heard, Noted
 from tests.rpc.sessions import TargetClient
 from tests.rpc.sessions import TargetSession as ClientSession
+from tests.services.conftest import AT_ONCE
 from tests.target.talking import PROMPT, Talk
 
 GREEDY = SamplingOptions(temperature=0)
@@ -333,6 +340,41 @@ async def test_of_a_session_that_ends_with_a_reply_that_is_not_read_nothing_is_l
     other.close()
     await thread.run(nothing())
     assert (thread.steps, thread.engine.slots_in_use) == (2, 0)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+async def test_a_prompt_may_take_longer_than_a_reply_and_a_target_that_hangs_is_noticed(
+    target_model: RunningModel, clock: Clock, monkeypatch: pytest.MonkeyPatch, scored: bool
+) -> None:
+    monkeypatch.setattr(model_thread, "WORKING_SECONDS", 0.0)  # after each step
+    gate, heard = Gate(Engine(target_model.thread.engine.model, budget=1, chunk=16)), Heard()
+    async with (
+        Server(TARGET, TargetService(replace(target_model, thread=gate.thread)), AT_ONCE) as server,
+        TargetClient(server.address, Patience(reply_seconds=30)) as client,
+    ):
+        try:
+            await client.describe()
+            session = client.begin(OpenTarget(tuple(range(100)), GREEDY, None), heard)
+            await heard.news.until(lambda: heard.is_open)
+            gate.close()
+            session.send(ScorePrompt(98, 0) if scored else Pass(1, (), TokenTree()))
+            for _ in range(4):
+                await gate.entered()
+                since = session.due_since
+                clock.move(20)
+                gate.step()
+                await clock.still(lambda: session.due_since != since)  # noqa: B023
+            assert (heard.replies, heard.errors) == ([], [])
+            await gate.entered()
+            gate.open(1)
+            await heard.news.until(lambda: heard.replies)
+            gate.close()
+            session.send(Pass(1 if scored else 2, (), TokenTree()))
+            await gate.entered()
+            assert 29 <= await clock.until(lambda: bool(heard.errors)) <= 31
+            assert type(heard.errors[0]) is TimedOut
+        finally:
+            gate.open()
 
 
 @pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])

@@ -134,7 +134,7 @@ async def _with_services(
     request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
 ) -> None:
     with checked_options():
-        patience = Patience(target_seconds=where.target_wait_seconds)
+        patience = Patience(reply_seconds=where.reply_wait_seconds, target_seconds=where.target_wait_seconds)
     async with (
         addresses(where.target, where.drafter, models, where.engine) as (target, drafter),
         connect(target, drafter, patience, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,

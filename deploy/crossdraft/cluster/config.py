@@ -261,6 +261,7 @@ class Configuration(Part):
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
+    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # for a sign of life of a service that owes a reply
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -428,15 +429,18 @@ class OrchestratorConfig:
     tls: TlsFiles | None  # for sessions with services
     metrics: bool  # serve Prometheus
     log_format: LogFormat
-    target_wait_seconds: float  # of an output without a target until it fails
+    patience: Patience  # with services
 
     @staticmethod
     def of(model: ServedService, configuration: Configuration) -> "OrchestratorConfig":
         """That of a model's orchestrators."""
         drafters = tuple(DrafterConfig(one.name, one.trusted, _runs(one)) for one in model.drafters)
         runs, tls = _runs(model.target), tls_of(configuration)
-        metrics, form, wait = configuration.metrics, configuration.log_format, configuration.target_wait_seconds
-        return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, wait)
+        patience = Patience(
+            reply_seconds=configuration.reply_wait_seconds, target_seconds=configuration.target_wait_seconds
+        )
+        metrics, form = configuration.metrics, configuration.log_format
+        return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, patience)
 
     @property
     def digest(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -88,7 +89,7 @@ class DrafterService:
                 f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
         size = len(request.prompt) + (0 if request.allowed is None else len(request.allowed))
-        return Conversation(await self._beside.run(size, DrafterSession, self, request), replies)
+        return Conversation(await self._beside.run(size, DrafterSession, self, request, replies.working), replies)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
@@ -101,11 +102,12 @@ class DrafterSession:
     stepped again once a later one has begun, so that they need no lock.
     """
 
-    def __init__(self, service: DrafterService, opening: OpenDrafter) -> None:
+    def __init__(self, service: DrafterService, opening: OpenDrafter, working: Callable[[], object]) -> None:
         running = service.running
         opening = replace(opening, options=opening.options.of_drafter)  # the others may be long
         self._service = service
         self._thread = running.thread
+        self._working = working
         self._opening = opening
         self._state = SessionState(
             session=self,
@@ -132,7 +134,8 @@ class DrafterSession:
         """
         loop, thread = asyncio.get_running_loop(), self._thread
         asked = time.perf_counter()
-        return thread.submit(self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply))))
+        job = self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply)))
+        return thread.submit(job, self._working)
 
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         if self._state.source.whose is Whose.TARGET:

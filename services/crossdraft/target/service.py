@@ -179,11 +179,11 @@ class TargetSession:
             if isinstance(request, FetchRow):
                 self._busy = self._fetch(request)
             elif isinstance(request, ScorePrompt):
-                self._busy = self._running.thread.submit(self._score(request))
+                self._busy = self._running.thread.submit(self._score(request), self._replies.working)
             else:
                 self._begin(request)
                 job = self._run_job(request) if request.run > 1 else self._pass(request)
-                self._busy = self._running.thread.submit(job)
+                self._busy = self._running.thread.submit(job, self._replies.working)
             self._busy.add_done_callback(partial(self._ended, request))
 
     def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
