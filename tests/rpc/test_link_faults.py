@@ -440,6 +440,35 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(service):
         assert len(service.sessions) == 3
 
 
+@pytest.mark.parametrize("what", ["link", "description"])
+async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(service, what, caplog):
+    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        nodes = (ROW,) if session is service.sessions[0] else (wide,) * 400
+        session.replies.send(PassDone(request.number, nodes, 0.0))
+
+    service.answer = answer
+    service.description = replace(service.description, tokenizer_json="x" * 20 * MIB)
+    async with serving(service) as server, RawLink(server.address) as good:
+        await opened(good, 1)
+        for number in range(1, 21):
+            async with RawLink(server.address, options=SMALL_WINDOW) as link:
+                if what == "description":
+                    describing = link._channel.unary_unary("/crossdraft.v1.Target/Describe", bytes, bytes)(b"")
+                else:
+                    await opened(link, 1)
+                    await link.send(*((1, one_pass(at)) for at in range(1, 30)))
+                    await service.news.until(lambda: service.sessions[-1].left_replies)
+                for at in range(10):
+                    await goes_on(good, 1, 10 * number + at)
+                if what == "description":
+                    describing.cancel()
+            await service.news.until(lambda: service.closed == (number if what == "link" else 0))  # noqa: B023
+            await goes_on(good, 1, 10_000 + number)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def flood(link: RawLink, frames: list[bytes]) -> None:
     """Frame after frame, until the link ends or stands still."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

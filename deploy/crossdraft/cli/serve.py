@@ -287,7 +287,7 @@ def _limits(api: ApiOptions) -> GenerationOptions:
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:
-    """What --max-outputs, --reply-wait-seconds, --target-wait-seconds and --tls-... say, for one process; ValueError."""
+    """Of one process, by --max-outputs, --...-wait-seconds and --tls-...; raises ValueError."""
     patience = Patience(reply_seconds=api.reply_wait_seconds, target_seconds=api.target_wait_seconds)
     return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, api.tls.files())
 

@@ -28,6 +28,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 
 from crossdraft.cluster.installed import installed
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.serving.logs import LogFormat
@@ -261,7 +262,9 @@ class Configuration(Part):
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
-    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # for a sign of life of a service that owes a reply
+    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = (
+        30.0  # for a sign of life of a service that owes a reply
+    )
 
     @model_validator(mode="after")
     def _names(self) -> Self:
