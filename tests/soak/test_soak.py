@@ -1,4 +1,4 @@
-"""Minutes of all kinds of requests while services die: every text is that of plain decoding, and nothing is left behind.
+"""Minutes of all kinds of requests while services die: all texts are those of plain decoding, and nothing is left.
 
 CROSSDRAFT_SOAK_SECONDS says how long; 60 shows whether it works at all.
 """
@@ -11,9 +11,9 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from crossdraft.console.processes import EngineOptions, Running, Wanted, running
 from crossdraft.text.letters import common_length
 from tests.prompts import prompts
 from tests.rpc.clock import HANGS
+from tests.rpc.linked import News
 
 pytestmark = pytest.mark.full
 SECONDS = float(os.environ.get("CROSSDRAFT_SOAK_SECONDS", "420"))
@@ -134,6 +135,7 @@ class Soak:
     texts: dict[tuple[int, int], str] = field(default_factory=dict)  # by body and prompt
     counts: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
+    news: News = field(default_factory=News)
 
     async def expect(self) -> None:
         """The texts of plain decoding."""
@@ -173,14 +175,22 @@ class Soak:
         if text != (due[: len(text)] if leaves else due):
             at = common_length(text, due)
             self.differences.append(f"{BODIES[body]} {how} at {at}: {text[at:][:30]!r} instead of {due[at:][:30]!r}")
+        self.news.changed()
+
+    @property
+    def outputs(self) -> int:
+        return self.counts["finished"] + self.counts["cancelled"]
 
     async def soak(self, seconds: float) -> None:
         """Clients and kills for so long, and until nothing is under way."""
-        until, clients = time.monotonic() + seconds, list[asyncio.Task[None]]()
-        killing = asyncio.create_task(self._kill(clients))
-        async with asyncio.TaskGroup() as group:
-            clients += [group.create_task(self._ask(until)) for _ in range(CLIENTS)]
-        await killing
+        until, over = time.monotonic() + seconds, asyncio.Event()
+        async with asyncio.TaskGroup() as killing:
+            killing.create_task(self._kill(over))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CLIENTS):
+                    group.create_task(self._ask(until))
+            over.set()
+            self.news.changed()
         await self._settled()
 
     async def _ask(self, until: float) -> None:
@@ -189,12 +199,11 @@ class Soak:
                 for _ in range(OUTPUTS):
                     await self.one(client)
 
-    async def _kill(self, clients: Sequence["asyncio.Task[None]"]) -> None:
-        """One service after some outputs; the next when it is back."""
-        while not clients or not all(client.done() for client in clients):
-            due = self.counts.total() + OUTPUTS
-            while self.counts.total() < due and not (clients and all(client.done() for client in clients)):
-                await asyncio.sleep(0.05)  # outputs go on
+    async def _kill(self, over: asyncio.Event) -> None:
+        """One service after some outputs; the next when it is back, and some more were made."""
+        while not over.is_set():
+            due = self.outputs + OUTPUTS
+            await self.news.until(lambda: self.outputs >= due or over.is_set())  # noqa: B023
             place = self.rng.randrange(len(self.victims))
             self.victims[place].kill()
             self.victims[place] = await self.victims[place].restarted()
@@ -218,25 +227,23 @@ class Soak:
         return {name: level_of(process) for name, process in self.processes.items()}
 
 
-async def started(stack: AsyncExitStack, log: Callable[[str], Path]) -> Soak:
-    """The services and the server."""
+async def started(stack: AsyncExitStack, logs: Path) -> Soak:
+    """The services and the server; what they log is in files of a folder."""
     more = ("--log-level", "warning")
     kept = [
-        Wanted(role, model, 1, (*more, "--metrics-port", "0"), logging_to(log(role)), ENGINE)
+        Wanted(role, model, 1, (*more, "--metrics-port", "0"), logging_to(logs / f"{role}.log"), ENGINE)
         for role, model in (("target", "bundled:target"), ("drafter", "bundled:drafter-a"))
     ]
     found = await stack.enter_async_context(running([*kept, Ngram()]))
     target, drafter, copying = found
     victims = [
-        await Killable.started(
-            Wanted(one.role, one.model, 1, more, logging_to(log(f"killed {one.role}")), ENGINE), stack
-        )
+        await Killable.started(replace(one, more=more, prefix=logging_to(logs / f"killed-{one.role}.log")), stack)
         for one in kept
     ]
     targets = ",".join((target.address, victims[0].address))
     drafters = ",".join((drafter.address, victims[1].address))
     names = ("--drafter", f"a={drafters}", "--drafter", f"copying={copying.address}")
-    front = Front(("--target", targets, *names, *more), log("front"))
+    front = Front(("--target", targets, *names, *more), logs / "front.log")
     (server,) = await stack.enter_async_context(running([front]))
     metrics = [f"http://{one.ready['metrics']}" for one in (target, drafter)]
     return Soak(f"http://{server.address}", metrics, _processes(server, target, drafter), victims)
@@ -251,24 +258,19 @@ def _processes(server: Running, target: Running, drafter: Running) -> dict[str, 
 
 async def test_nothing_differs_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "START_SECONDS", float(PATIENT))
-    logs = Counter[str]()
-
-    def log(name: str) -> Path:
-        logs[name] += 1
-        return tmp_path / f"{name.replace(' ', '-')}.log"
-
     async with AsyncExitStack() as stack:
-        soak = await started(stack, log)
+        soak = await started(stack, tmp_path)
         await soak.expect()
         await soak.soak(WARM * SECONDS)
-        warm, before = soak.levels(), soak.counts.total()
+        warm, before = soak.levels(), soak.outputs
         await soak.soak((1 - WARM) * SECONDS)
         end = soak.levels()
-    print(dict(soak.counts), *(f"\n{name}: {warm[name]} {end[name]}" for name in warm))  # noqa: T201 - what -rP shows
-    assert soak.counts.total() > before
+    print(dict(soak.counts), *(f"\n{name}: {warm[name]} {end[name]}" for name in warm))  # what `pytest -rP` shows
+    assert soak.outputs > before
     assert not soak.differences
     for name, level in end.items():
         assert level.memory <= GROWTH * warm[name].memory + SLACK, name
         assert level.sockets <= warm[name].sockets + SOCKETS, name
-    for file in tmp_path.glob("*.log"):
-        assert "Traceback" not in file.read_text(), file.read_text()
+    logs = await asyncio.to_thread(lambda: [file.read_text() for file in tmp_path.glob("*.log")])
+    assert logs
+    assert not [log for log in logs if "Traceback" in log]
