@@ -33,7 +33,7 @@ def nodes(
     logits: torch.Tensor, options: SamplingOptions, history: History | None = None, prompt: tuple[int, ...] = ()
 ) -> Nodes:
     """Rows of logits of a session of their own."""
-    return Nodes(logits, LogitsProcessor.of(options, logits.shape[-1], logits.device, prompt), history)
+    return Nodes(logits, LogitsProcessor(options, logits.shape[-1], logits.device, prompt), history)
 
 
 def tiny_llama(**changes: object) -> PreTrainedModel:

@@ -15,7 +15,7 @@ class Talk(Direct):
 
     def __init__(self, model: RunningModel, opening: OpenTarget) -> None:
         size, device = model.description.vocabulary_size, model.thread.engine.device
-        processor = LogitsProcessor.of(opening.options, size, device, opening.prompt)
+        processor = LogitsProcessor(opening.options, size, device, opening.prompt)
         super().__init__(lambda replies: TargetSession(model, opening, processor, replies))
 
     def send(self, reply: Reply, within: float = 0.0, join: Join[Reply] | None = None) -> None:

@@ -77,7 +77,7 @@ class OptionedTarget(ToyTarget):
 
     def distribution(self, path: tuple[int, ...]) -> np.ndarray:
         logits = torch.from_numpy(np.log(super().distribution(path)))[None]
-        processor = LogitsProcessor.of(self.options, logits.shape[-1], logits.device)
+        processor = LogitsProcessor(self.options, logits.shape[-1], logits.device)
         return distributions([Nodes(logits, processor, History(path, ((),)))])[0].numpy()
 
 

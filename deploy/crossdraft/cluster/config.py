@@ -263,7 +263,7 @@ class Configuration(Part):
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
     reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = (
-        30.0  # for a sign of life of a service that owes a reply
+        30.0  # of a service that owes a reply, until it is lost
     )
 
     @model_validator(mode="after")
@@ -439,10 +439,8 @@ class OrchestratorConfig:
         """That of a model's orchestrators."""
         drafters = tuple(DrafterConfig(one.name, one.trusted, _runs(one)) for one in model.drafters)
         runs, tls = _runs(model.target), tls_of(configuration)
-        patience = Patience(
-            reply_seconds=configuration.reply_wait_seconds, target_seconds=configuration.target_wait_seconds
-        )
-        metrics, form = configuration.metrics, configuration.log_format
+        metrics, form, wait = configuration.metrics, configuration.log_format, configuration.target_wait_seconds
+        patience = Patience(reply_seconds=configuration.reply_wait_seconds, target_seconds=wait)
         return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, patience)
 
     @property

@@ -5,7 +5,6 @@ temperature, top_k, top_p, min_p, in this order and in float64.
 A row's distribution is bitwise the same whatever rows are computed beside it.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.device import sent
-from crossdraft.engine.requests import common_prefix
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import Path
@@ -55,133 +53,92 @@ class History:
     paths: Sequence[Path]  # one a row: the tokens after the committed ones
 
 
-class BadWords:
-    """Words of several ids of which the last is banned after the others: found in a time that hardly grows with them.
-
-    What comes before the last id is sorted, the latest id first. Whichever of these end a text are then the last one up
-    to the text, read backwards, or begin it.
-    """
-
-    def __init__(self, words: Sequence[Path]) -> None:
-        self._banned: dict[Path, list[int]] = {}
-        for word in words:
-            self._banned.setdefault(word[-2::-1], []).append(word[-1])
-        self._befores = sorted(self._banned)
-        self._longest = max(map(len, self._befores), default=0)
-        self._shorter: dict[Path, Path] = {}  # the longest other one that begins it
-        beginning: list[Path] = [()]
-        for before in self._befores:
-            while before[: len(beginning[-1])] != beginning[-1]:
-                beginning.pop()
-            self._shorter[before] = beginning[-1]
-            beginning.append(before)
-
-    def after(self, output: tuple[int, ...], path: Path) -> Iterator[int]:
-        """The ids that are banned after an output and a path."""
-        latest = (*output[max(0, len(output) - self._longest) :], *path)[::-1]
-        place = bisect_right(self._befores, latest)
-        before = self._befores[place - 1] if place else ()
-        common = common_prefix(before, latest)
-        while before:
-            if len(before) <= common:
-                yield from self._banned[before]
-            before = self._shorter[before]
-
-
-@dataclass(frozen=True, eq=False)
 class LogitsProcessor:
     """What the options of a session do to its logits before temperature: biases, penalties and bans.
 
-    Whatever grows with a request is made once, on the device of the logits, and not in every step.
+    Whatever grows with a request is made once, on the logits' device: making it takes as long as the options are large.
+
+    Args:
+        options: of the session.
+        size: logits of a row.
+        device: of the logits.
+        prompt: ids, for the repetition penalty.
+
+    Raises:
+        ValueError: an id is outside the vocabulary.
     """
 
-    warping: SamplingOptions  # what follows; rows for which this is equal are computed together
-    penalties: SamplingOptions  # these and min_tokens
-    penalises: bool
-    looks_back: bool
-    biased: tuple[Tensor, Tensor] | None  # distinct ids, int64 (m,), and what is added, float64 (m,)
-    refused: Tensor | None  # bool (V,): ids that are never drawn
-    prompt: Tensor  # int64 (p,): its distinct ids, for the repetition penalty
-    ends: Tensor  # int64 (e,): ids that are banned before min_tokens
-    bad_words: BadWords  # of two ids or more
-
-    @staticmethod
-    def of(
-        options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()
-    ) -> "LogitsProcessor":
-        """For rows of `size` logits. Takes as long as there are ids in the options.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+    def __init__(self, options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()) -> None:
+        self.warping = options.of_drafter  # what follows; rows for which this is equal are computed together
+        self.looks_back = options.looks_back
+        self._rates = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
+        self._penalises = self._rates != (1, 0, 0)
+        self._min_tokens = options.min_tokens
+        self._prompt = sent(_ids("prompt", [*{*prompt}], size), device)
+        self._ends = sent(_ids("end_ids", options.end_ids, size), device)
         biases: dict[int, float] = {}
         for token, bias in options.logit_bias:
             biases[token] = biases.get(token, 0.0) + bias
-        single = [word[0] for word in options.bad_word_ids if len(word) == 1]
-        refused = None
+        self._biased = sent(_ids("logit_bias", [*biases], size), device)
+        self._biases = sent(torch.tensor([*biases.values()], dtype=torch.float64), device)
+        words: dict[int, list[Path]] = {}  # by the last id but one; -1: single ids
+        for word in options.bad_word_ids:
+            words.setdefault(word[-2] if len(word) > 1 else -1, []).append(word)
+        single = [token for (token,) in words.pop(-1, ())]
+        self._words, self._longest = words, max(map(len, options.bad_word_ids), default=0)
+        self._refused: Tensor | None = None  # bool (V,): ids that are never drawn
         if single or options.allowed_token_ids:
             refused = torch.full((size,), bool(options.allowed_token_ids))
-            refused[_ids_below(size, "allowed_token_ids", options.allowed_token_ids)] = False
-            refused[_ids_below(size, "bad_word_ids", single)] = True
-        ids, values = _ids_below(size, "logit_bias", [*biases]), torch.tensor([*biases.values()], dtype=torch.float64)
-        penalties = replace(options, logit_bias=(), allowed_token_ids=(), bad_word_ids=(), end_ids=())
-        repetition = penalties.repetition_penalty != 1
-        return LogitsProcessor(
-            warping=options.of_drafter,
-            penalties=penalties,
-            penalises=repetition or bool(penalties.presence_penalty or penalties.frequency_penalty),
-            looks_back=options.looks_back,
-            biased=(sent(ids, device), sent(values, device)) if biases else None,
-            refused=None if refused is None else sent(refused, device),
-            prompt=sent(_ids_below(size, "prompt", [*{*prompt}] if repetition else []), device),
-            ends=sent(_ids_below(size, "end_ids", options.end_ids), device),
-            bad_words=BadWords([word for word in options.bad_word_ids if len(word) > 1]),
-        )
+            refused[_ids("allowed_token_ids", options.allowed_token_ids, size)] = False
+            refused[_ids("bad_word_ids", single, size)] = True
+            self._refused = sent(refused, device)
 
     @property
     def changes(self) -> bool:
         """Whether it changes any logits."""
-        return self.looks_back or self.biased is not None or self.refused is not None
+        return self.looks_back or self._refused is not None or len(self._biased) > 0
 
     def scores(self, logits: Tensor, history: History | None) -> Tensor:
         """Changed logits (n, V); raises ValueError if the history is needed, and missing."""
-        exact = torch.float64 if self.penalises or self.biased is not None else logits.dtype
-        scores = logits.to(exact, copy=True)
-        if self.biased is not None:
-            scores.index_add_(-1, self.biased[0], self.biased[1].expand(len(scores), -1))
+        exact = self._penalises or len(self._biased)
+        scores = logits.to(torch.float64 if exact else logits.dtype, copy=True)
+        scores.index_add_(-1, self._biased, self._biases.to(scores.dtype).expand(len(scores), -1))
         if self.looks_back:
             if history is None:
                 raise ValueError("these options look back at the tokens before each row: pass their history")
-            if self.penalises:
+            if self._penalises:
                 scores = self._penalised(scores, history)
             self._ban(scores, history)
-        return scores if self.refused is None else scores.masked_fill_(self.refused, -torch.inf)
+        return scores if self._refused is None else scores.masked_fill_(self._refused, -torch.inf)
 
     def _penalised(self, scores: Tensor, history: History) -> Tensor:
         """Penalties, each by the tokens on the row's own path."""
-        counts, rate = _counts(scores, history.output, history.paths), self.penalties.repetition_penalty
+        counts, (rate, presence, frequency) = _counts(scores, history.output, history.paths), self._rates
         seen = counts > 0
         if rate != 1:
-            before = seen.index_fill(1, self.prompt, True)
+            before = seen.index_fill(1, self._prompt, True)
             scores = torch.where(before, torch.where(scores < 0, scores * rate, scores / rate), scores)
-        presence, frequency = self.penalties.presence_penalty, self.penalties.frequency_penalty
         return scores - presence * seen.to(scores.dtype) - frequency * counts
 
     def _ban(self, scores: Tensor, history: History) -> None:
         """In place: ids that end an output too early, and the last ones of bad words, each by the row's own path."""
-        size, least = len(history.output), self.penalties.min_tokens
-        early = [row for row, path in enumerate(history.paths) if size + len(path) < least]
-        if early and len(self.ends):
-            scores[_indices(early, scores)[:, None], self.ends] = -torch.inf
-        paths = enumerate(history.paths)
-        cells = [(row, last) for row, path in paths for last in self.bad_words.after(history.output, path)]
+        early = [row for row, one in enumerate(history.paths) if len(history.output) + len(one) < self._min_tokens]
+        if early:
+            scores[_indices(early, scores)[:, None], self._ends] = -torch.inf
+        cells = [(row, last) for row, path in enumerate(history.paths) for last in self._banned(history.output, path)]
         if cells:
-            scores[
-                _indices([row for row, _ in cells], scores), _indices([last for _, last in cells], scores)
-            ] = -torch.inf
+            rows, lasts = zip(*cells, strict=True)
+            scores[_indices(rows, scores), _indices(lasts, scores)] = -torch.inf
+
+    def _banned(self, output: tuple[int, ...], path: Path) -> Iterator[int]:
+        """The last ids of the bad words whose others are the latest ones."""
+        latest = (*output[-self._longest :], *path) if self._words else ()
+        for word in self._words.get(latest[-1], ()) if latest else ():
+            if latest[1 - len(word) :] == word[:-1]:
+                yield word[-1]
 
 
-def _ids_below(size: int, name: str, ids: Sequence[int]) -> Tensor:
+def _ids(name: str, ids: Sequence[int], size: int) -> Tensor:
     """Int64 (n,), on the host; raises ValueError if one is not below the size."""
     parts = [torch.tensor(ids[begin : begin + PART], dtype=torch.int64) for begin in range(0, len(ids), PART)]
     found = torch.cat([torch.empty(0, dtype=torch.int64), *parts])

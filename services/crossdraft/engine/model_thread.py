@@ -108,14 +108,7 @@ class PathUnderWay:
 class RunningJob(Generic[T]):
     """A job, what it waits for, and where its result goes. Times are seconds of the thread's clock."""
 
-    def __init__(
-        self,
-        job: Job[T],
-        loop: asyncio.AbstractEventLoop,
-        submitted: float,
-        outbox: LoopCalls,
-        working: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: LoopCalls) -> None:
         self.request: ForwardRequest
         self.asked = submitted  # when it asked for its forward
         self.began: float | None = None  # the first step of its request, if there was one
@@ -126,14 +119,14 @@ class RunningJob(Generic[T]):
         self._job = job
         self._loop = loop
         self._outbox = outbox
-        self._working = working
-        self._told = submitted  # when its submitter last was
+        self.working: Callable[[], object] | None = None
+        self._told = submitted  # when that was called last
 
     def stepped(self, now: float) -> None:
         """A step was made, of whichever jobs."""
-        if self.live and self._working is not None and now - max(self._told, self.asked) >= WORKING_SECONDS:
+        if self.live and self.working is not None and now - max(self._told, self.asked) >= WORKING_SECONDS:
             self._told = now
-            self._outbox.put(self._loop, self._working)
+            self._outbox.put(self._loop, self.working)
 
     def start(self, check: Check) -> None:
         self.resume(None, check, self.asked)
@@ -255,7 +248,8 @@ class ModelThread:
         Raises:
             ModelThreadClosedError: `close` was called before.
         """
-        running = RunningJob(job, asyncio.get_running_loop(), self._clock(), self._outbox, working)
+        running = RunningJob(job, asyncio.get_running_loop(), self._clock(), self._outbox)
+        running.working = working
         with self._closing:
             if self._closed:
                 raise ModelThreadClosedError("the model thread is closed")

@@ -71,7 +71,7 @@ class TargetService:
         ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
         device, size = running.thread.engine.device, running.description.vocabulary_size
         prompt = request.prompt if options.repetition_penalty != 1 else ()
-        processor = await self._beside.run(ids + len(prompt), LogitsProcessor.of, options, size, device, prompt)
+        processor = await self._beside.run(ids + len(prompt), LogitsProcessor, options, size, device, prompt)
         return TargetSession(running, request, processor, replies)
 
     async def close(self) -> None:
