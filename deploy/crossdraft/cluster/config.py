@@ -262,9 +262,7 @@ class Configuration(Part):
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
-    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = (
-        30.0  # of a service that owes a reply, until it is lost
-    )
+    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of a service that owes a reply
 
     @model_validator(mode="after")
     def _names(self) -> Self:
