@@ -38,7 +38,7 @@ OUTPUTS = 10  # of a client's connection, which one worker serves; and between t
 CANCELLED = 0.2  # of the outputs
 PATIENT = "600"  # seconds: no service is lost because the machine is slow
 ENGINE = EngineOptions(cache_mib=128)
-GROWTH, SLACK = 1.1, 32 << 20  # of a process's memory: a factor, and bytes
+GROWTH, SLACK = 1.05, 24 << 20  # of a process's memory: a factor, and bytes
 SOCKETS = 2 * CLIENTS  # of clients that have just left, or are about to
 
 # What an output is a function of, then the ways to it.
