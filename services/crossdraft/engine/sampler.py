@@ -154,7 +154,7 @@ class Clocks:
             words = sent(torch.from_numpy(moments(at)), hashes.device)
             arrivals.copy_(uniform_words(hashes, words[:, :1], words[:, 1:])).add_(0.5).mul_(2.0**-53)
         arrivals.log_().neg_().div_(distributions)
-        return arrivals.masked_fill_(distributions == 0, torch.inf)
+        return arrivals.nan_to_num_(torch.inf, torch.inf)  # 0 / 0 never arrives, either
 
     def _fill_uniform(self, uniform: Probabilities, hashes: Unsigned, at: Unsigned) -> None:
         """The same numbers as on other devices, a few rows at a time."""
