@@ -28,6 +28,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
 LONGEST = (  # then the others, those with most tests first
+    "tests/soak/test_soak.py",
     *TOGETHER,
     "tests/endtoend/test_tensor_parallel.py",
     "tests/endtoend/test_failures.py",

@@ -196,6 +196,7 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         (["--max-body-mib", "0"], "--max-body-mib must be above 0"),
         (["--rate", "0"], "requests a minute above 0"),
         (["--target-wait-seconds", "0"], "--target-wait-seconds must be above 0"),
+        (["--reply-wait-seconds", "0"], "--reply-wait-seconds must be above 0"),
     ],
 )
 def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
@@ -208,8 +209,9 @@ def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> N
 def test_how_long_outputs_wait_for_a_target(cli: Cli, monkeypatch: pytest.MonkeyPatch, front: str) -> None:
     found: list[LocalOptions] = []
     monkeypatch.setattr(serve, "_serve_api", lambda _, local, *__: found.append(local))
-    assert cli("serve", front, "--target", "127.0.0.1:9", "--model", "tiny", "--target-wait-seconds", "0.5").code == 0
-    assert [local.patience.target_seconds for local in found] == [0.5]
+    waits = ("--target-wait-seconds", "0.5", "--reply-wait-seconds", "90")
+    assert cli("serve", front, "--target", "127.0.0.1:9", "--model", "tiny", *waits).code == 0
+    assert [(local.patience.target_seconds, local.patience.reply_seconds) for local in found] == [(0.5, 90)]
 
 
 def test_without_the_extra_only_http_cannot_be_served() -> None:

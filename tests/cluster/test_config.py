@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cli.options import CorsOptions
-from crossdraft.cluster.config import ConfigurationError, Scale, load, parse
+from crossdraft.cluster.config import ConfigurationError, OrchestratorConfig, Scale, load, parse
 
 SMALLEST = """\
 models:
@@ -31,6 +31,12 @@ def test_values_keep_their_types() -> None:
     text = SMALLEST + "http: {port: 0}\nlog_format: plain\nsecurity: {api_keys: keys.txt}\n"
     made = parse(text)
     assert (made.http.port, made.log_format, made.security.api_keys) == (0, "plain", Path("keys.txt"))
+
+
+def test_how_long_services_are_waited_for_is_a_setting() -> None:
+    made = parse(SMALLEST + "target_wait_seconds: 50\nreply_wait_seconds: 90\n")
+    patience = OrchestratorConfig.of(made.models[0], made).patience
+    assert (patience.target_seconds, patience.reply_seconds) == (50, 90)
 
 
 def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:

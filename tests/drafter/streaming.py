@@ -106,10 +106,10 @@ class Gate:
         """Lets steps go on."""
         self._steps.release(count)
 
-    def open(self) -> None:
-        """All steps go on from now on."""
+    def open(self, standing: int = 1000) -> None:
+        """All steps go on from now on; so many stand still now, at most."""
         self._closed.clear()
-        self._steps.release(1000)
+        self._steps.release(standing)
 
 
 @asynccontextmanager

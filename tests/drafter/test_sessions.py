@@ -13,13 +13,16 @@ from scipy.stats import chisquare
 
 from crossdraft.drafter.conversation import Conversation
 from crossdraft.drafter.service import DrafterService, DrafterSession
+from crossdraft.engine import model_thread
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from tests.drafter.streaming import Epoch, gated
-from tests.rpc.linked import Direct
+from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
 
 PROMPT = from_bytes(b"The quick brown fox")
@@ -51,6 +54,28 @@ async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, dra
     assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
     for one in drafted.draft_tokens:
         assert (one.row.ids.tolist(), one.row.probabilities.tolist()) == ([one.token], [1.0])
+
+
+async def test_a_drafter_says_that_it_works(drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_thread, "WORKING_SECONDS", 0.0)  # after each step
+    thread = ModelThread(Engine(drafter_model.thread.engine.model, budget=1, chunk=8))
+    session, opening = Direct(lambda _: None), replace(OPEN, prompt=Letters(9 * PROMPT))
+    session.session = await DrafterService(replace(drafter_model, thread=thread)).open(opening, session)
+    await session.answer(FIRST)
+    session.close()
+    await asyncio.to_thread(thread.close)
+    assert session.signs == thread.steps - FIRST.count > 1  # for each step of the prompt but its last
+
+
+async def test_options_of_the_target_cost_a_drafter_nothing(drafter_model: RunningModel) -> None:
+    """However long they are: steps would hash and compare them."""
+    threads: list[int] = []
+    options = SamplingOptions(0.8, allowed_token_ids=Noted(range(300), threads), end_ids=Noted(range(300), threads))
+    session = Direct(lambda _: None)
+    session.session = await DrafterService(drafter_model).open(replace(OPEN, options=options), session)
+    await session.answer(FIRST)
+    session.close()
+    assert not threads
 
 
 async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:
@@ -237,7 +262,7 @@ async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
 ) -> None:
     words = [Letters(f" word{number % 3}") for number in range(12)]
 
-    session = DrafterSession(DrafterService(drafter_model), OPEN)
+    session = DrafterSession(DrafterService(drafter_model), OPEN, lambda: None)
     talk = Direct(lambda replies: Conversation(session, replies))
     # Nothing waits between them: only the last one is drafted.
     talk.ask(*(Draft(number, number * len(word), word, 4) for number, word in enumerate(words)))

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -19,19 +21,23 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.engine.distributions import Columns, History, Nodes, distributions, drafting_distributions, row_table
+from crossdraft.engine.distributions import Columns, History, distributions, drafting_distributions, row_table
 from crossdraft.types.messages import SamplingOptions
+from tests.engine.tiny import nodes
 from tests.verification.toys import row_of
 
 SIZE = 50
 LOGITS = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)) * 3
-HISTORY = History((1, 2, 3, 3), (4, 5), [(), (6,), (6, 7), (1,), (8, 9), (4, 4)])
-PAST = [(*HISTORY.prompt, *HISTORY.output, *path) for path in HISTORY.paths]
+PROMPT = (1, 2, 3, 3)
+HISTORY = History((4, 5), [(), (6,), (6, 7), (1,), (8, 9), (4, 4)])
+PAST = [(*PROMPT, *HISTORY.output, *path) for path in HISTORY.paths]
 
 
-def distribution(logits: torch.Tensor, options: SamplingOptions, history: History | None = None) -> torch.Tensor:
+def distribution(
+    logits: torch.Tensor, options: SamplingOptions, history: History | None = None, prompt: tuple[int, ...] = PROMPT
+) -> torch.Tensor:
     """What is drawn from after each row, float64 (n, V)."""
-    return distributions([Nodes(logits, options, history)])
+    return distributions([nodes(logits, options, history, prompt)])
 
 
 def processors(options: SamplingOptions) -> LogitsProcessorList:
@@ -114,7 +120,7 @@ def test_bans_are_those_of_transformers(temperature: float, min_tokens: int) -> 
     chain = processors(replace(options, temperature=temperature or 1.0, top_k=0))
     chain.append(SuppressTokensLogitsProcessor([token for token in range(SIZE) if token not in ALLOWED]))
     chain.append(NoBadWordsLogitsProcessor([list(word) for word in WORDS]))
-    chain.append(MinNewTokensLengthLogitsProcessor(len(HISTORY.prompt), min_tokens, list(ENDS)))
+    chain.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, list(ENDS)))
     chain.append(TopKLogitsWarper(4))
     found = distribution(LOGITS, options, HISTORY)
     for row, past in enumerate(PAST):
@@ -124,9 +130,20 @@ def test_bans_are_those_of_transformers(temperature: float, min_tokens: int) -> 
         assert torch.equal(found[row] > 0, due > 0)
 
 
+short = st.lists(st.integers(0, 2), max_size=6).map(tuple)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple), max_size=12), short, short)
+def test_bad_words_are_those_whose_beginning_a_text_ends_with(words, output, path) -> None:
+    text, options = (*output, *path), SamplingOptions(bad_word_ids=tuple(words))
+    due = {word[-1] for word in words if text[max(0, len(text) - len(word) + 1) :] == word[:-1]}
+    found = distribution(torch.zeros(1, 4), options, History(output, [path]))[0]
+    assert {token for token in range(4) if found[token] == 0} == due
+
+
 def test_a_bad_word_does_not_begin_in_the_prompt() -> None:
     """As in vLLM; transformers looks at the prompt as well."""
-    found = distribution(LOGITS[:1], SamplingOptions(bad_word_ids=((3, 8), (3,))), History((3,), (), [()]))
+    found = distribution(LOGITS[:1], SamplingOptions(bad_word_ids=((3, 8), (3,))), History((), [()]), (3,))
     assert (found[0, 3], bool(found[0, 8] > 0)) == (0, True)
 
 

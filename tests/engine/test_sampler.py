@@ -35,6 +35,7 @@ from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
 from tests.engine.test_distributions import distribution
+from tests.engine.tiny import nodes
 
 full = pytest.mark.full
 SIZE = 20
@@ -51,7 +52,7 @@ def draws() -> list[Draws]:
 
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
-    request = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
+    request = SampleRequest(nodes(logits, options, History((2,), [(3,)] * 4), (1,)), CLOCKS, KEY, OFFSETS, likely)
     (found,) = request.run([request])
     return found()
 
@@ -69,7 +70,7 @@ def test_draws_follow_the_distribution(draws: Draws) -> None:
 def test_samples_are_drawn_from_the_distribution_and_priced_by_the_model(options: SamplingOptions) -> None:
     found = sampled(options)
     assert found == sampled(options)
-    distributions = distribution(LOGITS, options, History((1,), (2,), [(3,)] * 4))
+    distributions = distribution(LOGITS, options, History((2,), [(3,)] * 4), (1,))
     for sample, logits, row, offset in zip(found, LOGITS, distributions, OFFSETS, strict=True):
         assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
         assert row[sample.token] > 0
@@ -248,7 +249,7 @@ def logits_of(size: int, flat: bool) -> list[torch.Tensor]:
 
 def nodes_of(logits: torch.Tensor, options: SamplingOptions) -> Nodes:
     path = tuple(torch.randint(0, logits.shape[-1], (3,), generator=DRAW).tolist())
-    return Nodes(logits, options, History(path[:1], path[1:2], [path[2:]] * len(logits)))
+    return nodes(logits, options, History(path[1:2], [path[2:]] * len(logits)), path[:1])
 
 
 @cache
@@ -294,6 +295,24 @@ def test_a_targets_answers_do_not_depend_on_others(size: int, options: SamplingO
             for nodes in every
         ]
     )
+
+
+def test_sessions_with_other_biases_and_bans_run_together_each_as_alone() -> None:
+    """A batch of its own for each of them would cost all sessions time."""
+    further: tuple[dict[str, Any], ...] = (
+        {},
+        {"logit_bias": ((3, 2.5), (3, 1.0), (0, -100.0))},
+        {"allowed_token_ids": tuple(range(0, 300, 7))},
+        {"bad_word_ids": ((9,), (1, 2)), "repetition_penalty": 1.3},
+    )
+    every = [SamplingOptions(0.7, top_k=9, **further[place % 4]) for place in range(len(COUNTS))]
+    some = [nodes_of(logits, options) for logits, options in zip(logits_of(300, False), every, strict=True)]
+    for requests in (
+        [SampleRequest(one, clocks_of(300), NoiseKey(1), range(len(one.logits)), 5) for one in some],
+        [RowRequest(one, 8) for one in some],
+    ):
+        assert len([*batched([BatchKey.of(request) for request in requests])]) == 1
+        check(requests)
 
 
 @pytest.mark.usefixtures("threads")

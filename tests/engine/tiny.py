@@ -17,6 +17,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from crossdraft.engine.distributions import History, LogitsProcessor, Nodes
+from crossdraft.types.messages import SamplingOptions
+
 VOCABULARY = 97
 CONTEXT = 128
 
@@ -24,6 +27,13 @@ CONTEXT = 128
 def examples(usual: int, full: int) -> int:
     """How many random examples a test tries: more with `make test-full`."""
     return full if os.environ.get("CROSSDRAFT_FULL_TESTS") else usual
+
+
+def nodes(
+    logits: torch.Tensor, options: SamplingOptions, history: History | None = None, prompt: tuple[int, ...] = ()
+) -> Nodes:
+    """Rows of logits of a session of their own."""
+    return Nodes(logits, LogitsProcessor(options, logits.shape[-1], logits.device, prompt), history)
 
 
 def tiny_llama(**changes: object) -> PreTrainedModel:

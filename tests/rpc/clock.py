@@ -21,6 +21,13 @@ class Clock:
         """So many seconds pass."""
         self.now += seconds
 
+    async def still(self, holds: Callable[[], bool]) -> None:
+        """Waits until something holds, and no time passes."""
+        late = time.monotonic() + HANGS
+        while not holds():
+            assert time.monotonic() < late, "it has not come to pass"
+            await asyncio.sleep(0)
+
     async def run(self, task: "asyncio.Task[object]") -> float:
         """Lets second after second pass until a task is done; returns how many."""
         return await self.until(task.done)

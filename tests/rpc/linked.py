@@ -1,8 +1,9 @@
 """Links as tests see them: services that do as they are told, and peers that say what none of ours would."""
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -302,6 +303,7 @@ class Direct:
         self.waiting: list[Any] = []
         self.withins: list[float] = []  # seconds that each reply might wait when it was sent
         self.error: BaseException | None = None
+        self.signs = 0  # that it works
         self.news = News()
         self.session = make(self)
 
@@ -310,6 +312,11 @@ class Direct:
         self.withins.append(within)
         joined = join(self.waiting[-1], reply) if join is not None and self.waiting else None
         self.waiting[-1:] = [*self.waiting[-1:], reply] if joined is None else [joined]
+        self.news.changed()
+
+    def working(self) -> None:
+        """As in `Replies`."""
+        self.signs += 1
         self.news.changed()
 
     def drop(self) -> None:
@@ -344,3 +351,24 @@ class Direct:
     def close(self) -> None:
         """Nothing more is wanted of it."""
         self.session.close()
+
+
+class Noted(tuple[Any, ...]):
+    """Notes the thread in which it is gone through."""
+
+    def __new__(cls, items: Any, threads: list[int]) -> "Noted":
+        noted = super().__new__(cls, items)
+        noted.threads = threads  # type: ignore[attr-defined]
+        return noted
+
+    def __iter__(self) -> Iterator[Any]:
+        self.threads.append(threading.get_ident())  # type: ignore[attr-defined]
+        return super().__iter__()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.threads.append(threading.get_ident())  # type: ignore[attr-defined]
+        return super().__getitem__(key)
+
+    def __hash__(self) -> int:
+        self.threads.append(threading.get_ident())  # type: ignore[attr-defined]
+        return super().__hash__()

@@ -440,6 +440,35 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(service):
         assert len(service.sessions) == 3
 
 
+@pytest.mark.parametrize("what", ["link", "description"])
+async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(service, what, caplog):
+    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        nodes = (ROW,) if session is service.sessions[0] else (wide,) * 400
+        session.replies.send(PassDone(request.number, nodes, 0.0))
+
+    service.answer = answer
+    service.description = replace(service.description, tokenizer_json="x" * 20 * MIB)
+    async with serving(service) as server, RawLink(server.address) as good:
+        await opened(good, 1)
+        for number in range(1, 21):
+            async with RawLink(server.address, options=SMALL_WINDOW) as link:
+                if what == "description":
+                    describing = link._channel.unary_unary("/crossdraft.v1.Target/Describe", bytes, bytes)(b"")
+                else:
+                    await opened(link, 1)
+                    await link.send(*((1, one_pass(at)) for at in range(1, 30)))
+                    await service.news.until(lambda: service.sessions[-1].left_replies)
+                for at in range(10):
+                    await goes_on(good, 1, 10 * number + at)
+                if what == "description":
+                    describing.cancel()
+            await service.news.until(lambda: service.closed == (number if what == "link" else 0))  # noqa: B023
+            await goes_on(good, 1, 10_000 + number)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def flood(link: RawLink, frames: list[bytes]) -> None:
     """Frame after frame, until the link ends or stands still."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -622,12 +651,12 @@ BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 
     ("raw", "error", "text"),
     [
         (BAD_REPLY, Internal, "sent a reply that cannot be decoded: done needs rows or samples"),
-        (TARGET.server(None).encode([(1, Opened("f1"))]), Internal, "opened the session twice"),
+        (TARGET.server(None).encode([(1, Opened("f2"))]), NotServed, "serves another model than it described"),
         (TARGET.server(None).encode([(1, SessionEnded(0))]), Closed, "was ended"),
         (TARGET.server(None).encode([(1, SessionEnded(11, "the context"))]), ContextTooLong, "the context"),
         (TARGET.server(None).encode([(1, SessionEnded(99, "?"))]), Internal, r"\?"),
     ],
-    ids=["bad reply", "opened twice", "ended", "ended with an error", "ended with no code of gRPC's"],
+    ids=["bad reply", "another model", "ended", "ended with an error", "ended with no code of gRPC's"],
 )
 async def test_what_a_service_does_wrong_in_one_session_loses_it_alone(raw, error, text):
     async with a_client() as (service, client):
@@ -814,6 +843,39 @@ async def test_replies_in_time_keep_a_session_for_ever(clock: Clock):
             clock.move(1000)
             await asyncio.sleep(0)
         assert not heard.errors
+
+
+async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_is_silent(clock: Clock):
+    async with a_client(reply_seconds=20) as (service, client):
+        stream, (heard,), (session,) = await begun(service, client, 1)
+        session.send(one_pass(1))
+        for _ in range(9):
+            since = session.due_since
+            clock.move(15)
+            await stream.send((1, Opened("f1")))
+            await clock.still(lambda: session.due_since != since)  # noqa: B023
+        assert (heard.replies, heard.errors) == ([], [])
+        assert 19 <= await clock.until(lambda: bool(heard.errors)) <= 21
+        assert type(heard.errors[0]) is TimedOut
+
+
+async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(service):
+    """However long nobody reads it: a client that does not read is not ended for that."""
+    outbox: list[Any] = []
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        for _ in range(3 * handlers.MOST_UNREAD_REPLIES):
+            session.replies.working()
+        outbox.append(session.replies._link.outbox._count)
+        answered(session, request)
+
+    service.answer = answer
+    async with serving(service) as server, RawLink(server.address) as link:
+        await opened(link, 1)
+        await link.send((1, one_pass(1)))
+        assert await link.receive() == (1, Opened("f1"))
+        assert (await link.receive())[1].number == 1
+        assert outbox == [1]
 
 
 async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service):

@@ -20,6 +20,7 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
 from tests.engine.tiny import tiny_llama
+from tests.rpc.clock import Clock
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.rpc.unhurried import unhurry
 from tests.text.kinds import Kind, kind
@@ -74,6 +75,11 @@ def running(folder: Path, side: Side) -> Iterator[RunningModel]:
     model = RunningModel.of(loaded(folder), side, 1)
     yield model
     model.close()
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @pytest.fixture

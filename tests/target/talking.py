@@ -1,5 +1,6 @@
 """A target's session without a link: tests are its client."""
 
+from crossdraft.engine.distributions import LogitsProcessor
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.links import Join
 from crossdraft.target.service import Reply, TargetSession
@@ -13,7 +14,9 @@ class Talk(Direct):
     """A session of its own, whose replies are not joined."""
 
     def __init__(self, model: RunningModel, opening: OpenTarget) -> None:
-        super().__init__(lambda replies: TargetSession(model, opening, replies))
+        size, device = model.description.vocabulary_size, model.thread.engine.device
+        processor = LogitsProcessor(opening.options, size, device, opening.prompt)
+        super().__init__(lambda replies: TargetSession(model, opening, processor, replies))
 
     def send(self, reply: Reply, within: float = 0.0, join: Join[Reply] | None = None) -> None:
         super().send(reply, within)

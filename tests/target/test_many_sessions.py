@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from crossdraft.engine.distributions import Nodes, distributions
+from crossdraft.engine.distributions import distributions
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.requests import ForwardRequest
@@ -19,6 +19,7 @@ from crossdraft.text.letters import Side
 from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import nothing
+from tests.engine.tiny import nodes
 from tests.prompts import prompts
 from tests.target.talking import Talk
 
@@ -72,7 +73,7 @@ def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, .
     output: tuple[int, ...] = ()
     while len(output) < case.count:
         logits = plain.model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
-        (probabilities,) = distributions([Nodes(logits, options)]).numpy()
+        (probabilities,) = distributions([nodes(logits, options)]).numpy()
         offset = len(running.tokenization.letters_of(output))
         fed = (running.noise.draw(np.arange(len(probabilities)), probabilities, key, offset),)
         output = (*output, *fed)

@@ -1,17 +1,23 @@
 """A target's sessions: rows and draws are those of its model, and bad input ends a session only."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.service import MOST_WAITING_REQUESTS
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.links import Join
+from crossdraft.rpc.server import Server
+from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
     MOST_SCORED,
@@ -28,7 +34,13 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.rpc.sessions import TargetClient, TargetSession
+from tests.drafter.streaming import Gate
+from tests.engine.gathering import nothing
+from tests.rpc.clock import Clock
+from tests.rpc.linked import Direct, Heard, Noted
+from tests.rpc.sessions import TargetClient
+from tests.rpc.sessions import TargetSession as ClientSession
+from tests.services.conftest import AT_ONCE
 from tests.target.talking import PROMPT, Talk
 
 GREEDY = SamplingOptions(temperature=0)
@@ -51,7 +63,7 @@ def token_of(node: Row | Sample) -> int:
     return node.token if isinstance(node, Sample) else int(node.ids[node.probabilities.argmax()])
 
 
-async def alone(session: TargetSession, count: int, draws: bool) -> list[int]:
+async def alone(session: ClientSession, count: int, draws: bool) -> list[int]:
     """A token for each pass."""
     emitted: list[int] = []
     for number in range(1, count + 1):
@@ -310,6 +322,79 @@ async def test_so_many_requests_may_wait(target_model: RunningModel) -> None:
     with pytest.raises(ProtocolBroken, match="64 requests of this session wait already"):
         talk.ask(Pass(MOST_WAITING_REQUESTS + 2, (), TokenTree()))
     talk.close()
+
+
+async def test_of_a_session_that_ends_with_a_reply_that_is_not_read_nothing_is_left(target_model: RunningModel) -> None:
+    """The link closes it as soon as too many replies wait; the requests that wait behind must take no KV slots."""
+
+    class Unread(Talk):
+        def send(self, reply: Reply, within: float = 0.0, join: Join[Reply] | None = None) -> None:
+            self.session.close()
+            super().send(reply, within)
+
+    unread, thread = Unread(target_model, OPENING), target_model.thread
+    unread.ask(Pass(1, (), TokenTree()), Pass(2, (5,), TokenTree()), FetchRow(2, 0))
+    await unread.news.until(lambda: unread.waiting)
+    other = Talk(target_model, OPENING)
+    await other.passed(Pass(1, (), TokenTree()))  # a step after any that was asked for before
+    other.close()
+    await thread.run(nothing())
+    assert (thread.steps, thread.engine.slots_in_use) == (2, 0)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+async def test_a_prompt_may_take_longer_than_a_reply_and_a_target_that_hangs_is_noticed(
+    target_model: RunningModel, clock: Clock, monkeypatch: pytest.MonkeyPatch, scored: bool
+) -> None:
+    monkeypatch.setattr(model_thread, "WORKING_SECONDS", 0.0)  # after each step
+    gate, heard = Gate(Engine(target_model.thread.engine.model, budget=1, chunk=16)), Heard()
+    async with (
+        Server(TARGET, TargetService(replace(target_model, thread=gate.thread)), AT_ONCE) as server,
+        TargetClient(server.address, Patience(reply_seconds=30)) as client,
+    ):
+        try:
+            await client.describe()
+            session = client.begin(OpenTarget(tuple(range(100)), GREEDY, None), heard)
+            await heard.news.until(lambda: heard.is_open)
+            gate.close()
+            session.send(ScorePrompt(98, 0) if scored else Pass(1, (), TokenTree()))
+            for _ in range(4):
+                await gate.entered()
+                since = session.due_since
+                clock.move(20)
+                gate.step()
+                await clock.still(lambda: session.due_since != since)  # noqa: B023
+            assert (heard.replies, heard.errors) == ([], [])
+            await gate.entered()
+            gate.open(1)
+            await heard.news.until(lambda: heard.replies)
+            gate.close()
+            session.send(Pass(1 if scored else 2, (), TokenTree()))
+            await gate.entered()
+            assert 29 <= await clock.until(lambda: bool(heard.errors)) <= 31
+            assert type(heard.errors[0]) is TimedOut
+        finally:
+            gate.open()
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])
+async def test_long_options_are_gone_through_once_and_not_in_the_event_loop(target_model: RunningModel, draws) -> None:
+    threads: list[int] = []
+    options = SamplingOptions(
+        logit_bias=Noted([(token, 1.0) for token in range(300)], threads),
+        allowed_token_ids=Noted(range(300), threads),
+        bad_word_ids=Noted([(token, 7) for token in range(300)], threads),
+    )
+    threads.clear()  # of the checks of their ranges
+    replies = Direct(lambda _: None)
+    replies.session = await TargetService(target_model).open(OpenTarget(PROMPT, options, NoiseKey(11)), replies)
+    assert threads
+    assert threading.get_ident() not in threads
+    threads.clear()
+    done = await replies.answer(Pass(1, (60,), TREE, draws=draws))
+    assert all(token_of(node) in range(300) for node in done.nodes)
+    await replies.answer(Pass(2, (), TokenTree(), draws=True, run=4))
+    assert not threads
 
 
 async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(target_folder) -> None:

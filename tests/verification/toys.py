@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from crossdraft.engine.distributions import History, Nodes, distributions
+from crossdraft.engine.distributions import History, LogitsProcessor, Nodes, distributions
 from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
@@ -77,7 +77,8 @@ class OptionedTarget(ToyTarget):
 
     def distribution(self, path: tuple[int, ...]) -> np.ndarray:
         logits = torch.from_numpy(np.log(super().distribution(path)))[None]
-        return distributions([Nodes(logits, self.options, History((), path, ((),)))])[0].numpy()
+        processor = LogitsProcessor(self.options, logits.shape[-1], logits.device)
+        return distributions([Nodes(logits, processor, History(path, ((),)))])[0].numpy()
 
 
 class Enumerable(Protocol):

@@ -136,7 +136,7 @@ async def _with_services(
     request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
 ) -> None:
     with checked_options():
-        waiting = patience(target_seconds=where.target_wait_seconds)
+        waiting = patience(reply_seconds=where.reply_wait_seconds, target_seconds=where.target_wait_seconds)
     async with (
         addresses(where.target, where.drafter, models, where.engine) as (target, drafter),
         connect(target, drafter, waiting, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,

@@ -31,6 +31,13 @@ MetricsPort = Annotated[
 TargetWaitSeconds = Annotated[
     float, typer.Option(help="Fail an output that has been without any target for this many seconds.")
 ]
+ReplyWaitSeconds = Annotated[
+    float,
+    typer.Option(
+        help="Take a target or drafter for lost that owes a reply and has given no sign of life for this many seconds. "
+        "Each step that it makes is one: a long prompt may take longer."
+    ),
+]
 UntilStdinEnds = Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)]
 MaxTokens = Annotated[int, typer.Option(help="Max tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
@@ -216,6 +223,7 @@ class ApiOptions:
     burst: int = option(10, "Requests within --rate that may come at once.")
     stalled_seconds: float = option(60.0, "Abort an output whose client has not read for this many seconds.")
     target_wait_seconds: TargetWaitSeconds = 30.0
+    reply_wait_seconds: ReplyWaitSeconds = 30.0
     grace_seconds: float = option(30.0, "Seconds that open requests may go on after SIGTERM.")
     workers: int = option(
         1,
@@ -292,6 +300,7 @@ class WhereToGenerate:
     model: str | None = option(None, "Model of the --server; by default its only one.", metavar="NAME")
     api_key: ApiKey = ""
     target_wait_seconds: TargetWaitSeconds = 30.0
+    reply_wait_seconds: ReplyWaitSeconds = 30.0
     tls: TlsOptions = TlsOptions()
     engine: EngineOptions = STARTED
 

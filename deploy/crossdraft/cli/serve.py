@@ -298,8 +298,8 @@ def _limits(api: ApiOptions) -> GenerationOptions:
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:
-    """What --max-outputs, --target-wait-seconds and --tls-... say, for one process; raises ValueError."""
-    patience = Patience(target_seconds=api.target_wait_seconds)
+    """Of one process, by --max-outputs, --...-wait-seconds and --tls-...; raises ValueError."""
+    patience = Patience(reply_seconds=api.reply_wait_seconds, target_seconds=api.target_wait_seconds)
     return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, api.tls.files())
 
 

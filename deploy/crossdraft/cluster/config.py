@@ -28,6 +28,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 
 from crossdraft.cluster.installed import installed
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import ConnectionLimits, Keys, KeysError
 from crossdraft.serving.logs import LogFormat
@@ -271,6 +272,7 @@ class Configuration(Part):
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
+    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of a service that owes a reply
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -438,7 +440,7 @@ class OrchestratorConfig:
     tls: TlsFiles | None  # for sessions with services
     metrics: bool  # serve Prometheus
     log_format: LogFormat
-    target_wait_seconds: float  # of an output without a target until it fails
+    patience: Patience  # with services
 
     @staticmethod
     def of(model: ServedService, configuration: Configuration) -> "OrchestratorConfig":
@@ -446,7 +448,8 @@ class OrchestratorConfig:
         drafters = tuple(DrafterConfig(one.name, one.trusted, _runs(one)) for one in model.drafters)
         runs, tls = _runs(model.target), tls_of(configuration)
         metrics, form, wait = configuration.metrics, configuration.log_format, configuration.target_wait_seconds
-        return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, wait)
+        patience = Patience(reply_seconds=configuration.reply_wait_seconds, target_seconds=wait)
+        return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, patience)
 
     @property
     def digest(self) -> str:

@@ -21,7 +21,6 @@ from crossdraft.cluster.directory import (
     node_address,
 )
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
@@ -49,8 +48,7 @@ class Orchestrator:
         self._logged = ExitStack()
         self._logged.enter_context(logged(config.log_format))
         self._config = config
-        patience = Patience(target_seconds=config.target_wait_seconds)
-        self._options = LocalOptions(config.max_outputs, patience, config.tls, updated=True)
+        self._options = LocalOptions(config.max_outputs, config.patience, config.tls, updated=True)
         self._backend: LocalBackend | None = None
         self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
         self._model: LocalModel | None = None  # the services in use

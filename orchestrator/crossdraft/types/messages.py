@@ -98,7 +98,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Opened:
-    """The session is open."""
+    """The session is open. Sent again while the service works on what it owes, and that takes long."""
 
     fingerprint: str  # of the model that is served
 

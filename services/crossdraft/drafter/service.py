@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -74,7 +75,7 @@ class DrafterService:
         return TargetTokens(self.running, opening, self.affinity, self._target_noise)
 
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
-        """A new session. A long prompt is tokenized in a thread, as other sessions must not wait for it.
+        """A new session. Much of a prompt or of ids is prepared in a thread, as other sessions must not wait for it.
 
         Raises:
             ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
@@ -86,7 +87,8 @@ class DrafterService:
             raise ProtocolBroken(
                 f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
-        return Conversation(await self._beside.run(len(request.prompt), DrafterSession, self, request), replies)
+        size = len(request.prompt) + (0 if request.allowed is None else len(request.allowed))
+        return Conversation(await self._beside.run(size, DrafterSession, self, request, replies.working), replies)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
@@ -99,10 +101,12 @@ class DrafterSession:
     stepped again once a later one has begun, so that they need no lock.
     """
 
-    def __init__(self, service: DrafterService, opening: OpenDrafter) -> None:
+    def __init__(self, service: DrafterService, opening: OpenDrafter, working: Callable[[], object]) -> None:
         running = service.running
+        opening = replace(opening, options=opening.options.of_drafter)  # the others may be long
         self._service = service
         self._thread = running.thread
+        self._working = working
         self._opening = opening
         self._state = SessionState(
             session=self,
@@ -129,7 +133,8 @@ class DrafterSession:
         """
         loop, thread = asyncio.get_running_loop(), self._thread
         asked = time.perf_counter()
-        return thread.submit(self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply))))
+        job = self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply)))
+        return thread.submit(job, self._working)
 
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         if self._state.source.whose is Whose.TARGET:

@@ -21,6 +21,7 @@ from crossdraft.types.trees import Path
 
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
+PART = 1 << 15  # ids that are read at once: the interpreter lock is held for 1 ms
 SPAN = 256  # ids whose probabilities are summed first when a tail is
 NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
@@ -49,9 +50,104 @@ class Columns:
 class History:
     """The tokens before each row of logits, for options that look back."""
 
-    prompt: tuple[int, ...]
     output: tuple[int, ...]  # committed after the prompt
     paths: Sequence[Path]  # one a row: the tokens after the committed ones
+
+
+class LogitsProcessor:
+    """What the options of a session do to its logits before temperature: biases, penalties and bans.
+
+    Whatever grows with a request is made once, on the logits' device: making it takes as long as the options are large.
+
+    Args:
+        options: of the session.
+        size: logits of a row.
+        device: of the logits.
+        prompt: ids, for the repetition penalty.
+
+    Raises:
+        ValueError: an id is outside the vocabulary.
+    """
+
+    def __init__(self, options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()) -> None:
+        self.warping = options.of_drafter  # what follows; rows for which this is equal are computed together
+        self.looks_back = options.looks_back
+        self._rates = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
+        self._penalises = self._rates != (1, 0, 0)
+        self._min_tokens = options.min_tokens
+        self._prompt = sent(_ids("prompt", [*{*prompt}], size), device)
+        self._ends = sent(_ids("end_ids", options.end_ids, size), device)
+        biases: dict[int, float] = {}
+        for token, bias in options.logit_bias:
+            biases[token] = biases.get(token, 0.0) + bias
+        self._biased = sent(_ids("logit_bias", [*biases], size), device)
+        self._biases = sent(torch.tensor([*biases.values()], dtype=torch.float64), device)
+        words: dict[int, list[Path]] = {}  # by the last id but one; -1: single ids
+        for word in options.bad_word_ids:
+            words.setdefault(word[-2] if len(word) > 1 else -1, []).append(word)
+        single = [token for (token,) in words.pop(-1, ())]
+        self._words, self._longest = words, max(map(len, options.bad_word_ids), default=0)
+        self._refused: Tensor | None = None  # float16 (V,), added: minus infinity for ids that are never drawn
+        if single or options.allowed_token_ids:
+            rest = -torch.inf if options.allowed_token_ids else 0.0
+            refused = torch.full((size,), rest, dtype=torch.float16)  # a mask of bool takes ten times as long to apply
+            refused[_ids("allowed_token_ids", options.allowed_token_ids, size)] = 0.0
+            refused[_ids("bad_word_ids", single, size)] = -torch.inf
+            self._refused = sent(refused, device)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes any logits."""
+        return self.looks_back or self._refused is not None or len(self._biased) > 0
+
+    def scores(self, logits: Tensor, history: History | None) -> Tensor:
+        """Changed logits (n, V); raises ValueError if the history is needed, and missing."""
+        exact = self._penalises or len(self._biased)
+        scores = logits.to(torch.float64 if exact else logits.dtype, copy=True)
+        scores.index_add_(-1, self._biased, self._biases.to(scores.dtype).expand(len(scores), -1))
+        if self.looks_back:
+            if history is None:
+                raise ValueError("these options look back at the tokens before each row: pass their history")
+            if self._penalises:
+                scores = self._penalised(scores, history)
+            self._ban(scores, history)
+        return scores if self._refused is None else scores.add_(self._refused)
+
+    def _penalised(self, scores: Tensor, history: History) -> Tensor:
+        """Penalties, each by the tokens on the row's own path."""
+        counts, (rate, presence, frequency) = _counts(scores, history.output, history.paths), self._rates
+        seen = counts > 0
+        if rate != 1:
+            before = seen.index_fill(1, self._prompt, True)
+            scores = torch.where(before, torch.where(scores < 0, scores * rate, scores / rate), scores)
+        return scores - presence * seen.to(scores.dtype) - frequency * counts
+
+    def _ban(self, scores: Tensor, history: History) -> None:
+        """In place: ids that end an output too early, and the last ones of bad words, each by the row's own path."""
+        early = [row for row, one in enumerate(history.paths) if len(history.output) + len(one) < self._min_tokens]
+        if early:
+            scores[_indices(early, scores)[:, None], self._ends] = -torch.inf
+        cells = [(row, last) for row, path in enumerate(history.paths) for last in self._banned(history.output, path)]
+        if cells:
+            rows, lasts = zip(*cells, strict=True)
+            scores[_indices(rows, scores), _indices(lasts, scores)] = -torch.inf
+
+    def _banned(self, output: tuple[int, ...], path: Path) -> Iterator[int]:
+        """The last ids of the bad words whose others are the latest ones."""
+        latest = (*output[-self._longest :], *path) if self._words else ()
+        for word in self._words.get(latest[-1], ()) if latest else ():
+            if latest[1 - len(word) :] == word[:-1]:
+                yield word[-1]
+
+
+def _ids(name: str, ids: Sequence[int], size: int) -> Tensor:
+    """Int64 (n,), on the host; raises ValueError if one is not below the size."""
+    parts = [np.fromiter(ids[begin : begin + PART], np.int64) for begin in range(0, len(ids), PART)]
+    found = torch.from_numpy(np.concatenate([NO_IDS, *parts]))
+    wrong = found[(found < 0) | (found >= size)]
+    if len(wrong):
+        raise ValueError(f"{name} names id {wrong[0]}, and ids are 0 to {size - 1}")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,30 +155,29 @@ class Nodes:
     """Logits of nodes of a tree, and what turns them into distributions."""
 
     logits: Tensor  # floating (n, V), as the model gives them
-    options: SamplingOptions
+    processor: LogitsProcessor
     history: History | None = None  # may be left out where the options do not look back
 
 
 @torch.inference_mode()
 def distributions(parts: Sequence[Nodes]) -> Tensor:
-    """What a token is drawn from at nodes of several trees that have the same options: float64 (n, V), rows sum to one.
+    """What a token is drawn from at nodes of several trees with one `warping`: float64 (n, V), rows sum to one.
 
     Raises:
-        ValueError: a biased or allowed id is outside the vocabulary, or the history is missing.
+        ValueError: the history is missing.
     """
-    return tempered(scores(parts), parts[0].options)
+    return tempered(scores(parts), parts[0].processor.warping)
 
 
 @torch.inference_mode()
 def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
-    """Logits with biases, penalties and bans, for nodes of several trees that have the same options: floating (n, V).
+    """Logits with biases, penalties and bans, for nodes of several trees: floating (n, V).
 
     `logits` are those of all parts, if they are joined already. Raises as `distributions`.
     """
-    options = parts[0].options
-    if not options.looks_back:
-        return _biased(joined([part.logits for part in parts]) if logits is None else logits, options)
-    return joined([_penalised(_biased(part.logits.double(), options), options, part.history) for part in parts])
+    if not any(part.processor.changes for part in parts):
+        return joined([part.logits for part in parts]) if logits is None else logits
+    return joined([part.processor.scores(part.logits, part.history) for part in parts])
 
 
 @torch.inference_mode()
@@ -113,41 +208,6 @@ def greedy(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best.indices, best.values.isfinite().double()
 
 
-def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """With biases; an id that is not allowed has one of minus infinity."""
-    allowed, biases = options.allowed_token_ids, options.logit_bias
-    if not (biases or allowed):
-        return scores
-    size = scores.shape[-1]
-    for name, ids in (("logit_bias", [token for token, _ in biases]), ("allowed_token_ids", allowed)):
-        wrong = [token for token in ids if not 0 <= token < size]
-        if wrong:
-            raise ValueError(f"{name} names id {wrong[0]}, and ids are 0 to {size - 1}")
-    bias = torch.full((size,), -torch.inf if allowed else 0.0, dtype=torch.float64)
-    bias[list(allowed)] = 0.0
-    for token, value in biases:
-        bias[token] += value
-    return scores.double() + sent(bias, scores.device)
-
-
-def _penalised(scores: Tensor, options: SamplingOptions, history: History | None) -> Tensor:
-    """Penalties and bans, each by the tokens on the row's own path."""
-    if history is None:
-        raise ValueError("these options look back at the tokens before each row: pass their history")
-    if options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty:
-        counts = _counts(scores, history.output, history.paths)
-        seen, rate = counts > 0, options.repetition_penalty
-        if rate != 1:
-            before = seen.index_fill(1, _indices(history.prompt, scores), True)
-            scores = torch.where(before, torch.where(scores < 0, scores * rate, scores / rate), scores)
-        scores = scores - options.presence_penalty * seen.to(scores.dtype) - options.frequency_penalty * counts
-    cells = [(row, token) for row, path in enumerate(history.paths) for token in _banned(options, history, path)]
-    if cells:
-        rows, tokens = _indices([row for row, _ in cells], scores), _indices([token for _, token in cells], scores)
-        scores = scores.index_put((rows, tokens), scores.new_tensor(-torch.inf))
-    return scores
-
-
 def _counts(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Tensor:
     """How often each token is in `common` and in the row's path, of the kind and shape of scores (n, V)."""
     ids = _indices(common, scores)
@@ -155,18 +215,6 @@ def _counts(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> T
     rows = _indices([row for row, path in enumerate(paths) for _ in path], scores)
     tokens = _indices([token for path in paths for token in path], scores)
     return counts.index_put_((rows, tokens), scores.new_ones(len(rows)), accumulate=True)
-
-
-def _banned(options: SamplingOptions, history: History, path: Path) -> Iterator[int]:
-    """Ids that may not be drawn after a path: those that end an output too early, and the last ones of bad words."""
-    if len(history.output) + len(path) < options.min_tokens:
-        yield from options.end_ids
-    longest = max(map(len, options.bad_word_ids), default=0)
-    latest = (*history.output[-longest:], *path)
-    for word in options.bad_word_ids:
-        before = word[:-1]
-        if latest[max(0, len(latest) - len(before)) :] == before:
-            yield word[-1]
 
 
 def _indices(values: Sequence[int], like: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ T = TypeVar("T")
 Job = Generator[ForwardRequest | SamplerRequest[Any] | PathRequest, Any, T]
 StepFunction = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
 Check = Callable[..., None]  # as `Engine.check`
+WORKING_SECONDS = 1.0  # after which a job's submitter is told again that it waits for a thread that makes steps
 LOOK_AGAIN = 0.02  # seconds between looks whether a session's turn is over, while nobody can go on
 
 
@@ -118,6 +119,14 @@ class RunningJob(Generic[T]):
         self._job = job
         self._loop = loop
         self._outbox = outbox
+        self.working: Callable[[], object] | None = None
+        self._told = submitted  # when that was called last
+
+    def stepped(self, now: float) -> None:
+        """A step was made, of whichever jobs."""
+        if self.live and self.working is not None and now - max(self._told, self.asked) >= WORKING_SECONDS:
+            self._told = now
+            self._outbox.put(self._loop, self.working)
 
     def start(self, check: Check) -> None:
         self.resume(None, check, self.asked)
@@ -230,13 +239,17 @@ class ModelThread:
     def preemptions(self) -> int:
         return self._admission.preemptions
 
-    def submit(self, job: Job[T]) -> asyncio.Future[T]:
+    def submit(self, job: Job[T], working: Callable[[], object] | None = None) -> asyncio.Future[T]:
         """Begins a job; returns its result to come. Cancelling that stops the job before its next step.
+
+        The loop calls `working` about every WORKING_SECONDS in which steps are made while the job waits for its own,
+        such as those of a long prompt.
 
         Raises:
             ModelThreadClosedError: `close` was called before.
         """
         running = RunningJob(job, asyncio.get_running_loop(), self._clock(), self._outbox)
+        running.working = working
         with self._closing:
             if self._closed:
                 raise ModelThreadClosedError("the model thread is closed")
@@ -355,6 +368,8 @@ class ModelThread:
         for job in answered:
             if not job.live:
                 self._scheduler.returns.answered(job.request.session, now)
+        for job in self._live:
+            job.stepped(now)
         self._outbox.flush()
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)

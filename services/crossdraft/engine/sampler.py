@@ -155,7 +155,7 @@ class Clocks:
             words = sent(torch.from_numpy(moments(at)), hashes.device)
             arrivals.copy_(uniform_words(hashes, words[:, :1], words[:, 1:])).add_(0.5).mul_(2.0**-53)
         arrivals.log_().neg_().div_(distributions)
-        return arrivals.masked_fill_(distributions == 0, torch.inf)
+        return arrivals.nan_to_num_(torch.inf, torch.inf)  # 0 / 0 never arrives, either
 
     def _fill_uniform(self, uniform: Probabilities, hashes: Unsigned, at: Unsigned) -> None:
         """The same numbers as on other devices, a few rows at a time."""
@@ -293,7 +293,7 @@ class SampleRequest(SamplerRequest[Found[Sample]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.options, self.clocks, self.likely
+        return self.nodes.processor.warping, self.clocks, self.likely
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[SampleRequest]") -> list[Found[Sample]]:
@@ -311,7 +311,7 @@ class SampleRequest(SamplerRequest[Found[Sample]]):
 
     def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and their probabilities, each (n, 1)."""
-        options = self.nodes.options
+        options = self.nodes.processor.warping
         found = scores([one.nodes for one in requests], logits)
         if options.temperature == 0:
             return greedy(found)
@@ -336,7 +336,7 @@ class RowRequest(SamplerRequest[Found[Row]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.options, self.head, self.likely
+        return self.nodes.processor.warping, self.head, self.likely
 
     def run(self, requests: "Sequence[RowRequest]") -> list[Found[Row]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]

@@ -17,6 +17,7 @@ from crossdraft.rpc.transport import MessageLimit, ServiceChannel
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
 from crossdraft.v1 import common_pb2
 
+OPTIONS = {"reply_seconds": "--reply-wait-seconds", "target_seconds": "--target-wait-seconds"}
 OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 
@@ -29,15 +30,14 @@ class Patience:
     """
 
     describe_seconds: float = 5.0
-    reply_seconds: float = 30.0  # one pass or draft, the queue before it and the prompt's forward included
+    reply_seconds: float = 30.0  # that a reply is owed without a sign that the service works on it
     target_seconds: float = 30.0  # of an output without any target, before it fails
     lives: Callable[[str], bool] = lambda address: False  # its process is known to run: it is asked until it answers
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name != "lives" and not value > 0:
-                named = "--target-wait-seconds" if name == "target_seconds" else name
-                raise ValueError(f"{named} must be above 0, got {value:g}")
+                raise ValueError(f"{OPTIONS.get(name, name)} must be above 0, got {value:g}")
 
 
 @dataclass(eq=False)

@@ -43,6 +43,9 @@ class Replies(Protocol[Answer]):
     def send(self, reply: Answer, /, within: float = 0.0, join: Join[Answer] | None = None) -> None:
         """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
 
+    def working(self) -> None:
+        """Says that what the client waits for is being worked on."""
+
     def drop(self) -> None:
         """Forgets the replies that have not left yet."""
 
@@ -428,6 +431,7 @@ class ServerSession:
         self._early: list[Any] = []  # requests that came before it was open
         self._opening: asyncio.Task[None] | None = None
         self._over = False
+        self._fingerprint = ""
 
     def open(self, service: Service[Any, Any, Any], opening: Any) -> None:
         with self.entry.about():
@@ -436,7 +440,8 @@ class ServerSession:
 
     async def _open(self, service: Service[Any, Any, Any], opening: Any) -> None:
         self._session = session = await service.open(opening, self)
-        self.send(Opened(service.description.fingerprint))
+        self._fingerprint = service.description.fingerprint
+        self.working()
         early, self._early = self._early, []
         for request in early:
             if not self._over:
@@ -465,6 +470,9 @@ class ServerSession:
         if unread > MOST_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
             outbox.drop(self._number)
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
+
+    def working(self) -> None:
+        self.send(Opened(self._fingerprint), join=lambda before, after: after if isinstance(before, Opened) else None)
 
     def drop(self) -> None:
         for reply in self._link.outbox.drop(self._number):

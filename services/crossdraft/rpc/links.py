@@ -347,8 +347,9 @@ class LinkSession:
 class Link:
     """One stream to a service. It begins at once, and ends with the first error; then all its sessions are lost.
 
-    While a session is owed a reply (`Owes`), it is lost if none comes for `reply_seconds`. While none is due it lives
-    as long as the stream does, which may be hours; gRPC's keepalive tells when the link is cut or the service hangs.
+    While a session is owed a reply (`Owes`), it is lost if none comes for `reply_seconds`, nor a further `Opened`: the
+    service says so that it works. While none is due it lives as long as the stream does, which may be hours; gRPC's
+    keepalive tells when the link is cut or the service hangs.
 
     Args:
         channel: kept, as gRPC closes one that nobody refers to.
@@ -357,7 +358,7 @@ class Link:
         limit: of a frame.
         service: what error texts call it.
         fingerprint: of the model that it described.
-        reply_seconds: how long a reply may take.
+        reply_seconds: how long a service may owe a reply without a sign of life.
     """
 
     def __init__(
@@ -490,26 +491,23 @@ class Link:
                 turn = time.perf_counter()
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
-        if session.is_open and not isinstance(message, Opened | SessionEnded | BadMessage):
-            session.owes.received(message)
-            session.due_since = self._loop.time() if session.owes.due else None
-            session.listener.received(message)
-        elif isinstance(message, SessionEnded):
+        if isinstance(message, SessionEnded):
             self._lose(number, self._meaning(message))
         elif isinstance(message, BadMessage):
             self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
-        elif session.is_open:
-            self._fail(number, Internal(f"{self._service} opened the session twice"))
-        elif not isinstance(message, Opened):
+        elif isinstance(message, Opened) and message.fingerprint != self.fingerprint:
+            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
+        elif not (session.is_open or isinstance(message, Opened)):
             what = type(message).__name__
             self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
-        elif message.fingerprint != self.fingerprint:
-            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
         else:
             session.owes.received(message)
             session.due_since = self._loop.time() if session.owes.due else None
-            session.is_open = True
-            session.listener.opened()
+            if not isinstance(message, Opened):
+                session.listener.received(message)
+            elif not session.is_open:  # else it is a sign that the service works
+                session.is_open = True
+                session.listener.opened()
 
     def _meaning(self, ended: SessionEnded) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)

@@ -105,6 +105,11 @@ def warn_if_open(listening: Listening, address: str) -> None:
         )
 
 
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Whether gRPC logs more than that a client left while it was being written to."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
 class Endpoint:
     """One port with services on it, standard health and reflection among them. Must be made in a running event loop."""
 
@@ -114,6 +119,7 @@ class Endpoint:
         services: "Mapping[str, grpc.GenericRpcHandler[bytes, bytes]]",
         options: ChannelOptions = SERVER_OPTIONS,
     ) -> None:
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_fault)
         self._listening = listening
         self._names = tuple(services)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it

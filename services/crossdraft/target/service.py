@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from crossdraft.engine.distributions import History, Logits, Nodes, distributions, row_table
+from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import Side
@@ -33,7 +34,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import Path, TokenTree
+from crossdraft.types.trees import TokenTree
 
 Request = Pass | FetchRow | RunTo | ScorePrompt
 Reply = PassDone | RowFetched | PromptScored
@@ -41,6 +42,7 @@ TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
 MOST_WAITING_REQUESTS = 64  # requests of a session
+SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,20 @@ class TargetService:
     """Sessions on one running model."""
 
     running: RunningModel
+    _beside: Beside = field(default_factory=partial(Beside, "options", small=SMALL_OPTIONS))
 
     @property
     def description(self) -> Description:
         return self.running.description
 
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
-        """A new session; raises ContextTooLong."""
-        return TargetSession(self.running, request, replies)
+        """A new session; raises ContextTooLong. What many ids are made into is made in a thread: others do not wait."""
+        running, options = self.running, request.options
+        ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
+        device, size = running.thread.engine.device, running.description.vocabulary_size
+        prompt = request.prompt if options.repetition_penalty != 1 else ()
+        processor = await self._beside.run(ids + len(prompt), LogitsProcessor, options, size, device, prompt)
+        return TargetSession(running, request, processor, replies)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
@@ -109,9 +117,12 @@ class TargetSession:
         ContextTooLong: the prompt alone does not fit.
     """
 
-    def __init__(self, running: RunningModel, opening: OpenTarget, replies: Replies[Reply]) -> None:
+    def __init__(
+        self, running: RunningModel, opening: OpenTarget, processor: LogitsProcessor, replies: Replies[Reply]
+    ) -> None:
         self._running = running
-        self._opening = opening
+        self._processor = processor
+        self._opening = replace(opening, options=processor.warping)  # the others may be long
         self._replies = replies
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Request] = deque()
@@ -155,6 +166,7 @@ class TargetSession:
 
     def close(self) -> None:
         self._closed = True
+        self._waiting.clear()  # a reply that is not read ends the session while the next request is about to begin
         if self._busy is not None:
             self._busy.cancel()
         self._running.thread.close_session(self)
@@ -167,11 +179,11 @@ class TargetSession:
             if isinstance(request, FetchRow):
                 self._busy = self._fetch(request)
             elif isinstance(request, ScorePrompt):
-                self._busy = self._running.thread.submit(self._score(request))
+                self._busy = self._running.thread.submit(self._score(request), self._replies.working)
             else:
                 self._begin(request)
                 job = self._run_job(request) if request.run > 1 else self._pass(request)
-                self._busy = self._running.thread.submit(job)
+                self._busy = self._running.thread.submit(job, self._replies.working)
             self._busy.add_done_callback(partial(self._ended, request))
 
     def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
@@ -236,7 +248,7 @@ class TargetSession:
     def _pass(self, request: Pass) -> Job[Found]:
         """Runs in the model thread."""
         answer: ForwardResult = yield ForwardRequest(self, self._context, request.tree, request.wanted)
-        asked = self._nodes(answer.logits, request)
+        asked = self._nodes(answer.logits, self._context, request)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
         if request.draws:
@@ -250,15 +262,12 @@ class TargetSession:
         nodes = yield sampling
         return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued)
 
-    def _nodes(self, logits: Logits, request: Pass) -> Nodes:
-        history = None
-        if self._opening.options.looks_back:
-            paths = tuple(request.tree.paths())
-            history = self._history(self._context, [paths[row] for row in request.answered])
-        return Nodes(logits, self._opening.options, history)
-
-    def _history(self, context: tuple[int, ...], paths: Sequence[Path]) -> History:
-        return History(self._opening.prompt, context[len(self._opening.prompt) :], paths)
+    def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass) -> Nodes:
+        if not self._processor.looks_back:
+            return Nodes(logits, self._processor)
+        paths = tuple(request.tree.paths())
+        output = context[len(self._opening.prompt) :]
+        return Nodes(logits, self._processor, History(output, [paths[row] for row in request.answered]))
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
@@ -280,10 +289,7 @@ class TargetSession:
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
             answer: ForwardResult = yield ForwardRequest(self, context)
-            history = None
-            if opening.options.looks_back:
-                history = self._history(context, ((),))
-            drawn = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
+            drawn = yield self._sampling(self._nodes(answer.logits, context, request), [offset])
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
