@@ -320,7 +320,11 @@ class Pipeline:
         Raises:
             RequestError: the prompt cannot be served by this pair.
         """
-        return await self._tokenizing.run(size_of(request.prompt), prompts_of, request, self.models)
+        models = None
+        while models is not self.models:  # else another service was described meanwhile, perhaps with other ids
+            models = self.models
+            found = await self._tokenizing.run(size_of(request.prompt), prompts_of, request, models)
+        return found
 
     async def written(self, asked: Asked, special: bool = True) -> Written:
         """As `session.resolution.written`, in a thread for a long prompt."""
@@ -390,6 +394,16 @@ class Pipeline:
     @property
     def target_there(self) -> bool:
         return self._connected.target_there
+
+    @property
+    def target_fault(self) -> str:
+        """Why some targets are not used now, for clients; empty if all are."""
+        return self._connected.target_fault
+
+    @property
+    def drafter_fault(self) -> str:
+        """Why the drafters, or some of them, draft nothing now, for clients; empty if they do."""
+        return self._connected.drafter_fault
 
     @property
     def models(self) -> Models:

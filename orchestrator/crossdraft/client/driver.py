@@ -78,7 +78,8 @@ class ServiceLane:
             self.address = take()
         except ServiceError as error:
             self.live = False
-            self._report(Lost(self._number, error, elsewhere=not len(self.roster)))
+            may_come = not len(self.roster) and self.roster.replaced is None
+            self._report(Lost(self._number, error, elsewhere=may_come))
             return
         self.watch.address = self.address
         self._session = self.roster[self.address].begin(self._opening, self)
@@ -273,10 +274,10 @@ class Driver:
         others = [other for other in self._lanes.values() if other is not lane and other.roster is lane.roster]
         used = {other.address for other in others if other.live and other.address is not None}
         blamed = {other.address for other in others if other.blamed and other.address is not None}
-        address = lane.roster.take(used, blamed, time.monotonic())
+        roster = lane.roster
+        address = roster.take(used, blamed, time.monotonic())
         if address is None:
-            role = lane.roster.role
-            raise self._failures.get(role, Unreachable(f"there is no {role}"))
+            raise roster.replaced or self._failures.get(roster.role) or Unreachable(roster.lacking)
         return address
 
     def _close(self, lane: ServiceLane, blame: str) -> None:

@@ -94,6 +94,10 @@ class Unreachable(ServiceFault):
     """The service cannot be reached."""
 
 
+class Replaced(Unreachable):
+    """All targets serve another model than the output began with."""
+
+
 class Full(ServiceFault):
     """The service has as many sessions as it takes."""
 
