@@ -19,6 +19,7 @@ from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.speculation.controller import TargetController
 from crossdraft.target.service import TargetService, TargetSession
 from crossdraft.types.messages import Description, OpenTarget
 from tests.rpc.linked import DESCRIPTION, PuppetService
@@ -265,6 +266,29 @@ async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(
             again = pipeline.generate(PROMPT, **SETTINGS)
             assert [token.id async for token in again] == whole
             assert again.statistics.draft_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", ["auto", "on", "off"])
+async def test_an_explanation_says_that_no_drafter_has_answered_yet(
+    target: TargetClient, nowhere: str, overlap: str
+) -> None:
+    async with connect(target.address, nowhere) as pipeline:
+        generation = pipeline.generate(PROMPT, **(SETTINGS | {"overlap": overlap, "explain": True}))
+        assert len([token async for token in generation]) == 12
+        reasons = {decision.choice.reason for decision in generation.decisions}
+    assert reasons == {"the drafter is not there yet (unreachable); tried again"}
+
+
+async def test_why_a_drafter_is_not_used_is_logged_once(
+    target: TargetClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(target.address) as pipeline:
+        pipeline.note_idle()
+        assert caplog.text == ""
+        monkeypatch.setattr(TargetController, "idle", lambda *_: "drafts nothing")
+        for _ in range(2):
+            pipeline.note_idle()
+        assert caplog.text.count(": drafts nothing") == 1
 
 
 async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(

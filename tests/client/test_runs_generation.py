@@ -35,7 +35,7 @@ async def test_the_text_is_the_same(
 ) -> None:
     with_runs = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
     with monkeypatch.context() as patched:
-        patched.setattr(session, "NO_DRAFTER_LEFT", ONE_BY_ONE)
+        patched.setattr(session, "PLAIN", ONE_BY_ONE)
         without = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
     assert with_runs.ids == without.ids
     assert (with_runs.text, with_runs.reason) == (without.text, without.reason)

@@ -278,6 +278,7 @@ class Pipeline:
         self._before = estimates or Estimates()
         self._controller = TargetController()  # for the models that `_controlled` names
         self._controlled: tuple[str, ...] = ()
+        self._noted: set[str] = set()  # reasons that were logged
         self._tokenizing = Beside("tokenizing", TOKENIZING)
 
     async def __aenter__(self) -> Self:
@@ -358,6 +359,8 @@ class Pipeline:
         assignment = resolve(request, models, drawn, targets, controller, patience, prompts)
         if not drafting:
             assignment = replace(assignment, controller=PlainController(controller))
+        elif models.drafter is None and (fault := self._connected.drafter_fault):
+            assignment = replace(assignment, undrafted=f"the drafter is {fault}")
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
@@ -403,7 +406,14 @@ class Pipeline:
     @property
     def drafter_fault(self) -> str:
         """Why the drafters, or some of them, draft nothing now, for clients; empty if they do."""
-        return self._connected.drafter_fault
+        return self._connected.drafter_fault or self._learning.idle(time.monotonic())
+
+    def note_idle(self) -> None:
+        """Log why a drafter that is there is not used, once for each reason."""
+        idle = self._learning.idle(time.monotonic())
+        if idle and idle not in self._noted:
+            self._noted.add(idle)
+            log.warning("the drafter of %s: %s", self.models.target.model, idle)
 
     @property
     def models(self) -> Models:

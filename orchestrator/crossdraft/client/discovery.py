@@ -104,12 +104,16 @@ class Probe:
         """
         loop, patience = asyncio.get_running_loop(), client.patience.target_seconds
         self.reachable, since = True, loop.time()  # seconds: when it was reachable last
+        lost = False  # also if it can be reached again when that is checked next
         while not client.outdated:
             reachable = client.reachable()
-            if reachable and not self.reachable:
+            if reachable and lost:
                 break
-            if reachable or (self.reachable and reachable is None):
+            lost = not reachable
+            if reachable:
                 since = loop.time()
+            elif self.reachable and reachable is None:
+                pass  # it connects
             elif self.reachable:
                 self.reachable, self._lost = False, True
                 self.warn(f"{client.service} cannot be reached any more")
@@ -344,7 +348,8 @@ def _tokenization(description: Description, side: Side) -> Tokenization:
     """The tokenizer of a description that a service sent. Raises BadMessage if it cannot be used."""
     try:
         return tokenization_of(description, side)
-    except ValueError as error:
+    except Exception as error:  # a service may send anything, and the library raises a bare Exception
+        why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise BadMessage(
-            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
+            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {why}"
         ) from error

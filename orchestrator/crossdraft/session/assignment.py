@@ -67,6 +67,7 @@ class Assignment:
     max_tokens: int
     context: int  # tokens that the target can hold, prompt included
     explain: bool = False  # keep how the epochs were run
+    undrafted: str = "there is no drafter"  # why nothing is drafted, to be explained where no drafter can be opened
     ignore_end: bool = False  # go on after a stop symbol (ignore_eos)
     stop_ids: Path = ()  # further ids after which the output ends
     stop: tuple[Letters, ...] = ()  # stop strings
