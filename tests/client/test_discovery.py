@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 
-from crossdraft.client import RequestError, connect
+from crossdraft.client import GenerationRequest, Pipeline, RequestError, connect
 from crossdraft.client.api import addresses_of
 from crossdraft.client.discovery import MismatchError, Probe
 from crossdraft.drafter.service import DrafterService
@@ -18,14 +20,16 @@ from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, Replaced, ServiceError, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.target.service import TargetService
+from crossdraft.speculation.controller import TargetController
+from crossdraft.target.service import TargetService, TargetSession
 from crossdraft.text.letters import Side
-from crossdraft.types.messages import Description
+from crossdraft.types.messages import Description, OpenTarget
 from tests.engine.test_loader import rewritten
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.serving.ports import free_port
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
@@ -133,6 +137,189 @@ class Lasting(TargetService):
         pass
 
 
+class Counting(Lasting):
+    """Keeps what sessions were begun with."""
+
+    def __init__(self, model: RunningModel) -> None:
+        super().__init__(model)
+        self.openings: list[OpenTarget] = []
+
+    async def open(self, request: OpenTarget, replies: Replies[Any]) -> TargetSession:
+        self.openings.append(request)
+        return await super().open(request, replies)
+
+
+def at(address: str, service: Any, role: Any = TARGET) -> Server:
+    """A server that comes back there."""
+    return Server(role, service, Listening(port=int(address.rpartition(":")[2]), grace_seconds=0))
+
+
+async def gone(pipeline: Pipeline, server: Server) -> None:
+    """Returns when it has ended, and the pipeline knows."""
+    team = pipeline._connected
+    await server.drain()
+    await used(lambda: not (team._targets | team._drafters)[server.address].probe.reachable)
+
+
+@pytest.mark.parametrize("noticed", [False, True], ids=["at once", "later"])
+async def test_a_target_that_comes_back_with_another_model_is_described_anew(
+    target_model: RunningModel, drafter_model: RunningModel, drafter: DrafterClient, noticed: bool
+) -> None:
+    """The outputs of the model before end; none of their ids reach the other model."""
+    first, other = at(f"127.0.0.1:{free_port()}", Lasting(target_model)), Counting(drafter_model)
+    await first.start()
+    async with asyncio.timeout(300), connect(first.address, drafter.address) as pipeline:
+        running = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 100}))
+        await anext(running)
+        await (gone(pipeline, first) if noticed else first.drain())
+        async with at(first.address, other):
+            with pytest.raises(Replaced, match="was replaced by another model"):
+                async for _ in running:
+                    pass
+            assert other.openings == []
+            assert pipeline.models.target == other.description
+            assert (pipeline.target_there, pipeline.target_fault) == (True, "")
+            async with connect(first.address) as anew:
+                assert await written_by(pipeline) == await written_by(anew)
+    assert {opening.prompt for opening in other.openings} == {anew.models.tokenization.encode_prompt(PROMPT)}
+
+
+async def written_by(pipeline: Pipeline) -> list[int]:
+    return [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)]
+
+
+async def test_a_target_that_comes_back_with_the_same_model_goes_on_with_its_outputs(
+    target_model: RunningModel,
+) -> None:
+    first = at(f"127.0.0.1:{free_port()}", Lasting(target_model))
+    await first.start()
+    async with asyncio.timeout(300), connect(first.address) as pipeline:
+        whole = await written_by(pipeline)
+        running = pipeline.generate(PROMPT, **SETTINGS)
+        ids = [(await anext(running)).id]
+        await first.drain()
+        async with at(first.address, Lasting(target_model)):
+            assert ids + [token.id async for token in running] == whole
+
+
+async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_used_until_it_is_the_same(
+    target_model: RunningModel, drafter_model: RunningModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other = at(f"127.0.0.1:{free_port()}", Lasting(target_model)), Counting(drafter_model)
+    await first.start()
+    async with (
+        asyncio.timeout(300),
+        Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as second,
+        connect([first.address, second.address]) as pipeline,
+    ):
+        whole = await written_by(pipeline)
+        await gone(pipeline, first)
+        assert pipeline.target_fault == "1 of 2 lost; tried again"
+        async with at(first.address, other) as service:
+            await used(lambda: "not used" in pipeline.target_fault)
+            assert re.fullmatch(r"1 of 2 not used: serves .* must serve the same model", pipeline.target_fault)
+            assert first.address not in pipeline.target_fault
+            assert pipeline.target_there
+            assert [await written_by(pipeline) for _ in range(3)] == [whole] * 3
+        assert other.openings == []
+        assert caplog.text.count("is not used") == 1
+        async with at(service.address, Lasting(target_model)):
+            await used(lambda: not pipeline.target_fault)
+            await second.drain()
+            assert await written_by(pipeline) == whole
+
+
+async def test_a_target_that_was_gone_for_long_keeps_no_other_model_away(
+    target_model: RunningModel, drafter_model: RunningModel
+) -> None:
+    async with (
+        asyncio.timeout(300),
+        Server(TARGET, Lasting(drafter_model), Listening(grace_seconds=0)) as other,
+        Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first,
+        connect(first.address, patience=Patience(target_seconds=0.01)) as pipeline,
+    ):
+        await pipeline.follow([first.address, other.address])
+        await used(lambda: "not used" in pipeline.target_fault)
+        await first.drain()
+        await used(lambda: other.address in pipeline._connected.services.targets)
+        assert pipeline.target_fault == "1 of 2 lost; tried again"
+        assert len(await written_by(pipeline)) == 12
+
+
+async def test_a_target_that_comes_back_with_less_context_says_so() -> None:
+    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
+    first = at(f"127.0.0.1:{free_port()}", PuppetService(description=described))
+    await first.start()
+    async with asyncio.timeout(300), connect(first.address) as pipeline:
+        assert pipeline.models.context == 64
+        await gone(pipeline, first)
+        async with at(first.address, PuppetService(description=replace(described, context=32))):
+            await used(lambda: pipeline.models.context == 32)
+
+
+async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(
+    target: TargetClient, drafter_model: RunningModel, target_model: RunningModel
+) -> None:
+    first = at(f"127.0.0.1:{free_port()}", DrafterService(drafter_model), DRAFTER)
+    await first.start()
+    async with asyncio.timeout(300), connect(target.address, first.address) as pipeline:
+        whole, known = await written_by(pipeline), pipeline.models.drafter
+        await gone(pipeline, first)
+        assert pipeline.drafter_fault == "lost; tried again"
+        async with at(first.address, DrafterService(target_model), DRAFTER):
+            await used(lambda: not pipeline.drafter_fault)
+            assert pipeline.models.drafter != known
+            again = pipeline.generate(PROMPT, **SETTINGS)
+            assert [token.id async for token in again] == whole
+            assert again.statistics.draft_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", ["auto", "on", "off"])
+async def test_an_explanation_says_that_no_drafter_has_answered_yet(
+    target: TargetClient, nowhere: str, overlap: str
+) -> None:
+    async with connect(target.address, nowhere) as pipeline:
+        generation = pipeline.generate(PROMPT, **(SETTINGS | {"overlap": overlap, "explain": True}))
+        assert len([token async for token in generation]) == 12
+        reasons = {decision.choice.reason for decision in generation.decisions}
+    assert reasons == {"the drafter is not there yet (unreachable); tried again"}
+
+
+async def test_why_a_drafter_is_not_used_is_logged_once(
+    target: TargetClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(target.address) as pipeline:
+        pipeline.note_idle()
+        assert caplog.text == ""
+        monkeypatch.setattr(TargetController, "idle", lambda *_: "drafts nothing")
+        for _ in range(2):
+            pipeline.note_idle()
+        assert caplog.text.count(": drafts nothing") == 1
+
+
+async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(
+    target: TargetClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if another model comes while it is being tokenized."""
+    async with (
+        asyncio.timeout(300),
+        Server(TARGET, Lasting(drafter_model), Listening(grace_seconds=0)) as other,
+        connect(target.address) as pipeline,
+    ):
+        run = pipeline._tokenizing.run
+
+        async def slow(*given: Any) -> Any:
+            monkeypatch.setattr(pipeline._tokenizing, "run", run)
+            found = await run(*given)
+            await pipeline.follow(other.address)
+            await used(lambda: other.address in pipeline._connected.services.targets)
+            return found
+
+        monkeypatch.setattr(pipeline._tokenizing, "run", slow)
+        prompts, _ = await pipeline.prepared(GenerationRequest(PROMPT))
+        assert prompts.target == pipeline.models.tokenization.encode_prompt(PROMPT)
+
+
 async def test_services_come_and_go_while_sessions_run(target_model: RunningModel, drafter: DrafterClient) -> None:
     """A session stays with a target that has left; the next one is opened with the one that came."""
     service = Lasting(target_model)
@@ -238,7 +425,7 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
         await used(lambda: second.address in pipeline._connected.services.targets)
         assert pipeline.models.tokenization is tokenization  # it is not read again
         for output in (running, waiting):
-            with pytest.raises(Replaced, match="the target was replaced by another model"):
+            with pytest.raises(Replaced, match="was replaced by another model"):
                 [token async for token in output]
         due = [token.id async for token in alone.generate(PROMPT, **SETTINGS)]
         assert [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)] == due
@@ -327,6 +514,8 @@ class Reluctant:
 
     address = "here:1"
     service = "drafter at here:1"
+    patience = Patience()
+    outdated = False
 
     def __init__(self, failures: int, lives: bool = False) -> None:
         self.asked = 0

@@ -1,6 +1,7 @@
 """Outputs that go on when the orchestrator that makes them is lost, in simulated time."""
 
 import copy
+from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
@@ -17,7 +18,7 @@ from crossdraft.cluster.failover import (
     Refusal,
     seed_of,
 )
-from crossdraft.rpc.errors import Replaced, TimedOut, Unreachable
+from crossdraft.rpc.errors import Full, Replaced, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import (
     OutputRequest,
@@ -182,6 +183,41 @@ async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_i
         await taken(other)
 
 
+@pytest.mark.parametrize("full", [OverloadedError("full", 3.0), Full("no room for another session")])
+@pytest.mark.parametrize("said", [Refusal, lambda error: error], ids=["by an orchestrator", "by Serve"])
+@simulated
+async def test_an_output_under_way_waits_while_the_next_orchestrator_is_full(
+    full: OverloadedError | Full, said: Callable[[Exception], Act]
+) -> None:
+    """As in one process: for `--target-wait-seconds`, however long that is."""
+    if isinstance(full, Full):
+        said = Refusal  # only an orchestrator has targets
+    registry = CollectorRegistry()
+    one = Scripted([BEGAN, tokens(1), DIED], *[[said(full)]] * 1500, [BEGAN, tokens(2), ENDED])
+    outputs = backend(one, LossMetrics(registry), search=600.0)
+    made = [item async for item in outputs.stream(REQUEST)]
+    assert made[:2] == [tokens(1), tokens(2)]
+    assert registry.get_sample_value("crossdraft_orchestrators_lost_total", {"model_name": "small"}) == 1
+    began = now()
+    with pytest.raises(type(full), match=str(full)):
+        await taken(Scripted([tokens(1), DIED], *[[said(full)]] * 1000))
+    search = DetectionLimits().search
+    assert search < now() - began <= search + 1
+
+
+@simulated
+async def test_an_output_that_was_admitted_before_its_orchestrator_was_lost_waits_likewise() -> None:
+    one = Scripted([BEGAN, DIED], [Refusal(OverloadedError("full"))], [BEGAN, tokens(1), ENDED])
+    assert (await taken(one))[:1] == [tokens(1)]
+
+
+@simulated
+async def test_patience_with_the_next_orchestrator_has_a_bound_however_many_were_lost() -> None:
+    one = Scripted([BEGAN, tokens(1), DIED], *[[DIED]] * 1500, [BEGAN, tokens(2), ENDED])
+    outputs = backend(one, search=600.0)
+    assert [item async for item in outputs.stream(REQUEST)][:2] == [tokens(1), tokens(2)]
+
+
 @simulated
 async def test_leaving_early_releases_the_orchestrator() -> None:
     one = Scripted([tokens(1), None])
@@ -208,8 +244,8 @@ async def test_which_models_are_served() -> None:
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
         await anext(outputs.stream(OutputRequest("one", "large", REQUEST.generation)))
     assert await outputs.models() == (SMALL,)
-    for one.answer in (DIED, None):
-        assert await outputs.models() == ()
+    for one.answer in (OverloadedError("full"), DIED, None):  # who is full is there
+        assert await outputs.models() == ((SMALL,) if isinstance(one.answer, OverloadedError) else ())
     async with aclosing(outputs.stream(REQUEST)) as items:
         await anext(items)
         assert await outputs.models() == (SMALL,)  # they have no time to answer, and are heard

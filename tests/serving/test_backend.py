@@ -231,7 +231,10 @@ class ChangingPipeline(LatePipeline):
     def models(self) -> Any:
         return SimpleNamespace(target=SimpleNamespace(fingerprint=self.fingerprint))
 
-    async def prompts(self, request: GenerationRequest) -> None:
+    async def prepared(self, request: GenerationRequest) -> None:
+        pass
+
+    def note_idle(self) -> None:
         pass
 
     def run(self, *_: object) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdraft.rpc.generation import SERVICE
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.serving.backend import LocalBackend, LocalModel
+from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.serving.fakes import TOY, FakeBackend
@@ -80,6 +80,53 @@ async def test_targets_that_go_and_come_back() -> None:
             assert (await watch.read()).status == STATUS.SERVING
             await becomes(served, 200)
         watch.cancel()
+
+
+async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() -> None:
+    port = free_port()
+    drafters = (NamedDrafter("small", (f"127.0.0.1:{port}",)), NamedDrafter("none yet", ()))
+    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
+
+    async def shown(*lines: str) -> None:
+        while (found := (await served.http.get("/ready")).json().get("detail", [])) != [
+            f"demo: {one}" for one in lines
+        ]:
+            assert await becomes(served, 200)
+        (card,) = (await served.http.get("/v1/models")).json()["data"]
+        assert card["detail"] == [line.removeprefix("demo: ") for line in found]
+
+    absent = "drafter none yet: none there"
+    async with target() as there:
+        model = LocalModel("demo", (there.address,), drafters)
+        async with LocalBackend((model,)) as outputs, front(outputs) as served, asyncio.timeout(60):
+            await shown("drafter small: not there yet (unreachable); tried again", absent)
+            async with Server(DRAFTER, PuppetService(description=described), Listening(port=port, grace_seconds=0)):
+                await shown(absent)
+            await shown("drafter small: lost; tried again", absent)
+            other = replace(described, fingerprint="f2", tokenizer_json="{}")
+            async with Server(DRAFTER, PuppetService(description=other), Listening(port=port, grace_seconds=0)):
+                while "small: not used: the tokenizer of the drafter" not in await becomes(served, 200):
+                    pass
+
+
+async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_it_is_alone() -> None:
+    first, second = target(), target()
+    other = PuppetService(description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=kind("llama2").json))
+    await first.start()
+    await second.start()
+    async with (
+        LocalBackend((LocalModel("demo", (first.address, second.address)),)) as outputs,
+        front(outputs) as served,
+        asyncio.timeout(60),
+    ):
+        await first.drain()
+        async with Server(TARGET, other, Listening(port=port_of(first), grace_seconds=0)):
+            while "1 of 2 not used: serves" not in (text := await becomes(served, 200)):
+                pass
+            assert first.address not in text
+            await second.drain()
+            assert "no target of demo can be reached any more" in (text := await becomes(served, 503))
+            assert "demo: targets: 2 of 2 " in text
 
 
 async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:

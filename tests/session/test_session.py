@@ -40,6 +40,7 @@ from tests.session.sessions import (
     end,
     fetching,
     only,
+    opened,
     passing,
     requests,
     started,
@@ -203,7 +204,7 @@ def test_the_context_bounds_output_and_trees() -> None:
 
 def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
     """Nothing that it drafted before counts any more, even if the output grows to be the same."""
-    session = Session(assignment())
+    session = Session(assignment(explain=True))
     target, drafter = toys()
     stage = Stage(session, target, lambda: copy.copy(drafter), rows=False)
     stage.start()
@@ -223,3 +224,24 @@ def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
     assert drafts > 2
     assert session.counts.stood_aside == drafts
     assert len(stage.emitted) == 12
+    *reasons, (last, _) = ((decision.choice.reason, decision.epochs) for decision in session.decisions)
+    assert reasons == [("the drafter cannot go on with this text: it stands aside", drafts)]
+    assert last == "one token is left"
+
+
+def test_an_explanation_says_why_there_is_no_drafter() -> None:
+    assert Session(assignment(drafts=False)).drafter.fault == "there is no drafter"
+    for given, reason in (
+        (assignment(explain=True), "the drafter has not opened yet"),
+        (assignment(explain=True, drafts=False, no_drafter="the drafter is lost"), "the drafter is lost"),
+    ):
+        session = Session(replace(given, controller=Fixed(Choice(3))))
+        session.start(0.0)
+        session.handle(Ready(TARGET), 0.0)
+        assert [decision.choice.reason for decision in session.decisions] == [reason]
+    session = Session(assignment(explain=True))
+    opened(session)
+    target, _ = toys()
+    sent = only(Pass, session.handle(Lost(DRAFTER, GONE), 1.0))
+    session.handle(Replied(TARGET, target.run(sent)), 2.0)
+    assert session.decisions[-1].choice.reason == f"the drafter was lost: {GONE}"

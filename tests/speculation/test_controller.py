@@ -24,6 +24,7 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.controller import (
+    EMPTY,
     EXPLORED,
     KINDS,
     POLICIES,
@@ -223,7 +224,7 @@ def test_the_first_output_drafts_at_once_and_others_wait_for_what_it_finds() -> 
 
 
 @pytest.mark.parametrize(
-    "seen", [DrafterSeen(False), DraftSeen(0, 0.001, 0.001, aside=True)], ids=["gone", "stands aside"]
+    "seen", [DrafterSeen(False), DraftSeen(0, 0.001, 0.001, aside="no room")], ids=["gone", "stands aside"]
 )
 def test_an_output_whose_drafter_is_of_no_use_keeps_no_others_from_theirs(seen: Observation) -> None:
     shared = TargetController()
@@ -236,19 +237,40 @@ def test_an_output_whose_drafter_is_of_no_use_keeps_no_others_from_theirs(seen: 
 def test_an_output_with_whose_text_its_drafter_cannot_go_on_decodes_plainly() -> None:
     output = TargetController(learned()).output(KIND, Limits())
     assert output.choose(0.0).drafts
-    output.observe(DraftSeen(0, 0.001, 0.001, aside=True), 0.1)
+    output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 0.1)
     assert not output.choose(0.1).drafts
+    assert output.choose(0.1).reason == "the drafter cannot go on with this text: no room"
+
+
+def test_a_drafter_that_is_there_and_brings_nothing_is_shown() -> None:
+    shared, output = taught(4)
+    assert shared.idle(10.0) == ""
+    for _ in range(EMPTY):
+        assert not shared.idle(10.0)
+        output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 10.0)
+    assert shared.idle(10.0) == "drafts nothing: it cannot go on with these texts"  # which are nobody else's business
+    output.observe(DraftSeen(1, 0.001, 0.001), 10.0)
+    assert shared.idle(10.0) == ""
+    copier = shared.output(KIND, Limits(copies=True))
+    for _ in range(EMPTY):
+        copier.observe(DraftSeen(0, 0.001, 0.001, aside="nothing to copy"), 10.0)
+    assert shared.idle(10.0) == ""
+    assert TargetController().idle(0.0) == ""
+    useless, _ = taught(0)
+    assert useless.idle(10.0).startswith("paused: no draft token raises the speed")
+    output.choose(20.0)
+    assert shared.idle(1000.0) == "does not answer"
 
 
 def test_a_drafter_that_copies_is_asked_again_as_soon_as_that_costs_little() -> None:
     output = TargetController(learned()).output(KIND, Limits(copies=True))
     assert output.choose(0.0).drafts
     output.observe(DraftSeen(7, 0.001, 0.001), 0.1)
-    output.observe(DraftSeen(0, None, 0.001, aside=True), 0.1)  # it found something, which ends here
+    output.observe(DraftSeen(0, None, 0.001, aside="no room"), 0.1)  # it found something, which ends here
     assert output.choose(0.2).drafts
     for _ in range(RECENT):
         output.target.drafter_trip.add(10.0)
-    output.observe(DraftSeen(0, 10.0, 0.001, aside=True), 0.3)
+    output.observe(DraftSeen(0, 10.0, 0.001, aside="no room"), 0.3)
     assert not output.choose(0.4).drafts
     output.observe(Judged(0, 0, False, EXPLORED, EXPLORED), 0.5)
     assert output.choose(0.6).drafts

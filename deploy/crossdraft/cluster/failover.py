@@ -19,7 +19,7 @@ import prometheus_client
 from prometheus_client import Histogram
 
 from crossdraft.client import Kind, RequestError
-from crossdraft.rpc.errors import Cancelled, ServiceError, TimedOut, Unreachable
+from crossdraft.rpc.errors import Cancelled, Full, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
@@ -30,7 +30,8 @@ from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
-RETRIABLE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
+BUSY = (OverloadedError, Full)  # errors of orchestrators and targets without room now
+RETRIABLE = (Unreachable, TimedOut, Cancelled, *BUSY)  # errors that another orchestrator need not meet, or not for long
 PAUSE = 0.25  # seconds before another orchestrator is asked
 SEED_BYTES = 8
 RESUME_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32)  # bounds of a histogram
@@ -84,7 +85,11 @@ class Orchestrators(Protocol):
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened
-    """An orchestrator died, or cannot be reached."""
+    """An orchestrator died, or cannot be reached; or, as the error `busy` says, it has no room."""
+
+    def __init__(self, text: str, busy: Exception | None = None) -> None:
+        super().__init__(text)
+        self.busy = busy
 
 
 class LossMetrics:
@@ -176,9 +181,12 @@ class ClusterBackend:
                 self._served[name] = await self._models[name].models()
         except Lost:
             return ()
+        except OverloadedError:
+            pass
         except TimeoutError:
-            return self._served.get(name, ()) if self._detectors[name].lively else ()
-        return self._served[name]
+            if not self._detectors[name].lively:
+                return ()
+        return self._served.get(name, ())
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """As `Backend.written`."""
@@ -210,8 +218,8 @@ class ClusterBackend:
                             if item is not None:
                                 yield item
                 return
-            except Lost as error:
-                self._lost(error, journal, heard)
+            except (Lost, OverloadedError) as error:
+                self._lost(_meant(error, journal), journal, heard)
                 losses += 1
                 await asyncio.sleep(PAUSE)
 
@@ -242,25 +250,37 @@ class ClusterBackend:
             self._metrics.waited.labels(journal.request.model).observe(now - journal.lost_at)
         journal.lost_at = None
 
-    def _lost(self, error: Lost, journal: Journal, heard: float) -> None:
-        """Records a loss; raises Unreachable if the output cannot be resumed, or has waited for `search` seconds."""
-        request = journal.request
-        if not exact_after_loss(request):
-            raise Unreachable(NOT_RESUMED.format(request.generation.method)) from error
-        journal.resumed, now = True, self._clock()
-        if journal.lost_at is None:
-            journal.lost_at, journal.given_up = heard, now
-            if self._metrics is not None:
-                self._metrics.lost.labels(request.model).inc()
-        if now - journal.given_up > self._limits.search:
-            raise Unreachable(f"no orchestrator of {request.model!r} can go on: {error}") from error
+    def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
+        """Records a loss, or that there is no room for an output under way.
+
+        Raises:
+            Unreachable: the output cannot be resumed, or has waited for `search` seconds.
+            OverloadedError, Full: there is no room for a new output, or was none for `search` seconds.
+        """
+        if not isinstance(error, Lost):
+            raise error
+        request, now = journal.request, self._clock()
+        fault = "" if exact_after_loss(request) else NOT_RESUMED.format(request.generation.method)
+        if not fault:
+            journal.resumed = True
+            if journal.lost_at is None:
+                journal.lost_at, journal.given_up = heard, now
+                if self._metrics is not None and error.busy is None:
+                    self._metrics.lost.labels(request.model).inc()
+            if now - journal.given_up > self._limits.search:
+                fault = f"no orchestrator of {request.model!r} can go on: {error}"
+        if fault:
+            raise error.busy or Unreachable(fault) from error
         with about(request=request.id):
             log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
 
 
-def _meant(error: Expected, journal: Journal) -> Exception:
-    """In the middle of an output, an orchestrator without a target counts as lost: another one may have one."""
-    return Lost(str(error)) if journal.delivered and isinstance(error, RETRIABLE) else error
+def _meant(error: Expected | Lost, journal: Journal) -> Exception:
+    """In the middle of an output, an orchestrator without a target or without room counts as lost: another one may have
+    one, or this one soon."""
+    if not isinstance(error, RETRIABLE) or not (journal.delivered or journal.resumed):
+        return error
+    return Lost(str(error), error if isinstance(error, BUSY) else None)
 
 
 def resumable(request: OutputRequest) -> OutputRequest:
@@ -303,6 +323,7 @@ class DetectionLimits:
 RECENT_STARTS = 16  # that are remembered
 RECENT_SECONDS = 10.0  # for which they are
 LATE = 4.0  # an output may begin this many times later than the median of recent ones
+MOST_DOUBLINGS = 20  # of the patience with the next orchestrator
 FORGET_SECONDS = 60.0  # after which a silent orchestrator is forgotten
 
 
@@ -386,7 +407,7 @@ class FailureDetector:
         now = self._clock()
         if name:
             return min(silence, now - self._heard.get(name, -inf)) >= limits.silent
-        doubled = limits.silent if not losses else limits.first * 2 ** (losses - 1)
+        doubled = limits.silent if not losses else limits.first * 2 ** min(losses - 1, MOST_DOUBLINGS)
         recent = [seconds for at, seconds in self._starts if now - at < RECENT_SECONDS]
         if not recent:  # perhaps all outputs begin late, and none was waited for long enough to know
             return silence >= min(LATE * limits.silent, doubled)

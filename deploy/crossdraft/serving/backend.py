@@ -296,7 +296,21 @@ class LocalBackend:
         for model in self._models.values():
             self._default(model).begin()
         found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
-        return tuple(_served(name, model, made, self._created) for name, model, made in found if made is not None)
+        return tuple(
+            _served(name, model, made, self._created, self._detail(model, made))
+            for name, model, made in found
+            if made is not None
+        )
+
+    def _detail(self, model: LocalModel, default: Pipeline) -> tuple[str, ...]:
+        """What is not as it should be, in sentences."""
+        targets = f"targets: {default.target_fault}" if default.target_fault else ""
+        faults = [targets]
+        for drafter in model.drafters:
+            pipeline = self._connections[model.name, drafter.name].pipeline
+            fault = "none there" if not drafter.addresses else "" if pipeline is None else pipeline.drafter_fault
+            faults.append(f"drafter {drafter.name}: {fault}" if fault else "")
+        return tuple(filter(None, faults))
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         return await (await self._default(self._model(model)).open()).written(asked, special)
@@ -337,6 +351,7 @@ class LocalBackend:
                     yield TraceSpans(watch.take())
                     yield Committed((token,), target=target)
                 yield TraceSpans(watch.take())
+        pipeline.note_idle()
         assert generation.reason is not None
         assert generation.statistics is not None
         yield OutputEnded(generation.reason, generation.statistics)
@@ -435,7 +450,7 @@ def unpacked(data: bytes) -> Estimates:
     return estimates
 
 
-def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:
+def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int, detail: tuple[str, ...]) -> ServedModel:
     models = pipeline.models
     return ServedModel(
         name,
@@ -445,5 +460,6 @@ def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int) -> S
         methods=tuple(method.name for method in METHODS.values() if not fault_of_pair(method, models)),
         chats=models.target.chat_template is not None,
         root="" if name == model.name else model.name,
+        detail=detail,
         there=pipeline.target_there,
     )

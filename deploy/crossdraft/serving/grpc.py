@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import NoReturn, Self
 
@@ -155,8 +155,7 @@ class GenerationServer:
         """Keeps the health service at NOT_SERVING while no target of any model can be reached."""
         while True:
             await asyncio.sleep(REPORT_INTERVAL)
-            with suppress(OverloadedError):  # a busy backend leaves the report as it is
-                await self._endpoint.report(any(model.there for model in await self._backend.models()))
+            await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}

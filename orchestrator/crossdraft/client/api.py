@@ -291,6 +291,7 @@ class Pipeline:
         self._before = estimates or Estimates()
         self._controller = TargetController()  # for the models that `_controlled` names
         self._controlled: tuple[str, ...] = ()
+        self._noted: set[str] = set()  # reasons that were logged
         self._tokenizing = Beside("tokenizing", TOKENIZING)
         self._making: dict[object, asyncio.Task[Any]] = {}  # by what is made, of which objects
 
@@ -336,27 +337,36 @@ class Pipeline:
         Raises:
             RequestError: it cannot be served by this pair.
         """
-        sampling = await self._once(sampling_of, sampling_size(request), request, but=("choice", "prompt"))
-        return await self._once(prompts_of, size_of(request.prompt), request, but=("choice",)), sampling
+        models = None
+        while models is not self.models:  # else another service was described meanwhile, perhaps with other ids
+            models = self.models
+            size = sampling_size(request)
+            sampling = await self._once(sampling_of, size, request, models, but=("choice", "prompt"))
+            prompts = await self._once(prompts_of, size_of(request.prompt), request, models, but=("choice",))
+        return prompts, sampling
 
     async def _once(
-        self, work: Callable[[GenerationRequest, Models], T], size: int, request: GenerationRequest, but: Sequence[str]
+        self,
+        work: Callable[[GenerationRequest, Models], T],
+        size: int,
+        request: GenerationRequest,
+        models: Models,
+        but: Sequence[str],
     ) -> T:
         """The result of `work`, shared by all who ask meanwhile with the same values `but` for these fields."""
-        key = (work, *(id(value) for name, value in vars(request).items() if name not in but))
+        values = [value for name, value in vars(request).items() if name not in but]
+        key = (work, id(models), *map(id, values))
         task: asyncio.Task[T] | None = self._making.get(key)
         if task is None:
-            task = self._making[key] = asyncio.create_task(self._tokenizing.run(size, work, request, self.models))
-
-            def made(
-                done: asyncio.Task[T], _: GenerationRequest = request
-            ) -> None:  # so long its values keep their ids
-                del self._making[key]
-                if not done.cancelled():
-                    done.exception()  # those who asked may have left
-
-            task.add_done_callback(made)
+            task = self._making[key] = asyncio.create_task(self._tokenizing.run(size, work, request, models))
+            task.add_done_callback(partial(self._made, key))
         return await asyncio.shield(task)
+
+    def _made(self, key: object, task: asyncio.Task[Any]) -> None:
+        """Forget a task that is done: it held what the ids of its key are of."""
+        del self._making[key]
+        if not task.cancelled():
+            task.exception()  # those who asked may have left
 
     async def written(self, asked: Asked, special: bool = True) -> Written:
         """As `session.resolution.written`, in a thread for a long prompt."""
@@ -390,10 +400,13 @@ class Pipeline:
         assignment = resolve(request, models, drawn, targets, controller, patience, *(prepared or ()))
         if not drafting:
             assignment = replace(assignment, controller=PlainController(controller))
+        elif models.drafter is None and self._drafters:
+            assignment = replace(assignment, no_drafter=f"the drafter is {self._connected.drafter_fault}")
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
-            header = Header(software(), time.time(), asked, models.target, models.drafter, drawn, targets, patience)
+            described = (models.target, models.drafter)
+            header = Header(software(), time.time(), asked, *described, drawn, targets, patience, assignment.no_drafter)
             recorder = partial(_recorder, header, request.record)
         in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
         generation = Generation(assignment, services, in_round, recorder, watch)
@@ -426,6 +439,23 @@ class Pipeline:
     @property
     def target_there(self) -> bool:
         return self._connected.target_there
+
+    @property
+    def target_fault(self) -> str:
+        """Why some targets are not used now, for clients; empty if all are."""
+        return self._connected.target_fault
+
+    @property
+    def drafter_fault(self) -> str:
+        """Why the drafters, or some of them, draft nothing now, for clients; empty if they do."""
+        return self._connected.drafter_fault or self._learning.idle(time.monotonic())
+
+    def note_idle(self) -> None:
+        """Log why a drafter that is there is not used, once for each reason."""
+        idle = self._learning.idle(time.monotonic())
+        if idle and idle not in self._noted:
+            self._noted.add(idle)
+            log.warning("the drafter of %s: %s", self.models.target.model, idle)
 
     @property
     def models(self) -> Models:

@@ -6,13 +6,13 @@ of those that have answered are watched, so that it is known at any time whether
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
-from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
+from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, name_of
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.resolution import Models, tokenization_of
 from crossdraft.text.letters import Side
@@ -38,27 +38,46 @@ Welcome = Callable[[Client, Description], Awaitable[None]]
 
 
 class Probe:
-    """Asks one service to describe itself, then watches its connection. Create it in a running event loop.
+    """Asks one service to describe itself, then watches its connection; and again where it may be another service.
+
+    Create it in a running event loop.
 
     Args:
         client: of the service.
         welcome: called with the client and its description until it raises neither ServiceError, as the service cannot
             be used now, nor MismatchError.
+        parted: told of a service that was welcomed before it is described again, and of one that is gone, with why.
     """
 
-    def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
+    def __init__(
+        self, client: Client, welcome: Welcome[Client], parted: Callable[[str, str], None] = lambda _, __: None
+    ) -> None:
         self.error: ServiceError | None = None  # the latest, while it is not known
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
         self._client: TargetClient | DrafterClient = client
         self._warned = False
+        self._lost = False  # it was reachable once
+        self._parted = parted
         self._task = asyncio.create_task(self._meet(client, welcome))
 
-    def warn(self) -> None:
-        self._warned = self.error is not None or not self.tried.done()
+    @property
+    def fault(self) -> str:
+        """Why it is not used now, without its address; empty if it is used."""
+        if self.reachable:
+            return ""
+        if self.mismatch is not None:
+            return f"not used: {str(self.mismatch).removeprefix(f'{self._client.service} ')}"
+        if isinstance(self.error, BadMessage):
+            return f"not used: {self.error}"
+        why = "" if self.error is None else f" ({name_of(self.error).replace('_', ' ')})"
+        return f"{'lost' if self._lost else 'not there yet'}{why}; tried again"
+
+    def warn(self, why: str = "") -> None:
+        self._warned = bool(why) or self.error is not None or not self.tried.done()
         if self._warned:
-            log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
+            log.warning("%s; it is tried again", why or self.error or f"{self._client.service} has not answered yet")
 
     @property
     def lives(self) -> bool:
@@ -69,22 +88,44 @@ class Probe:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _meet(self, client: Client, welcome: Welcome[Client]) -> None:
-        pause = FIRST_PAUSE
+    async def _meet(self, client: Client, welcome: Welcome[Client]) -> NoReturn:
         try:
-            while not await self._asked(client, welcome):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+            while True:
+                pause = FIRST_PAUSE
+                while not await self._asked(client, welcome):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                self._tried()
+                await self._watch(client)
+                # Until its description is known nothing that was made for another may be sent there.
+                self._parted(client.address, f"{client.service} is described anew")
         finally:
             self._tried()
-        await self._watch(client)
 
-    async def _watch(self, client: Client) -> NoReturn:
-        self.reachable = True
-        while True:
-            await asyncio.sleep(WATCHED_EVERY)
+    async def _watch(self, client: Client) -> None:
+        """Return when another service may be there: the connection is back, or the service has refused a session.
+
+        Sessions find out by themselves whether one that was lost is back; where it is for long, another may replace it.
+        """
+        loop, patience = asyncio.get_running_loop(), client.patience.target_seconds
+        self.reachable, since = True, loop.time()  # seconds: when it was reachable last
+        lost = False  # also if it can be reached again when that is checked next
+        while not client.outdated:
             reachable = client.reachable()
-            self.reachable = self.reachable if reachable is None else reachable
+            if reachable and lost:
+                break
+            lost = not reachable
+            if reachable:
+                since = loop.time()
+            elif self.reachable and reachable is None:
+                pass  # it connects
+            elif self.reachable:
+                self.reachable, self._lost = False, True
+                self.warn(f"{client.service} cannot be reached any more")
+            elif loop.time() - since > patience:
+                self._parted(client.address, f"{client.service} cannot be reached any more")
+            await asyncio.sleep(WATCHED_EVERY)
+        self.reachable = False
 
     async def _asked(self, client: Client, welcome: Welcome[Client]) -> bool:
         """Ask once; whether there is nothing more to ask."""
@@ -93,6 +134,7 @@ class Probe:
             self.error = self.mismatch = None
             if self._warned:
                 log.warning("%s is there now", client.service)
+            self._warned = False
         except MismatchError as error:
             if self.mismatch is None:
                 log.warning("%s is not used: %s", client.service, error)
@@ -100,7 +142,7 @@ class Probe:
             self._tried()
             return False
         except ServiceError as error:
-            self.error = error
+            self.error, self.mismatch = error, None
             if not self.lives:
                 self._tried()
             return False
@@ -188,6 +230,16 @@ class Discovery:
     def target_there(self) -> bool:
         return any(one.probe.reachable for one in self._targets.values())
 
+    @property
+    def target_fault(self) -> str:
+        """Why some targets are not used now, without addresses; empty if all are."""
+        return _fault_of(self._targets)
+
+    @property
+    def drafter_fault(self) -> str:
+        """The same of drafters."""
+        return _fault_of(self._drafters)
+
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
         """Use these addresses from now on: probe new ones, and open no session at others."""
         async with self._following:
@@ -200,11 +252,13 @@ class Discovery:
         for address in targets:
             if address not in self._targets:
                 target = TargetClient(address, self._patience, tls=self._shown)
-                self._targets[address] = ProbedClient(target, Probe(target, self._welcome_target))
+                probe = Probe(target, self._welcome_target, lambda *gone: self.services.targets.remove(*gone))
+                self._targets[address] = ProbedClient(target, probe)
         for address in drafters:
             if address not in self._drafters:
                 drafter = DrafterClient(address, self._patience, tls=self._shown)
-                self._drafters[address] = ProbedClient(drafter, Probe(drafter, self._welcome_drafter))
+                probe = Probe(drafter, self._welcome_drafter, lambda *gone: self.services.drafters.remove(*gone))
+                self._drafters[address] = ProbedClient(drafter, probe)
 
     async def _part(self, roster: Roster[Any], members: dict[str, ProbedClient], staying: Collection[str]) -> None:
         """Remove all but `staying`; their clients are closed when their sessions have ended."""
@@ -240,7 +294,7 @@ class Discovery:
                 self._known.set()
                 if known is not None and about.fingerprint != known.fingerprint:
                     # Outputs of the model before do not go on here.
-                    self.services.targets.replaced = True
+                    self.services.targets.replaced = Replaced(REPLACED.format(repr(known.model)))
                     self.services = replace(self.services, targets=Roster("target"))
                 known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
@@ -256,6 +310,7 @@ class Discovery:
                 about = about if self._trusted else replace(about, chat_template=None)
                 self.models = await asyncio.to_thread(_paired, self.models, about)
                 if known is not None:
+                    self.services.drafters.replaced = Replaced("the drafters have another vocabulary now")
                     self.services = replace(self.services, drafters=Roster("drafter"))
             elif _served(about) != _served(known):
                 raise MismatchError(
@@ -264,6 +319,12 @@ class Discovery:
                 )
             self.services.drafters.add(client.address, client)
             self.drafter_known.set()
+
+
+def _fault_of(members: Mapping[str, ProbedClient]) -> str:
+    faults = [fault for one in members.values() if (fault := one.probe.fault)]
+    many = f"{len(faults)} of {len(members)} " if len(members) > 1 else ""
+    return f"{many}{'; '.join(dict.fromkeys(faults))}" if faults else "" if members else "none there"
 
 
 def _none_of(errors: Sequence[ServiceError]) -> ServiceError:
@@ -309,7 +370,8 @@ def _tokenization(description: Description, side: Side) -> Tokenization:
     """The tokenizer of a description that a service sent. Raises BadMessage if it cannot be used."""
     try:
         return tokenization_of(description, side)
-    except ValueError as error:
+    except Exception as error:  # a service may send anything, and the library raises a bare Exception
+        why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise BadMessage(
-            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
+            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {why}"
         ) from error

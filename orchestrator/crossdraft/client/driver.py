@@ -13,7 +13,7 @@ from typing import Any
 
 from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.errors import REPLACED, Internal, Replaced, ServiceError, Unreachable, name_of
+from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
 from crossdraft.rpc.links import LinkSession
 from crossdraft.session.events import (
     Cancelled,
@@ -78,7 +78,8 @@ class ServiceLane:
             self.address = take()
         except ServiceError as error:
             self.live = False
-            self._report(Lost(self._number, error, elsewhere=not (len(self.roster) or self.roster.replaced)))
+            may_come = not len(self.roster) and self.roster.replaced is None
+            self._report(Lost(self._number, error, elsewhere=may_come))
             return
         self.watch.address = self.address
         self._session = self.roster[self.address].begin(self._opening, self)
@@ -273,12 +274,10 @@ class Driver:
         others = [other for other in self._lanes.values() if other is not lane and other.roster is lane.roster]
         used = {other.address for other in others if other.live and other.address is not None}
         blamed = {other.address for other in others if other.blamed and other.address is not None}
-        address = lane.roster.take(used, blamed, time.monotonic())
+        roster = lane.roster
+        address = roster.take(used, blamed, time.monotonic())
         if address is None:
-            role = lane.roster.role
-            if lane.roster.replaced:
-                raise Replaced(REPLACED.format(f"the {role}"))
-            raise self._failures.get(role, Unreachable(f"there is no {role}"))
+            raise roster.replaced or self._failures.get(roster.role) or Unreachable(roster.lacking)
         return address
 
     def _close(self, lane: ServiceLane, blame: str) -> None:

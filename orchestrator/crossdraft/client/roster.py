@@ -6,6 +6,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.errors import ServiceError
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 
@@ -31,7 +32,8 @@ class Roster(Generic[Service]):
 
     def __init__(self, role: str) -> None:
         self.role = role  # "target" or "drafter", for error texts
-        self.replaced = False  # another model is served now, on another roster: nothing is added here any more
+        self.lacking = f"there is no {role}"  # why, where it is empty
+        self.replaced: ServiceError | None = None  # set: no session is opened any more, as what is served is another
         self._places: dict[str, _Place[Service]] = {}
 
     def __len__(self) -> int:
@@ -50,8 +52,9 @@ class Roster(Generic[Service]):
         if place.leaving:
             place.service, place.leaving, place.failed_at = service, False, None
 
-    def remove(self, address: str) -> None:
+    def remove(self, address: str, why: str = "") -> None:
         """Open no session there any more; those that are open go on."""
+        self.lacking = why or self.lacking
         if address in self._places:
             self._places[address].leaving = True
             self._forget(address)

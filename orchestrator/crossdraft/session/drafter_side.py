@@ -24,6 +24,7 @@ class DrafterSide:
     def __init__(self, assignment: Assignment, lanes: Iterator[Lane]) -> None:
         self.lane: Lane | None = None  # open, or being opened
         self.ready = False
+        self.fault = assignment.no_drafter  # why there is none, if there is none
         self.branches = Branches(assignment.pair)
         self.epoch = 0  # number of the latest one that it was told of
         self.asked = 0  # draft tokens of that epoch asked for
@@ -179,7 +180,7 @@ class DrafterSide:
             now - self._asked_at if first else None,
             drafted.seconds,
             drafted.queued,
-            bool(drafted.reason),
+            drafted.reason,
         )
         epoch.extend(drafted.draft_tokens)
         self.received += count

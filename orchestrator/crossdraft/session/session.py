@@ -32,16 +32,17 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.output import Output
 from crossdraft.session.target_side import TargetSide, path_of
-from crossdraft.speculation.choice import PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen, Started
+from crossdraft.speculation.choice import ASIDE, PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen, Started
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
+NOT_YET = replace(PLAIN, reason="the drafter has not opened yet")
 NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
-LATE, OPENING = "no draft token came in time", "the drafter has not opened yet"
+LATE = "no draft token came in time"
 MOST_DECISIONS = 10_000  # that are kept for an explanation
 
 
@@ -193,6 +194,8 @@ class Session:
         if fault:
             return self._drafter_lost(fault, drafter.give_up(fault))
         seen = drafter.take(drafted, self.epoch, self._now)
+        if drafted.reason and not drafter.received:
+            self._explain_aside(drafted.reason)
         self._controller.observe(seen, self._now)
         self._impatient = False
         counts.drafter_seconds += drafted.seconds
@@ -218,13 +221,15 @@ class Session:
         """The session goes on without it: what it has sent still counts."""
         self.counts.drafter_lost = reason
         self.counts.drafters_lost += 1
+        self.drafter.fault = f"the drafter was lost: {reason}"
         self._controller.observe(DrafterSeen(False), self._now)
         return commands
 
     def _drafter_missing(self, reason: str, commands: list[Command]) -> list[Command]:
         """A drafter could not be opened; that is no loss of one."""
+        self.drafter.fault = f"no drafter: {reason}"
         if not self.counts.drafters_lost:
-            self.counts.drafter_lost = f"no drafter: {reason}"
+            self.counts.drafter_lost = self.drafter.fault
         self._controller.observe(DrafterSeen(False), self._now)
         return commands
 
@@ -282,8 +287,7 @@ class Session:
         if not self.drafter.ready:
             if self.drafter.unopened:
                 return NOT_WANTED
-            missing = OPENING if self.drafter.hoped_for else self._given.no_drafter
-            return replace(PLAIN, reason=self.counts.drafter_lost or missing)
+            return NOT_YET if self.drafter.hoped_for else replace(PLAIN, reason=self.drafter.fault)
         if self.output.left <= 1:
             return LAST_TOKEN
         if chosen is None:
@@ -329,6 +333,14 @@ class Session:
             self.decisions[-1] = replace(latest, epochs=latest.epochs + 1)
         else:
             self.decisions.append(Decision(self._now - self._began, 1, choice))
+
+    def _explain_aside(self, why: str) -> None:
+        """Of the epoch that is explained last: its draft is empty, and why."""
+        if self.decisions:
+            latest = self.decisions.pop()
+            if latest.epochs > 1:
+                self.decisions.append(replace(latest, epochs=latest.epochs - 1))
+            self._explain(replace(latest.choice, reason=ASIDE.format(why)))
 
     def _continuation(self) -> Branch | None:
         """The branch that continues the output, if the draft was refused and there is one."""

@@ -88,6 +88,7 @@ class Choice:
 
 
 LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half
+ASIDE = "the drafter cannot go on with this text: {}"  # the reason of epochs without a draft token, in every mode
 PLAIN = Choice(max_draft_tokens=0, run=LONG_RUN, reason="plain decoding")
 
 
@@ -99,7 +100,7 @@ class DraftSeen:
     waited: float | None  # seconds since the drafter was asked, for an epoch's first reply; else None
     seconds: float  # from its first step on, or since the reply before
     queued: float = 0.0  # until its first step
-    aside: bool = False  # the drafter cannot go on with this text
+    aside: str = ""  # set: why the drafter cannot go on with this text
 
 
 @dataclass(frozen=True)

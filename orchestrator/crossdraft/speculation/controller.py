@@ -22,6 +22,7 @@ from math import inf, log2
 from typing import Any
 
 from crossdraft.speculation.choice import (
+    ASIDE,
     LONG_RUN,
     PLAIN,
     Choice,
@@ -87,6 +88,7 @@ GROWN = 8  # part more observations, of those a policy rests on, after which it 
 RENEWED = 64.0  # observations of each output, after which it is made again in any case: some 20 epochs
 POLICIES = 32  # made in a second at most, at some 3 ms of the event loop each; half of them for those that have one
 KINDS = 32  # of requests whose acceptance is kept apart, or as many as outputs: the one not asked for longest goes
+EMPTY = 4  # drafts in a row without a draft token, of any output, after which a drafter is shown as of no use
 ROUNDED = 1  # digits after the point by which temperatures are told apart: draft tokens fare alike within a tenth
 
 
@@ -122,6 +124,7 @@ class TargetController:
         # Who has asked the drafter since it answered anybody, and when in seconds.
         self._waiting: dict[OutputController, float] = {}
         self._emitted = 0.0  # tokens of all outputs
+        self.empty = 0  # drafts in a row without any draft token
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
         self._trial: Trial | None = None  # the latest
         self._tried_at: dict[int, float] = {}  # by load: tokens of all outputs at the latest trial, or when it came
@@ -310,6 +313,17 @@ class TargetController:
         """Whether the drafter does not answer."""
         return self._overdue(min(self._waiting.values(), default=now), now)
 
+    def idle(self, now: float) -> str:
+        """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""
+        if self.silent(now):
+            return "does not answer"
+        if self.empty >= EMPTY:
+            return "drafts nothing: it cannot go on with these texts"
+        latest = next(reversed(self._policies.values()), None)
+        if latest is None or latest.trial is not None or latest.best.choice.drafts:
+            return ""
+        return "paused: no draft token raises the speed; tried again now and then"
+
     def _overdue(self, since: float, now: float) -> bool:
         longest = FIRST * self.target.cost.seconds(self.outputs) + MOST_EXPECTED_WAITS * self.drafter_trip.value
         return self.target.known and now - since > longest
@@ -470,6 +484,7 @@ class OutputController:
     def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
         self.target, self.kind, self.limits, self.acceptance = target, kind, limits, acceptance
         self._there = True
+        self._why = ""  # the drafter could not go on, the last time that it could not
         self._aside = 0  # tokens until it asks a drafter again that could not go on with its text
         self._drafted = 0  # draft tokens of the running epoch
         self._running = PLAIN
@@ -503,7 +518,9 @@ class OutputController:
                 self.target.passed(seen, self)
             case DraftSeen():
                 self._drafted += seen.draft_tokens
-                self._aside = self._pause if seen.aside else 0
+                self._aside, self._why = self._pause if seen.aside else 0, seen.aside
+                if not self.limits.copies:  # which often find nothing
+                    self.target.empty = 0 if seen.draft_tokens else self.target.empty + 1
                 self.target.drafted(seen, 0 if self._running.overlap else self._running.width, self._drafting)
                 self._drafting = self.target.drafting
             case Judged():
@@ -618,7 +635,7 @@ class OutputController:
         target = self.target
         if self._aside:
             self._policy = None
-            return replace(PLAIN, reason="the drafter cannot go on with this text")
+            return replace(PLAIN, reason=ASIDE.format(self._why))
         self._policy = policy = target.policy(self, now)
         self.latest = policy or self.latest
         silent = target.silent(now)

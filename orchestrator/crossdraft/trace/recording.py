@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import BinaryIO, Protocol
 
 from crossdraft.session import events
-from crossdraft.session.assignment import Secrets
+from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Command, Event, Finished, Lost, Replied
 from crossdraft.speculation import choice
 from crossdraft.speculation.choice import Choice
@@ -45,6 +45,7 @@ class Header:
     secrets: Secrets
     targets: int = 1  # addresses of targets
     target_seconds: float = 30.0  # as of the assignment
+    no_drafter: str = Assignment.no_drafter  # likewise
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,7 +112,7 @@ def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:
         given = header.request, _models(header), header.secrets, header.targets
-        return resolve(*given, target_seconds=header.target_seconds)
+        return replace(resolve(*given, target_seconds=header.target_seconds), no_drafter=header.no_drafter)
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
 

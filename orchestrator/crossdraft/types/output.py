@@ -54,4 +54,5 @@ class ServedModel:
     methods: tuple[str, ...]  # of `verification.methods.METHODS`, that its pairs allow
     chats: bool  # it has a chat template of its own
     root: str = ""  # the name of the same model that stands before this one; empty: it is the first
+    detail: tuple[str, ...] = ()  # what its services cannot do now, and why; names no address
     there: bool = True  # one of its targets can be reached now; over gRPC the health service says so

@@ -50,6 +50,7 @@ class _Client(Generic[OpenRequest]):
     tls: ClientCredentials | RenewedCredentials | None = None  # None: plaintext
     _channel: ServiceChannel = field(init=False, repr=False)
     _description: Description | None = field(default=None, init=False, repr=False)
+    _identity: str = field(default="", init=False, repr=False)  # of that description
     _link: Link | None = field(default=None, init=False, repr=False)
     _links: WeakSet[Link] = field(default_factory=WeakSet, init=False, repr=False)  # all that still run
 
@@ -63,9 +64,18 @@ class _Client(Generic[OpenRequest]):
         """For what begins now; a link on one with other credentials ends with its last session."""
         channel = self._channel.current()
         if self._link is not None and self._link.channel is not channel:
+            self._retire()
+        return channel
+
+    def _retire(self) -> None:
+        if self._link is not None:
             self._link.retire()
             self._link = None
-        return channel
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the service has refused a session because it is to be described again."""
+        return self._link is not None and self._link.outdated
 
     @property
     def service(self) -> str:
@@ -82,6 +92,7 @@ class _Client(Generic[OpenRequest]):
             # The request has no fields.
             raw = await method(b"", timeout=self.patience.describe_seconds)
             self._description = codec.decode_description(common_pb2.Description.FromString(raw))
+            identity, self._identity = self._identity, codec.identity_of(raw)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 what = f"what listens at {self.address} is no {self.role.name}"
@@ -89,6 +100,8 @@ class _Client(Generic[OpenRequest]):
             raise from_status(error.code(), error.details(), self.service) from error
         except (BadMessage, DecodeError) as error:
             raise Internal(f"{self.service} sent a description that cannot be decoded: {error}") from error
+        if self.outdated or identity != self._identity:
+            self._retire()
         return self._description
 
     def begin(self, request: OpenRequest, listener: Listener) -> LinkSession:
@@ -96,9 +109,7 @@ class _Client(Generic[OpenRequest]):
         channel, description = self.channel, self._description
         assert description is not None
         link = self._link
-        if link is None or link.ended or link.fingerprint != description.fingerprint:
-            if link is not None:
-                link.retire()  # of another model
+        if link is None or link.ended:
             link = self._link = Link(
                 channel,
                 f"/{self.role.service}/{self.role.stream}",
@@ -106,6 +117,7 @@ class _Client(Generic[OpenRequest]):
                 self.limit,
                 self.service,
                 description.fingerprint,
+                self._identity,
                 self.patience.reply_seconds,
             )
             self._links.add(link)

@@ -13,7 +13,8 @@ distribution by at most 3e-8 an id.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import blake2b
 from itertools import islice, repeat
 from typing import Any
 
@@ -30,6 +31,7 @@ from crossdraft.v1 import common_pb2 as pb
 from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
 
+DESCRIBED = "crossdraft-described"  # metadata of a link: `identity_of` the description that its client has
 MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
 MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
@@ -151,6 +153,18 @@ def encode_description(description: Description) -> pb.Description:
             "chat_template": template and pb.ChatTemplate(source=template.source, tokens=dict(template.tokens)),
         }
     )
+
+
+@lru_cache(maxsize=4)
+def described(description: Description) -> tuple[bytes, str]:
+    """A description as it is sent, and its `identity_of`."""
+    raw = encode_description(description).SerializeToString(deterministic=True)
+    return raw, identity_of(raw)
+
+
+def identity_of(raw: bytes) -> str:
+    """Names a description as it was sent: a link says which one its client knows."""
+    return blake2b(raw, digest_size=16).hexdigest()
 
 
 def decode_description(message: pb.Description) -> Description:

@@ -17,7 +17,16 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
-from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, Unreachable, name_of, to_status
+from crossdraft.rpc.errors import (
+    BadMessage,
+    Full,
+    NotServed,
+    ProtocolBroken,
+    ServiceError,
+    Unreachable,
+    name_of,
+    to_status,
+)
 from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
 from crossdraft.rpc.links import Inbox, Join, Outbox
 from crossdraft.rpc.transport import MessageLimit
@@ -268,13 +277,16 @@ class Handlers(Generic[Opening, Ask, Answer]):
 
     async def describe(self, request: bytes, context: Context) -> bytes:
         """The description; the request has no fields."""
-        return codec.encode_description(self.service.description).SerializeToString()
+        return codec.described(self.service.description)[0]
 
     async def link(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """All sessions of one client process. Ends with the client's half of the stream, with its cancellation, when a
         frame cannot be read, or when it has had no session for as long as a session may be silent."""
         link = ServerLink(self, context)
+        known, described = dict(context.invocation_metadata() or ()), codec.described(self.service.description)[1]
         try:
+            if known.get(codec.DESCRIBED, described) != described:  # its ids may mean something else here
+                raise NotServed("it serves another model than it described; describe it again")
             if sum(other.peer == link.peer for other in self._links) >= self._most_links:
                 what = f"{self._most_links} connections of {link.peer} are open"
                 raise Full(f"{what} (--max-sessions, --max-sessions-per-peer)")

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from crossdraft.rpc.codec import DESCRIBED
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
@@ -358,6 +359,7 @@ class Link:
         limit: of a frame.
         service: what error texts call it.
         fingerprint: of the model that it described.
+        identity: of that description; the service refuses the link if its own is another.
         reply_seconds: how long a service may owe a reply without a sign of life.
     """
 
@@ -369,10 +371,12 @@ class Link:
         limit: MessageLimit,
         service: str,
         fingerprint: str,
+        identity: str,
         reply_seconds: float,
     ) -> None:
         self.channel = channel
         self.ended = False
+        self.outdated = False  # the service serves another model than it has described
         self.fingerprint = fingerprint
         self._service = service
         self._reply_seconds = reply_seconds
@@ -383,7 +387,8 @@ class Link:
         self._outbox: Outbox[Any] = Outbox(codec, limit, self._refuse)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
-        self._call = channel.stream_stream(path, bytes, bytes)(None)  # no iterator: frames are written one by one
+        # No iterator: frames are written one by one.
+        self._call = channel.stream_stream(path, bytes, bytes)(None, metadata=((DESCRIBED, identity),))
         # Tasks without a context: log lines of all sessions must not name the request of the first.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 
@@ -530,6 +535,7 @@ class Link:
 
     def _lose(self, number: int, error: ServiceError) -> None:
         session = self._forget(number)
+        self.outdated = self.outdated or isinstance(error, NotServed)
         if session is not None:
             session.listener.lost(error)
 

@@ -172,6 +172,7 @@ async def test_the_models(served: Front) -> None:
         "drafters": ["ngram", "small"],
         "methods": ["slem", "seeded"],
         "chats": True,
+        "detail": [],
     }
     with pytest.raises(NotFoundError, match="there is no model 'org/other'; there is toy"):
         await served.openai.models.retrieve("org/other")

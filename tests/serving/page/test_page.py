@@ -147,6 +147,16 @@ async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> 
         assert await visit.page.get_by_role("button", name="class Point", exact=True).is_visible()
 
 
+async def test_what_services_cannot_do_now_is_shown_and_after_each_output_anew(browser: Browser) -> None:
+    lost = replace(TOY, detail=("targets: 1 of 2 lost; tried again", "drafter small: lost; tried again"))
+    async with visiting(browser, TracedBackend(TOKENS, served=(lost,))) as visit:
+        shown = visit.page.locator("#detail")
+        await expect(shown).to_have_text("\n".join(lost.detail), timeout=WAIT_MS)
+        visit.outputs.served = (TOY,)
+        await visit.generate()
+        await expect(shown).to_be_hidden(timeout=WAIT_MS)
+
+
 async def test_an_empty_prompt_is_not_sent_examples_fill_it_and_ctrl_enter_generates(visit: Visit) -> None:
     await visit.press("Generate")
     assert await visit.page.locator("#prompt").evaluate("one => one.matches(':user-invalid')")

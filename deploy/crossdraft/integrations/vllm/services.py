@@ -131,9 +131,8 @@ class DrafterSession:
         with self._services.lock:
             if self.live:
                 self._over()
-        if isinstance(error, NotServed):
-            self._services.describe_again(self.address)
-        elif not isinstance(error, (Unreachable, Cancelled, Closed)):  # of those it is told that the service is lost
+        # Of the others it is told that the service is lost, or it is described anew.
+        if not isinstance(error, (Unreachable, Cancelled, Closed, NotServed)):
             self._services.losses.warning("a request goes on without drafts for a while: %s", error)
 
     def _over(self, blamed: bool = True) -> None:
@@ -183,7 +182,7 @@ class DrafterServices:
         self._tidy = tidy
         self._tls = tls
         self._members: dict[str, ProbedClient] = {}
-        self._renewing: dict[str, asyncio.Task[None]] = {}
+        self._described: dict[str, Description] = {}  # by address
         self._there: dict[str, bool] = {}  # of the drafters that could be reached once: whether they can
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
@@ -229,12 +228,6 @@ class DrafterServices:
             self.roster.give_back(session.address)
             self._call(session.close)
 
-    def describe_again(self, address: str) -> None:
-        """A service serves another model than it described, as each of its sessions hears. In the loop."""
-        if address not in self._renewing:
-            task = self._renewing[address] = asyncio.create_task(self._renew(address))
-            task.add_done_callback(lambda _: self._renewing.pop(address))
-
     def _call(self, work: Callable[..., object], *given: object) -> None:
         self._started.result().call_soon_threadsafe(work, *given)
 
@@ -250,7 +243,8 @@ class DrafterServices:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         for address in self._addresses:
-            self._members[address] = self._probed(DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls))
+            client = DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls)
+            self._members[address] = ProbedClient(client, Probe(client, self._welcome))
         self._started.set_result(asyncio.get_running_loop())
         tasks = [asyncio.create_task(one) for one in (self._tidy_up(), self._watch())]
         try:
@@ -261,14 +255,14 @@ class DrafterServices:
             for member in self._members.values():
                 await member.close()
 
-    def _probed(self, client: DrafterClient) -> ProbedClient:
-        return ProbedClient(client, Probe(client, self._welcome))
-
     async def _welcome(self, client: DrafterClient, about: Description) -> None:
+        if self._described.get(client.address) == about:  # it is back
+            return
         known = await asyncio.to_thread(self._learned, client, about)
         with self.lock:
             self.roster.remove(client.address)
             self.roster.add(client.address, known)
+        self._described[client.address] = about
         log.warning("drafts come from %r at %s", about.model, client.address)
 
     def _learned(self, client: DrafterClient, about: Description) -> KnownDrafter:
@@ -278,12 +272,6 @@ class DrafterServices:
         except ValueError as error:
             raise BadMessage(f"the tokenizer of {client.service} cannot be used: {error}") from error
         return KnownDrafter(client, Pair(self.target.vocabulary, vocabulary))
-
-    async def _renew(self, address: str) -> None:
-        member = self._members[address]
-        await member.probe.close()
-        self._members[address] = self._probed(DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls))
-        await member.client.close()
 
     async def _tried(self) -> None:
         for member in list(self._members.values()):

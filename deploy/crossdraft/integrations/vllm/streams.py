@@ -145,7 +145,7 @@ class DraftStream:
         waited = None if self._asked_at is None else now - self._asked_at
         self._asked_at = None
         self._ahead = self._encoded(epoch)  # here, where the target does not wait for it
-        return DraftSeen(len(reply.draft_tokens), waited, reply.seconds, reply.queued, self._aside)
+        return DraftSeen(len(reply.draft_tokens), waited, reply.seconds, reply.queued, reply.reason)
 
     def guess(self, most: int) -> Guess:
         """The target tokens that come next by the draft at hand, at most so many."""

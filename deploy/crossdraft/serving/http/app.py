@@ -91,14 +91,14 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         """How many requests for outputs are under way."""
         return {"server_load": request.scope[LOAD_KEY]}
 
-    @app.get("/ready", responses={**FAULTS})
+    @app.get("/ready", responses={**FAULTS}, response_model_exclude_none=True)
     async def ready() -> Ready:
         """A model can be served; if not, the error says why."""
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
             raise replace(ABSENT, text=_absence(models)).refusal()
-        return Ready(status="ready", models=names)
+        return Ready(status="ready", models=names, detail=_detail(models) or None)
 
     text_of = options.metrics
     if text_of is not None:
@@ -114,7 +114,12 @@ def _absence(models: Sequence[ServedModel]) -> str:
     """Why nothing can be served, without the addresses of targets."""
     if not models:
         return "no model can be served yet: no target has answered since the start"
-    return f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
+    gone = f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
+    return ". ".join((gone, *_detail(models)))
+
+
+def _detail(models: Sequence[ServedModel]) -> list[str]:
+    return [f"{model.name}: {line}" for model in models if not model.root for line in model.detail]
 
 
 def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedError]]:
@@ -258,4 +263,5 @@ def _card(model: ServedModel) -> ModelCard:
         drafters=list(model.drafters),
         methods=list(model.methods),
         chats=model.chats,
+        detail=list(model.detail),
     )

@@ -79,6 +79,9 @@ TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
 # The texts of services name addresses, which clients must not see: these go into the log only.
 ABSENT = Meaning(503, "server_error", "service_unavailable", "no target can be reached now; try again later")
 LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try again later")
+REPLACED = Meaning(
+    503, "server_error", "model_replaced", "the model was replaced by another while this was being made; ask again"
+)
 BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
 # The first class that an error is an instance of decides: subclasses stand before their bases.
 MEANINGS: Mapping[type[Exception], Meaning] = {
@@ -97,7 +100,7 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.NotServed: ABSENT,
     errors.KeyRefused: ABSENT,
     errors.NotAllowed: ABSENT,
-    errors.Replaced: ABSENT,
+    errors.Replaced: REPLACED,
     errors.Unreachable: ABSENT,
     errors.Full: Meaning(429, BUSY, "overloaded", "all targets are at their limit of sessions; ask again later"),
     errors.Overloaded: Meaning(429, BUSY, "overloaded"),

@@ -246,6 +246,7 @@ class ModelCard(BaseModel):
     drafters: list[str]  # that `speculative` may name, the default first
     methods: list[str]
     chats: bool  # it has a chat template of its own
+    detail: list[str]  # what its targets and drafters cannot do now, and why
 
 
 class ModelList(BaseModel):
@@ -281,6 +282,7 @@ class Ready(BaseModel):
 
     status: Literal["ready"]
     models: list[str]
+    detail: list[str] | None = None  # what is not as it should be, though models can be served
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)

@@ -99,6 +99,7 @@ async function generate() {
   latest = tally && { tally, request, repeatable };
   if (tally) settings.answered(request, output.generated);
   allow();
+  if (tally) await offer(); // a drafter may have gone or come meanwhile
 }
 
 async function compare() {

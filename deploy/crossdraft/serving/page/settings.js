@@ -113,6 +113,8 @@ export class Settings {
     most.max = model.context;
     most.value = Math.min(most.value, model.context);
     this.#field("kind").hidden = !model.chats;
+    this.#field("detail").textContent = model.detail.join("\n");
+    this.#field("detail").hidden = !model.detail.length;
     this.#enable();
   }
 
