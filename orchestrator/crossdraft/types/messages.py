@@ -27,7 +27,7 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How logits become a row; options are applied in the order of transformers.
+    """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
 
     Raises:
         ValueError: an option is out of its range; the message says which, and the range.
