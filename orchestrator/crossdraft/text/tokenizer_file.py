@@ -1,7 +1,7 @@
 """A tokenizer.json and the roles of its special tokens, from a folder or the Hugging Face hub."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,8 @@ class LoadedTokenizer:
 def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> LoadedTokenizer:
     """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json.
 
-    The end symbols are those of generation_config.json, else of config.json, else of tokenizer_config.json. A
-    single one is END_OF_SEQUENCE; of several, those with a usual end-of-turn name are END_OF_TURN. The chat template is
-    `template`, if it is given.
+    The end symbols are those of all these files that the model has rows for. A single one is END_OF_SEQUENCE; of
+    several, those with a usual end-of-turn name are END_OF_TURN. The chat template is `template`, if it is given.
 
     Raises:
         TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
@@ -64,13 +63,14 @@ def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> 
     tokenizer = _parsed(tokenizer_json, path)
     settings = _read(find("tokenizer_config.json"))
     config = _read(find("config.json"))
-    ends = _ends(tokenizer, [_read(find("generation_config.json")), config], settings)
-    begin = _id_of(tokenizer, settings.get("bos_token"))
-    roles = dict.fromkeys([] if begin is None else [begin], ControlRole.BEGIN_OF_SEQUENCE)
+    size = _size(config, tokenizer)
+    begins = _rows([_id_of(tokenizer, settings.get("bos_token"))], size)
+    ends = _ends(tokenizer, (_read(find("generation_config.json")), config, _text_part(config)), settings, size)
+    roles = dict.fromkeys(begins, ControlRole.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
     chat_template = _chat_template(template or find("chat_template.jinja"), settings)
-    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), _size(config, tokenizer), chat_template)
+    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), size, chat_template)
 
 
 def _missing(source: str, sentencepiece: bool) -> str:
@@ -135,18 +135,28 @@ def _chat_template(path: Path | None, settings: Config) -> ChatTemplate | None:
 
 
 def _size(config: Config, tokenizer: Tokenizer) -> int:
-    # A model that also sees or hears keeps the settings of its text part apart.
-    named = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    named = config.get("vocab_size") or _text_part(config).get("vocab_size")
     return named or 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def _ends(tokenizer: Tokenizer, configs: list[Config], settings: Config) -> list[int]:
-    named = _id_of(tokenizer, settings.get("eos_token"))
+def _text_part(config: Config) -> Config:
+    """A model that also sees or hears keeps the settings of its text part apart."""
+    part: Config = config.get("text_config") or {}
+    return part
+
+
+def _ends(tokenizer: Tokenizer, configs: Sequence[Config], settings: Config, size: int) -> list[int]:
+    """Those that any file names. Beside others an id that is text is none: it is the default of an architecture."""
+    found: list[int] = []
+    added = tokenizer.get_added_tokens_decoder()
     for config in configs:
-        ids = config.get("eos_token_id")
-        if ids is not None:
-            return ids if isinstance(ids, list) else [ids]
-    return [] if named is None else [named]
+        found += [token for token in _rows(config.get("eos_token_id"), size) if not found or token in added]
+    return list(dict.fromkeys(found + _rows([_id_of(tokenizer, settings.get("eos_token"))], size)))
+
+
+def _rows(ids: object, size: int) -> list[int]:
+    """Those of an id, or of a list of them, that the model has rows for."""
+    return [token for token in (ids if isinstance(ids, list) else [ids]) if type(token) is int and 0 <= token < size]
 
 
 def _id_of(tokenizer: Tokenizer, token: str | Config | None) -> int | None:
