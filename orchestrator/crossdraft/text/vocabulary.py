@@ -182,6 +182,7 @@ class Vocabulary:
     controls: tuple[tuple[int, str], ...] = ()  # (id, role name) of the control symbols that have a role
     stops: frozenset[int] = frozenset()
     nameless: tuple[tuple[int, str], ...] = ()  # (id, content or "") of control symbols without a role
+    named: tuple[tuple[int, str], ...] = ()  # the same of those with a role
     fallback: frozenset[int] = frozenset()  # ids of byte-fallback tokens
     _ids: dict[Letters, tuple[int, ...]] = field(init=False, repr=False)
     _ranks: dict[int, int] = field(init=False, repr=False)  # only those above 0
@@ -224,13 +225,15 @@ class Vocabulary:
         nameless = [token for token in range(size) if not known.get(token)]
         known.update((token, side.control(rank)) for rank, token in enumerate(nameless))
         contents = dict(anatomy.pieces) | {token.id: token.content for token in anatomy.added}
+        named = tuple((int(token), contents.get(token, "")) for token, _ in controls)
         bytes_only = {token for token, piece in anatomy.pieces if anatomy.is_byte_piece(piece) and token < size}
         return Vocabulary(
             letters=tuple(known[token] for token in range(size)),
             controls=tuple(sorted((int(token), role) for token, role in controls)),
             stops=frozenset(stops),
             nameless=tuple((token, contents.get(token, "")) for token in nameless),
-            fallback=frozenset(bytes_only.difference(nameless, (token for token, _ in controls))),
+            named=named,
+            fallback=frozenset(bytes_only.difference(nameless, dict(named))),
         )
 
     @property
