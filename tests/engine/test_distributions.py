@@ -77,7 +77,7 @@ def test_distributions_are_those_of_transformers(settings: tuple) -> None:
 
 
 def test_min_p_comes_before_top_p_as_in_vllm() -> None:
-    """What min_p leaves is what top_p is a share of: here the first two of 0.5, 0.4 and 0.1, and then the first alone."""
+    """What min_p leaves is what top_p is a share of: the first two of 0.5, 0.4 and 0.1, and then the first alone."""
     logits = torch.tensor([[0.5, 0.4, 0.1]], dtype=torch.float64).log()
     found = distribution(logits, SamplingOptions(top_p=0.55, min_p=0.5))
     torch.testing.assert_close(found, torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))

@@ -43,7 +43,8 @@ def test_end_symbols_are_those_of_all_files(tmp_path: Path, files: dict[str, dic
     """Ids 0 and 1 stand for the two end symbols; others are beyond the rows."""
     gpt2 = kind("gpt2")
     text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
-    named = json.loads(json.dumps(files).replace("[1", f"[{turn}").replace(": 0", f": {text}").replace("[0", f"[{text}"))
+    written = json.dumps(files).replace("[1", f"[{turn}").replace("[0", f"[{text}").replace(": 0", f": {text}")
+    named = json.loads(written)
     loaded = load_tokenizer_json(_folder(tmp_path, gpt2, **named))
     assert loaded.stops == tuple(sorted((text, turn)))
     assert dict(loaded.controls) == {text: "END_OF_SEQUENCE", turn: "END_OF_TURN"}
@@ -64,6 +65,22 @@ def test_symbols_beyond_the_rows_have_no_role(tmp_path: Path) -> None:
     loaded = load_tokenizer_json(_folder(tmp_path, gpt2, tokenizer_config=both, config={"vocab_size": first}))
     assert loaded.controls == loaded.stops == ()
     assert loaded.tokenization(Side.TARGET).vocabulary.size == first
+
+
+def test_sampling_settings_are_the_models_own_or_none_or_those_of_another_folder(tmp_path: Path) -> None:
+    """The end symbols of the model's own file count also without its settings, as in vLLM."""
+    gpt2 = kind("gpt2")
+    end = gpt2.id_of("<|im_end|>")
+    own, other = {"eos_token_id": end, "temperature": 0.5}, {"temperature": 0.25}
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+    model = _folder(tmp_path / "model", gpt2, generation_config=own)
+    elsewhere = _folder(tmp_path / "other", gpt2, generation_config=other)
+    found = {given: load_tokenizer_json(model, None, given) for given in ("auto", "vllm", elsewhere)}
+    assert [loaded.generation for loaded in found.values()] == [own, {}, other]
+    assert found["auto"].stops == found["vllm"].stops == (end,)
+    with pytest.raises(ValueError, match=r"has no generation_config\.json"):
+        load_tokenizer_json(model, None, str(tmp_path))
 
 
 def test_a_single_end_symbol_ends_the_sequence_whatever_its_name(tmp_path: Path) -> None:

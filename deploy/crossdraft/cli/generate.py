@@ -19,12 +19,11 @@ from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
-ROUND = "num_speculative_tokens"  # an option whose default is that of requests
 
 
 def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest:
     """What the options ask for; raises UsageError."""
-    given = {name: value for name, value in vars(options).items() if (name, value) != (ROUND, None)}
+    given = {name: value for name, value in vars(options).items() if value is not None}
     with checked_options():
         changed = {
             "overlap": Overlap(options.overlap),
@@ -161,7 +160,7 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
     screen.begin(str(request.prompt))
     async for token in generation:
         screen.token(token)
-    screen.end(generation, request.max_tokens)
+    screen.end(generation)
 
 
 @asynccontextmanager

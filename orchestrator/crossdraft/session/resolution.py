@@ -17,7 +17,15 @@ from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, Description, NoiseKey, OpenDrafter, OpenTarget, SamplingOptions
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Description,
+    LeftOut,
+    NoiseKey,
+    OpenDrafter,
+    OpenTarget,
+    SamplingOptions,
+)
 from crossdraft.types.output import Written
 from crossdraft.types.request import (
     Asked,
@@ -114,7 +122,7 @@ def resolve(
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
-    drawn = drawn or Secrets.drawn()
+    drawn, request = drawn or Secrets.drawn(), request.settled(models.target.defaults)
     method = choose_method(request, models)
     prompts = prompts or prompts_of(request, models)
     _check_ids(request, models)
@@ -251,7 +259,8 @@ def requested_method(request: GenerationRequest) -> Method | None:
     except ValueError as error:
         raise RequestError(str(error), "method") from error
     name = f"method {method.name!r}"
-    seeded = request.seed is not None and not request.greedy
+    drawing = not (request.greedy or isinstance(request.options.temperature, LeftOut))
+    seeded = request.seed is not None and drawing
     for wrong, complaint in (
         (
             method.whole_draft and request.overlap is Overlap.ON,
@@ -431,6 +440,7 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
         RequestError: it has no token, an id that the target does not have, or a chat that its template refuses.
         PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized.
     """
+    request = request.settled(models.target.defaults)
     prompt, whole = request.prompt, request.truncate_prompt_tokens is None
     if isinstance(prompt, tuple) and whole:
         _check_room(len(prompt), request, models)

@@ -153,20 +153,25 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
 def _checks(target: Tokenization, drafter: Tokenization) -> tuple[Check, ...]:
     ours, theirs = target.vocabulary, drafter.vocabulary
     size = "" if ours.size == theirs.size else f"{ours.size} and {theirs.size} ids"
+    texts = {text: target.encode_prompt(text) for text in TEST_STRINGS}
     found = {
         "size": size,
         "id map": _first_id_that_differs(ours, theirs),
         "special tokens": _special_difference(ours, theirs),
-        "encodings": _first_difference(lambda text: target.encode_prompt(text) == drafter.encode_prompt(text)),
-        "decodings": _first_difference(lambda text: target.shown(ids := target.encode_prompt(text)) == drafter.shown(ids)),
+        "encodings": _first_difference(lambda text: texts[text] == drafter.encode_prompt(text)),
+        "decodings": _first_difference(lambda text: target.shown(texts[text]) == drafter.shown(texts[text])),
     }
     return tuple(Check(name, not detail, detail) for name, detail in found.items())
 
 
 def _first_id_that_differs(ours: Vocabulary, theirs: Vocabulary) -> str:
-    found = first_difference(ours, theirs)
-    letters = [dict(enumerate(one.letters)).get(found, "") for one in (ours, theirs)]
-    return "" if found is None else f"id {found} is {letters[0]!r} and {letters[1]!r}"
+    if (token := first_difference(ours, theirs)) is None:
+        return ""
+    return f"id {token} is {_letters(ours, token)!r} and {_letters(theirs, token)!r}"
+
+
+def _letters(vocabulary: Vocabulary, token: int) -> str:
+    return vocabulary.letters[token] if token < vocabulary.size else ""
 
 
 def _special_difference(ours: Vocabulary, theirs: Vocabulary) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
+OWN, NEUTRAL = "auto", "vllm"  # whose sampling settings are a model's defaults, as of vLLM's --generation-config
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 Find = Callable[[str], Path | None]  # file name -> where it is, None if there is no such file
@@ -35,6 +36,7 @@ class LoadedTokenizer:
     stops: tuple[int, ...]  # ids that end an output, ascending
     vocabulary_size: int  # that config.json names, which the row's length is; else that of the tokenizer
     chat_template: ChatTemplate | None = None
+    generation: Config = field(default_factory=dict)  # generation_config.json, if its sampling settings count
 
     def tokenization(self, side: Side, size: int | None = None) -> Tokenization:
         """For a model of `size` ids, by default of `vocabulary_size`; raises ValueError if it cannot be used."""
@@ -43,8 +45,13 @@ class LoadedTokenizer:
         return Tokenization(self.tokenizer_json, vocabulary)
 
 
-def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> LoadedTokenizer:
+def load_tokenizer_json(
+    folder_or_hub_id: str, template: Path | None = None, generation_config: str = NEUTRAL
+) -> LoadedTokenizer:
     """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json.
+
+    `generation_config` is OWN, NEUTRAL, or the folder or hub id whose generation_config.json is read in place of the
+    model's own.
 
     The end symbols are those of all these files that the model has rows for. A single one is END_OF_SEQUENCE; of
     several, those with a usual end-of-turn name are END_OF_TURN. The chat template is `template`, if it is given.
@@ -53,7 +60,10 @@ def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> 
         TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
         ValueError: one of the files is damaged.
     """
-    find = _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
+    find = _files_of(folder_or_hub_id)
+    elsewhere = None if generation_config in (OWN, NEUTRAL) else _files_of(generation_config)("generation_config.json")
+    if elsewhere is None and generation_config not in (OWN, NEUTRAL):
+        raise ValueError(f"{generation_config} has no generation_config.json: name another folder, {OWN} or {NEUTRAL}")
     path = find("tokenizer.json")
     if path is None:
         raise TokenizerMissing(_missing(folder_or_hub_id, any(find(name) for name in _SENTENCEPIECE_FILES)))
@@ -63,14 +73,16 @@ def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> 
     tokenizer = _parsed(tokenizer_json, path)
     settings = _read(find("tokenizer_config.json"))
     config = _read(find("config.json"))
+    generation = _read(elsewhere or find("generation_config.json"))
     size = _size(config, tokenizer)
     begins = _rows([_id_of(tokenizer, settings.get("bos_token"))], size)
-    ends = _ends(tokenizer, (_read(find("generation_config.json")), config, _text_part(config)), settings, size)
+    ends = _ends(tokenizer, (generation, config, _text_part(config)), settings, size)
     roles = dict.fromkeys(begins, ControlRole.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
     chat_template = _chat_template(template or find("chat_template.jinja"), settings)
-    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), size, chat_template)
+    settings_count = {} if generation_config == NEUTRAL else generation
+    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), size, chat_template, settings_count)
 
 
 def _missing(source: str, sentencepiece: bool) -> str:
@@ -80,6 +92,10 @@ def _missing(source: str, sentencepiece: bool) -> str:
             "AutoTokenizer and save_pretrained it into the model's folder"
         )
     return f"{source} has no tokenizer.json; give the folder or hub id of a model with a fast tokenizer"
+
+
+def _files_of(folder_or_hub_id: str) -> Find:
+    return _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
 
 
 def _in_folder(folder: Path) -> Find:

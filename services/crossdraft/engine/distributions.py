@@ -87,7 +87,7 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
 
 @torch.inference_mode()
 def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """Temperature (0: one-hot rows), min_p, top_k and top_p, as in vLLM, of floating scores (n, V): float64 distributions."""
+    """Temperature (0: one-hot rows), min_p, top_k and top_p of floating scores (n, V): float64 distributions."""
     if options.temperature == 0:
         best = scores.argmax(-1, keepdim=True)
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)

@@ -26,11 +26,13 @@ from pydantic import (
 
 from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, LeftOutInt
 from crossdraft.types.request import Chat, Message, Prompt
 from crossdraft.types.trees import MOST_NODES
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
+WHAT_FITS = LeftOutInt(MAX_TOKENS)
+OWN = "A setting of the model's own is the default."
 MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
@@ -138,13 +140,13 @@ class GenerationBody(Body):
 
     model: str | None = Field(None, max_length=500, description="May be left out where only one is served.")
     n: Whole = Field(1, ge=1, le=128)
-    temperature: Number = Field(1.0, ge=0)
-    top_p: Number = Field(1.0, gt=0, le=1)
-    top_k: Whole = Field(0, ge=-1, lt=2**31, description="0 or -1 is all.")
-    min_p: Number = Field(0.0, ge=0, le=1)
+    temperature: Number = Field(SamplingOptions.temperature, ge=0, description=OWN)
+    top_p: Number = Field(SamplingOptions.top_p, gt=0, le=1, description=OWN)
+    top_k: Whole = Field(SamplingOptions.top_k, ge=-1, lt=2**31, description=f"0 or -1 is all. {OWN}")
+    min_p: Number = Field(SamplingOptions.min_p, ge=0, le=1, description=OWN)
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Number = Field(0.0, ge=-2, le=2)
-    repetition_penalty: Number = Field(1.0, ge=0.01, le=100)
+    repetition_penalty: Number = Field(SamplingOptions.repetition_penalty, ge=0.01, le=100, description=OWN)
     logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
@@ -255,7 +257,7 @@ class GenerationBody(Body):
 
     def _sampling_options(self) -> SamplingOptions:
         changed: dict[str, Any] = {
-            "top_k": max(0, self.top_k),
+            "top_k": 0 if self.top_k < 0 else self.top_k,
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
@@ -383,7 +385,7 @@ class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: Tokens | None = Field(None, description="By default what fits.")
+    max_completion_tokens: Tokens | None = Field(None, description="By default the model's own setting, or what fits.")
     max_tokens: Tokens | None = Field(None, description="The older name of the same.")
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
@@ -405,7 +407,7 @@ class ChatBody(TemplateFields, GenerationBody):
 
     @property
     def max_output_tokens(self) -> int:
-        return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
+        return self.max_completion_tokens or self.max_tokens or WHAT_FITS
 
     @property
     def num_logprobs(self) -> int | None:
