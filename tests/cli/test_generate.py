@@ -98,7 +98,18 @@ def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...]
 
 def test_what_no_models_can_do_is_refused_before_anything_is_started(cli: Cli) -> None:
     nobody = ("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1")
-    refused(cli, "the output of method 'tli' depends on timing", "generate", *nobody, "--method", "tli", "--seed", "1")
+    refused(
+        cli,
+        "the output of method 'tli' depends on timing",
+        "generate",
+        *nobody,
+        "--method",
+        "tli",
+        "--seed",
+        "1",
+        "--temperature",
+        "1",
+    )
     refused(cli, "give both, or neither", "generate", *nobody[2:], PROMPT)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
 from crossdraft.rpc.generation import Committed, Generate
+from crossdraft.session.resolution import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from crossdraft.types.output import Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
@@ -67,7 +68,7 @@ def test_what_is_left_out_is_told_from_what_is_the_default() -> None:
         ),
     ):
         sent = generation.encode_request(Generate(GenerationRequest("x", **options))).SerializeToString()
-        got = generation.decode_request(pb.GenerateRequest.FromString(sent)).request.settled(own)
+        got = with_defaults(generation.decode_request(pb.GenerateRequest.FromString(sent)).request, own)
         assert (got.options, got.max_tokens) == (due, tokens)
 
 

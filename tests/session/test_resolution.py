@@ -13,6 +13,7 @@ from crossdraft.session.resolution import (
     requested_method,
     resolve,
     tokenization_of,
+    with_defaults,
     without_trust,
 )
 from crossdraft.speculation.choice import Choice
@@ -97,10 +98,10 @@ def test_a_seed_with_any_method_where_the_model_is_greedy_by_itself() -> None:
 
 
 def test_numbers_that_are_left_out_are_plain_once_they_are_settled() -> None:
-    settled = GenerationRequest("x").settled(SamplingDefaults())
+    settled = with_defaults(GenerationRequest("x"), SamplingDefaults())
     numbers = [*(getattr(settled.options, name) for name in MODEL_SETTINGS), settled.max_tokens]
     assert {type(one) for one in numbers} == {int, float}
-    assert settled.settled(OWN).options == settled.options
+    assert with_defaults(settled, OWN).options == settled.options
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -17,7 +17,7 @@ from crossdraft.serving.logs import LogFormat, LogLevel
 if TYPE_CHECKING:
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
-BY_DEFAULT = "by default the model's own setting, or"
+BY_DEFAULT = "by default the model's, or"
 NO_DRAFTER = "none"  # in place of a drafter's address or name
 
 
@@ -314,12 +314,8 @@ class RequestOptions:
     temperature: float | None = option(None, f"Sampling temperature, 0 is greedy; {BY_DEFAULT} 1.")
     seed: int | None = option(None, "Random seed; makes the output repeatable.")
     top_k: int | None = option(None, f"Sample from this many most probable tokens, 0 is all; {BY_DEFAULT} 0.")
-    top_p: float | None = option(
-        None, f"Sample from the most probable tokens with this total probability; {BY_DEFAULT} 1."
-    )
-    min_p: float | None = option(
-        None, f"Min probability of a token, relative to the most probable one; {BY_DEFAULT} 0."
-    )
+    top_p: float | None = option(None, f"Sample from the most probable tokens of this total mass; {BY_DEFAULT} 1.")
+    min_p: float | None = option(None, f"Min probability of a token, as a share of the largest; {BY_DEFAULT} 0.")
     repetition_penalty: float | None = option(None, f"As in transformers, 1 is none; {BY_DEFAULT} 1.")
     presence_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     frequency_penalty: float = option(0.0, "As in vLLM; 0 is none.")

@@ -31,7 +31,7 @@ from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, without_trust, written
+from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, with_defaults, without_trust, written
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, PlainController, TargetController
@@ -348,7 +348,7 @@ class Pipeline:
             RequestError: the request cannot be served by this pair.
         """
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
-        request, controller = request.settled(models.target.defaults), self._learning
+        request, controller = with_defaults(request, models.target.defaults), self._learning
         if not drafting:
             models = Models(models.target, models.tokenization)
         elif not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later

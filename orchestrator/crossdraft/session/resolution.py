@@ -24,6 +24,7 @@ from crossdraft.types.messages import (
     NoiseKey,
     OpenDrafter,
     OpenTarget,
+    SamplingDefaults,
     SamplingOptions,
 )
 from crossdraft.types.output import Written
@@ -122,7 +123,7 @@ def resolve(
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
-    drawn, request = drawn or Secrets.drawn(), request.settled(models.target.defaults)
+    drawn, request = drawn or Secrets.drawn(), with_defaults(request, models.target.defaults)
     method = choose_method(request, models)
     prompts = prompts or prompts_of(request, models)
     _check_ids(request, models)
@@ -149,6 +150,13 @@ def resolve(
     if fault := fault_of_committed(assignment):
         raise RequestError(fault)
     return assignment
+
+
+def with_defaults(request: GenerationRequest, own: SamplingDefaults) -> GenerationRequest:
+    """With the target's own settings in place of what is left out; raises RequestError if they do not go together."""
+    options, tokens = own.fill(request.options), own.tokens(request.max_tokens)
+    same = options is request.options and tokens is request.max_tokens
+    return request if same else replace(request, options=options, max_tokens=tokens)
 
 
 def _as_asked(request: GenerationRequest, copies: bool) -> dict[str, Any]:
@@ -440,7 +448,7 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
         RequestError: it has no token, an id that the target does not have, or a chat that its template refuses.
         PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized.
     """
-    request = request.settled(models.target.defaults)
+    request = with_defaults(request, models.target.defaults)
     prompt, whole = request.prompt, request.truncate_prompt_tokens is None
     if isinstance(prompt, tuple) and whole:
         _check_room(len(prompt), request, models)

@@ -118,21 +118,19 @@ class SamplingDefaults:
 
     def __post_init__(self) -> None:
         for name, value in self.given.items():
-            whole = name in ("top_k", "max_tokens", "most_tokens")
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            least, whole = name.endswith("_tokens"), name == "top_k" or name.endswith("_tokens")
+            if type(value) is not int and (whole or type(value) is not float):
                 raise ValueError(f"{name} must be a {'whole ' * whole}number, got {value!r}")
-            if name.endswith("_tokens") and not 0 < value < 2**31:
-                raise ValueError(f"{name} must be 1 or more, below 2**31, got {value}")
+            if value < least:
+                raise ValueError(f"{name} must be {int(least)} or more, got {value}")
         self.fill(SamplingOptions())
 
     @staticmethod
     def of(config: Mapping[str, Any], most_tokens: Any = None) -> "SamplingDefaults":
         """Those of a generation_config.json; raises ValueError."""
         named = {name: config.get(name) for name in MODEL_SETTINGS}
-        top_k = 0 if named["top_k"] == -1 else named["top_k"]  # vLLM's other word for all
-        return SamplingDefaults(
-            **named | {"top_k": top_k}, max_tokens=config.get("max_new_tokens"), most_tokens=most_tokens
-        )
+        named |= {"top_k": 0} if named["top_k"] == -1 else {}  # vLLM's other word for all
+        return SamplingDefaults(**named, max_tokens=config.get("max_new_tokens"), most_tokens=most_tokens)
 
     @property
     def given(self) -> dict[str, float]:
@@ -141,11 +139,16 @@ class SamplingDefaults:
     def fill(self, options: SamplingOptions) -> SamplingOptions:
         """The options with these settings, and else plain numbers, in place of what was left out."""
         left = [name for name in MODEL_SETTINGS if isinstance(getattr(options, name), LeftOut)]
-        filled: dict[str, Any] = {name: settled(getattr(options, name), getattr(self, name)) for name in left}
+        filled = {name: _settled(getattr(options, name), getattr(self, name)) for name in left}
         return replace(options, **filled) if filled else options
 
+    def tokens(self, asked: int) -> int:
+        """`max_tokens` of a request for so many."""
+        tokens: int = _settled(asked, self.max_tokens)
+        return min(tokens, self.most_tokens or tokens)
 
-def settled(number: float, own: float | None) -> float:
+
+def _settled(number: Any, own: Any) -> Any:
     """The number, if a request names it; else the model's own, if there is one, or the same number as a plain one."""
     left_out = isinstance(number, LeftOut)
     return number if not left_out else +number if own is None else own

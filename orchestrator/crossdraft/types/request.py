@@ -1,22 +1,14 @@
 """A generation request as a user writes it, validated as far as possible before the models are known."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self
 
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.types.messages import (
-    MOST_DRAFT_TOKENS,
-    MOST_LIKELY,
-    LeftOut,
-    LeftOutInt,
-    SamplingDefaults,
-    SamplingOptions,
-    settled,
-)
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, LeftOut, LeftOutInt, SamplingOptions
 from crossdraft.types.trees import MOST_NODES
 
 
@@ -221,17 +213,6 @@ class GenerationRequest:
     @property
     def greedy(self) -> bool:
         return self.options.temperature == 0
-
-    def settled(self, own: SamplingDefaults) -> Self:
-        """With a model's own settings in place of what is left out, and no more tokens than it allows.
-
-        Raises:
-            RequestError: they do not go with the request's.
-        """
-        tokens = int(settled(self.max_tokens, own.max_tokens))
-        tokens, options = min(tokens, own.most_tokens or tokens), own.fill(self.options)
-        same = options is self.options and tokens == self.max_tokens and not isinstance(self.max_tokens, LeftOut)
-        return self if same else replace(self, max_tokens=tokens, options=options)
 
     def _check_types(self) -> None:
         for name, kind, what in KINDS:

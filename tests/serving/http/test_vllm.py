@@ -9,6 +9,7 @@ from crossdraft.cli.options import CorsOptions
 from crossdraft.client.api import software
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
+from crossdraft.session.resolution import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import KEY, MESSAGES, Front, front
@@ -38,7 +39,7 @@ async def test_what_a_body_leaves_out_is_the_models_own(
         (CHAT, {"messages": MESSAGES, "max_tokens": 5}, 5),
     ):
         assert (await served.http.post(route, json={"model": "toy", **body, **given})).status_code == 200
-        request = outputs.requests[-1].generation.settled(own)
+        request = with_defaults(outputs.requests[-1].generation, own)
         assert (request.options, request.max_tokens) == (SamplingOptions(*due), tokens)
 
 
