@@ -15,7 +15,7 @@ from crossdraft.bench.commands import PrefillPlan
 from crossdraft.bench.harness import MILLISECONDS, Benchmark, Table, on_core
 from crossdraft.bench.models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
-from crossdraft.console.processes import Wanted, running
+from crossdraft.console.processes import NEUTRAL, Wanted, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
@@ -59,7 +59,7 @@ class Prefill(Benchmark[PrefillPlan, Arrival]):
                 name = await asyncio.to_thread(lengthened, self.plan.target, self.context, folder)
             except (ModelLoadError, OSError) as error:
                 raise UsageError(f"{error}; give a model with a context of {self.context} tokens") from error
-            options = ("--max-model-len", str(self.context), "--cache-mib", str(self.plan.cache_mib))
+            options = (*NEUTRAL, "--max-model-len", str(self.context), "--cache-mib", str(self.plan.cache_mib))
             (target,) = await stack.enter_async_context(running([Wanted("target", name, 1, options, on_core(0))]))
             pipeline = await stack.enter_async_context(connect(target.address))
             freeze_heap()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0  # for loading a small model on a busy machine
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
 DEFAULT_DRAFTER = "drafter-b"
+NEUTRAL = ("--generation-config", "vllm")  # of a target that is measured: requests get what they ask for
 STDIN = 0  # file descriptor
 MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
