@@ -64,7 +64,12 @@ HOW = "speculative"
             f"{HOW}.min_draft_tokens",
             f"at most {HOW}.max_draft_tokens",
         ),
-        (COMPLETIONS, SAY | {"seed": 1, HOW: {"method": "coupled"}}, f"{HOW}.method", "use the method 'seeded'"),
+        (
+            COMPLETIONS,
+            SAY | {"seed": 1, "temperature": 1, HOW: {"method": "coupled"}},
+            f"{HOW}.method",
+            "use the method 'seeded'",
+        ),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, CHATTING | {"tools": [{}]}, "tools", "tools is not served: leave it out"),
         (CHAT, CHATTING | {"top_logprobs": 2}, None, "needs logprobs"),

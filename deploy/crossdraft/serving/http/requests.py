@@ -32,7 +32,7 @@ from crossdraft.types.trees import MOST_NODES
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 WHAT_FITS = LeftOutInt(MAX_TOKENS)
-OWN = "A setting of the model's own is the default."
+OWN = "By default the model's own setting, or"
 MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
@@ -73,6 +73,10 @@ Whole = Annotated[int, NO_BOOLEAN]
 # OpenAPI document instead of JSON Schema's `minimum` and `maximum`.
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), NO_BOOLEAN]
+Nucleus = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NO_BOOLEAN]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NO_BOOLEAN]
+Largest = Annotated[int, Field(ge=-1, lt=2**31), NO_BOOLEAN]
+Penalty = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
 DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
@@ -140,13 +144,13 @@ class GenerationBody(Body):
 
     model: str | None = Field(None, max_length=500, description="May be left out where only one is served.")
     n: Whole = Field(1, ge=1, le=128)
-    temperature: Number = Field(SamplingOptions.temperature, ge=0, description=OWN)
-    top_p: Number = Field(SamplingOptions.top_p, gt=0, le=1, description=OWN)
-    top_k: Whole = Field(SamplingOptions.top_k, ge=-1, lt=2**31, description=f"0 or -1 is all. {OWN}")
-    min_p: Number = Field(SamplingOptions.min_p, ge=0, le=1, description=OWN)
+    temperature: Temperature | None = Field(None, description=f"{OWN} 1.")
+    top_p: Nucleus | None = Field(None, description=f"{OWN} 1.")
+    top_k: Largest | None = Field(None, description=f"0 or -1 is all. {OWN} 0.")
+    min_p: Share | None = Field(None, description=f"{OWN} 0.")
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Number = Field(0.0, ge=-2, le=2)
-    repetition_penalty: Number = Field(SamplingOptions.repetition_penalty, ge=0.01, le=100, description=OWN)
+    repetition_penalty: Penalty | None = Field(None, description=f"{OWN} 1.")
     logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
@@ -257,10 +261,10 @@ class GenerationBody(Body):
 
     def _sampling_options(self) -> SamplingOptions:
         changed: dict[str, Any] = {
-            "top_k": 0 if self.top_k < 0 else self.top_k,
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
+        changed |= {"top_k": 0} if self.top_k == -1 else {}
         try:
             return SamplingOptions(**same(SamplingOptions, self) | changed)
         except ValueError as error:
@@ -268,9 +272,9 @@ class GenerationBody(Body):
 
 
 def same(record: type, body: Body) -> dict[str, Any]:
-    """The values of a body whose names are fields of a record, lists as tuples."""
+    """The values of a body whose names are fields of a record, lists as tuples; without those that are left out."""
     named = ((one.name, getattr(body, one.name)) for one in fields(record) if one.name in type(body).model_fields)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in named}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in named if value is not None}
 
 
 class CompletionBody(GenerationBody):
