@@ -6,15 +6,19 @@ All are immutable and cached: enumerations make the same ones for each of their 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import Letters, Side, is_plain
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary
 
 
 def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) -> Vocabulary:
-    """A vocabulary from its letters."""
+    """A vocabulary from its letters; the content of a control symbol is its id."""
+    controls = [(token, f"<{token}>", ord(text)) for token, text in enumerate(letters) if not is_plain(Letters(text))]
     return Vocabulary(
-        letters=tuple(Letters(text) for text in letters), controls=(), stops=stops, nameless=(), fallback=frozenset()
+        letters=tuple(Letters(text) for text in letters),
+        stops=stops,
+        nameless=tuple((token, content) for token, content, point in controls if point >= Side.TARGET.value),
+        names={token: content for token, content, _ in controls},
     )
 
 

@@ -1,6 +1,7 @@
 """Colours, and what a terminal must not get."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -88,7 +89,14 @@ def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
     ],
 )
 def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> None:
-    assert ending(reason, tokens, 12) == words
+    assert ending(reason, replace(counted(Counts(tokens=tokens)), settings={"max_tokens": 12})) == words
+
+
+def test_what_was_used_for_sampling_is_shown() -> None:
+    stream = io.StringIO()
+    used = replace(counted(Counts()), settings={"temperature": 0.7, "top_k": 20, "max_tokens": 4096})
+    Console(file=stream, width=100).print(figures(used))
+    assert "temperature 0.7, top_k 20, max_tokens 4096" in stream.getvalue()
 
 
 def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:

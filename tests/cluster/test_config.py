@@ -52,9 +52,18 @@ def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path
     assert parse(SMALLEST).http.cors == CorsOptions().settings == {}
 
 
+def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
+    text = SMALLEST + "      generation_config: vllm\n      override_generation_config: {top_k: 20, temperature: 0.5}\n"
+    assert parse(SMALLEST).models[0].target.generation_config == "auto"
+    target = parse(text).models[0].target
+    assert (target.generation_config, target.override_generation_config) == ("vllm", {"top_k": 20, "temperature": 0.5})
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        (SMALLEST + "      override_generation_config: {top_q: 1}\n", "it must be an object with some of temperature"),
+        (SMALLEST + "      override_generation_config: {top_p: 2.0}\n", "top_p must be above 0"),
         ("", "line 1: a configuration begins with `models:`"),
         ("- a\n", "line 1: a configuration begins with `models:`"),
         ("models: []\n", "line 1: models is empty"),

@@ -41,7 +41,7 @@ def distribution(
 
 
 def processors(options: SamplingOptions) -> LogitsProcessorList:
-    """What transformers' generate would build."""
+    """What transformers' generate would build, but in vLLM's order: there `min_p` comes before `top_k` and `top_p`."""
     chain = LogitsProcessorList()
     if options.logit_bias:
         chain.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in options.logit_bias}))
@@ -49,12 +49,12 @@ def processors(options: SamplingOptions) -> LogitsProcessorList:
         chain.append(RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature != 1:
         chain.append(TemperatureLogitsWarper(options.temperature))
+    if options.min_p:
+        chain.append(MinPLogitsWarper(options.min_p))
     if options.top_k:
         chain.append(TopKLogitsWarper(options.top_k))
     if options.top_p < 1:
         chain.append(TopPLogitsWarper(options.top_p))
-    if options.min_p:
-        chain.append(MinPLogitsWarper(options.min_p))
     return chain
 
 
@@ -80,6 +80,13 @@ def test_distributions_are_those_of_transformers(settings: tuple) -> None:
         scores = processors(options)(torch.tensor([past]), LOGITS[row : row + 1])
         torch.testing.assert_close(found[row].float(), scores.softmax(-1)[0], atol=1e-6, rtol=1e-4)
         assert torch.equal(found[row] > 0, torch.isfinite(scores[0]))
+
+
+def test_min_p_comes_before_top_p_as_in_vllm() -> None:
+    """What min_p leaves is what top_p is a share of: the first two of 0.5, 0.4 and 0.1, and then the first alone."""
+    logits = torch.tensor([[0.5, 0.4, 0.1]], dtype=torch.float64).log()
+    found = distribution(logits, SamplingOptions(top_p=0.55, min_p=0.5), prompt=())
+    torch.testing.assert_close(found, torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("spread", "top_p"), [(0.1, 0.97), (1.0, 0.5), (4.0, 0.9), (4.0, 1e-9)])

@@ -58,6 +58,30 @@ def test_a_folder_gives_a_model_and_its_description(folder: Path) -> None:
         torch.testing.assert_close(logits[0], tiny_llama()(torch.tensor([[1, 2, 3]])).logits[0, -1], atol=1e-5, rtol=0)
 
 
+def test_sampling_settings_are_described(folder: Path) -> None:
+    """`max_new_tokens` limits every output unless it is from the model's own file, as in vLLM."""
+    own = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": None, "max_new_tokens": 100, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+
+    def given(source: str, **override: float) -> dict[str, float]:
+        described = load_model(str(folder), generation_config=source, override=override).description
+        return described.defaults.given
+
+    usual = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "max_tokens": 100}
+    assert given("auto") == usual
+    assert given("vllm") == {}
+    assert given("vllm", repetition_penalty=1.1) == {"repetition_penalty": 1.1}
+    assert given("auto", top_k=-1, max_new_tokens=50) == usual | {"top_k": 0, "max_tokens": 50, "most_tokens": 50}
+    assert given(str(folder)) == usual | {"most_tokens": 100}
+    for wrong, complaint in (
+        ({"top_p": 1.5}, "top_p must be above 0"),
+        ({"top_k": "3"}, "top_k must be a whole number"),
+    ):
+        (folder / "generation_config.json").write_text(json.dumps(wrong))
+        with pytest.raises(ModelLoadError, match=f"generation_config.json.*{complaint}"):
+            given("auto")
+
+
 def identity(name: Path | str, side: Side = Side.TARGET, **options: Any) -> str:
     """What a service of the model says of it."""
     running = RunningModel.of(load_model(str(name), **options), side, 1)

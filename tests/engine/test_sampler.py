@@ -93,9 +93,9 @@ def test_greedy_samples_are_the_best_tokens() -> None:
 
 
 OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[Any]]] = {
-    "samples": lambda logits, options: SampleRequest(Nodes(logits, options), CLOCKS, KEY, OFFSETS),
-    "rows": lambda logits, options: RowRequest(Nodes(logits, options), 8),
-    "rows of listed ids": lambda logits, options: RowRequest(Nodes(logits, options), 0, [np.arange(SIZE)] * 4),
+    "samples": lambda logits, options: SampleRequest(nodes(logits, options), CLOCKS, KEY, OFFSETS),
+    "rows": lambda logits, options: RowRequest(nodes(logits, options), 8),
+    "rows of listed ids": lambda logits, options: RowRequest(nodes(logits, options), 0, [np.arange(SIZE)] * 4),
     "scores": lambda logits, options: ScoreRequest(logits, [1] * 4, 2),
     "distributions": lambda logits, options: DistributionRequest(logits, options, 8),
     "whole distributions": lambda logits, options: DistributionRequest(logits, options, 0),

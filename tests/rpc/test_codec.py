@@ -12,7 +12,15 @@ from crossdraft.rpc.codec import GRID, LEADING, MAX_BITS
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, Draft, Drafted, OpenTarget, SamplingOptions
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Description,
+    Draft,
+    Drafted,
+    OpenTarget,
+    SamplingDefaults,
+    SamplingOptions,
+)
 from crossdraft.types.request import MOST_PATHS, WIDEST
 from crossdraft.types.rows import Row, Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
@@ -52,6 +60,16 @@ def test_what_an_older_peer_leaves_unset_means_that_nothing_of_it_is_wanted():
     told = common_pb2.Description(tokenizer_json="{}", vocabulary_size=SIZE, context=4, fingerprint="f")
     assert codec.decode_description(told).affinity == ""
     assert not codec.decode_description(told).copies
+
+
+def test_a_targets_own_settings_survive_and_those_that_cannot_be_are_refused():
+    for own in (SamplingDefaults(), SamplingDefaults(0.0, 0, 0.5, 0.0, 1.1, 7, 9)):
+        about = Description("m", "{}", (), (), SIZE, 4, "f", defaults=own)
+        assert codec.decode_description(codec.encode_description(about)).defaults == own
+    message = codec.encode_description(about)
+    message.defaults.top_p = 2
+    with pytest.raises(BadMessage, match="defaults: top_p must be above 0"):
+        codec.decode_description(message)
 
 
 @given(st.binary(max_size=12))

@@ -1,6 +1,6 @@
 """What clients and Generation say survives the wire, and what means nothing is refused."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
 from crossdraft.rpc.generation import Committed, Generate
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.session.resolution import with_defaults
+from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from crossdraft.types.output import Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
 from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times, statistics_of
@@ -52,6 +53,23 @@ REQUESTS = st.builds(
 def test_requests(asked: Generate) -> None:
     sent = generation.encode_request(asked).SerializeToString()
     assert generation.decode_request(pb.GenerateRequest.FromString(sent)) == asked
+
+
+def test_what_is_left_out_is_told_from_what_is_the_default() -> None:
+    usual = SamplingOptions(1.0, 0, 1.0, 0.0, 1.0)
+    own = SamplingDefaults(0.5, 20, 0.8, 0.1, 1.05, 700)
+    for options, tokens, due in (
+        ({"options": usual, "max_tokens": 128}, 128, usual),
+        ({}, 700, SamplingOptions(0.5, 20, 0.8, 0.1, 1.05)),
+        (
+            {"options": SamplingOptions(top_p=1.0, presence_penalty=1.0)},
+            700,
+            replace(own.fill(SamplingOptions()), top_p=1.0, presence_penalty=1.0),
+        ),
+    ):
+        sent = generation.encode_request(Generate(GenerationRequest("x", **options))).SerializeToString()
+        got = with_defaults(generation.decode_request(pb.GenerateRequest.FromString(sent)).request, own)
+        assert (got.options, got.max_tokens) == (due, tokens)
 
 
 def names(kind: type) -> set[str]:

@@ -436,7 +436,8 @@ async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside
             return real(*given)
 
         monkeypatch.setattr(api, name, noted)
-    words = {"bad_words": [f"never{number}" for number in range(200)], "allowed_token_ids": [*range(300)] * 20}
+    lists = {"bad_words": [f"never{number}" for number in range(200)], "allowed_token_ids": [*range(300)] * 20}
+    words = {**lists, "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
     done = await stack.complete(prompt="def main(" * 200, n=4, max_tokens=2, extra_body=words)
     assert len(done.choices) == 4
     assert sorted(made) == [("prompts_of", "tokenizing"), ("sampling_of", "tokenizing")]
@@ -447,7 +448,7 @@ async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside
     assert [name for name, _ in sorted(made[2:])] == ["prompts_of", "prompts_of", "sampling_of"]
     assert len(checked) == 2  # of each prompt once
     before = len(made)
-    async with stack.client.generate("three " * 400, max_tokens=2, bad_words=tuple(words["bad_words"])) as generation:
+    async with stack.client.generate("three " * 400, max_tokens=2, bad_words=tuple(lists["bad_words"])) as generation:
         assert len([token async for token in generation]) == 2
     assert {thread for _, thread in made[before:]} == {"tokenizing"}
     await stack.released()

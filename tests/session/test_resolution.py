@@ -13,6 +13,7 @@ from crossdraft.session.resolution import (
     requested_method,
     resolve,
     tokenization_of,
+    with_defaults,
     without_trust,
 )
 from crossdraft.speculation.choice import Choice
@@ -20,7 +21,7 @@ from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.speculation.policy import Limits
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import OpenTarget, SamplingOptions
+from crossdraft.types.messages import MODEL_SETTINGS, OpenTarget, SamplingDefaults, SamplingOptions
 from crossdraft.types.request import GenerationRequest, Overlap, RequestError
 from crossdraft.verification.methods import METHODS, method_named
 from tests.text.kinds import kind
@@ -54,6 +55,53 @@ def test_a_seed_needs_a_method_that_takes_one_unless_greedy(method: str) -> None
     with pytest.raises(RequestError, match=r"depends on timing.*use the method 'seeded'"):
         resolve(request, models())
     assert requested_method(replace(request, options=GREEDY)) is METHODS[method]
+
+
+OWN = SamplingDefaults(0.0, 20, 0.8, 0.1, 1.05, 700, 900)
+
+
+def owning(own: SamplingDefaults = OWN) -> Models:
+    """Models whose target has settings of its own."""
+    pair = models()
+    return replace(pair, target=replace(pair.target, defaults=own, context=4096))
+
+
+def test_what_a_request_leaves_out_is_the_models_own() -> None:
+    assigned = resolve(GenerationRequest("x"), owning())
+    assert assigned.open_target.options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
+    assert (assigned.max_tokens, assigned.method.name) == (700, "slem")  # greedy
+    assert assigned.open_drafter is not None
+    assert assigned.open_drafter.options == SamplingOptions(0.0, 20, 0.8, 0.1)
+    plain = resolve(GenerationRequest("x"), models())
+    assert (plain.open_target.options, plain.max_tokens) == (SamplingOptions(), 128)
+
+
+def test_what_a_request_names_counts_also_if_it_is_the_usual_default() -> None:
+    asked = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
+    assigned = resolve(GenerationRequest("x", options=asked, max_tokens=128), owning())
+    assert assigned.open_target.options == SamplingOptions(1.0, 0, 1.0, 0.1, 1.05)
+    assert (assigned.max_tokens, assigned.method.name) == (128, "seeded")
+
+
+def test_no_request_gets_more_tokens_than_the_limit() -> None:
+    for asked, given in ((100, 100), (901, 900)):
+        assert resolve(GenerationRequest("x", max_tokens=asked), owning()).max_tokens == given
+    with pytest.raises(RequestError, match="min_tokens must be less than or equal to max_tokens=700, got 800"):
+        resolve(GenerationRequest("x", options=SamplingOptions(min_tokens=800)), owning())
+    assert resolve(GenerationRequest("x", options=SamplingOptions(min_tokens=600)), owning()).max_tokens == 700
+
+
+def test_a_seed_with_any_method_where_the_model_is_greedy_by_itself() -> None:
+    assert resolve(GenerationRequest("x", "coupled", seed=1), owning()).method.name == "coupled"
+    with pytest.raises(RequestError, match="depends on timing"):
+        resolve(GenerationRequest("x", "coupled", seed=1), owning(SamplingDefaults(temperature=0.5)))
+
+
+def test_numbers_that_are_left_out_are_plain_once_they_are_settled() -> None:
+    settled = with_defaults(GenerationRequest("x"), SamplingDefaults())
+    numbers = [*(getattr(settled.options, name) for name in MODEL_SETTINGS), settled.max_tokens]
+    assert {type(one) for one in numbers} == {int, float}
+    assert with_defaults(settled, OWN).options == settled.options
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.text.letters import Side
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from tests.text.kinds import Kind, kind
 
@@ -24,6 +25,62 @@ def test_of_several_end_symbols_those_with_a_usual_name_end_the_turn(tmp_path: P
     assert loaded.tokenizer_json == gpt2.json
     assert set(loaded.controls) == {(text, "END_OF_SEQUENCE"), (turn, "END_OF_TURN")}
     assert set(loaded.stops) == {text, turn}
+
+
+CHAT = {"eos_token": "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": CHAT, "config": {"eos_token_id": 0}},
+        {"tokenizer_config": CHAT, "generation_config": {"eos_token_id": [0]}, "config": {"eos_token_id": None}},
+        {"generation_config": {"eos_token_id": 0}, "config": {"text_config": {"eos_token_id": [1, -1, 99999]}}},
+        {"generation_config": {"eos_token_id": [1, 99999]}, "config": {"eos_token_id": 0}},
+    ],
+)
+def test_end_symbols_are_those_of_all_files(tmp_path: Path, files: dict[str, dict[str, object]]) -> None:
+    """Ids 0 and 1 stand for the two end symbols; others are beyond the rows."""
+    gpt2 = kind("gpt2")
+    text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
+    written = json.dumps(files).replace("[1", f"[{turn}").replace("[0", f"[{text}").replace(": 0", f": {text}")
+    named = json.loads(written)
+    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, **named))
+    assert loaded.stops == tuple(sorted((text, turn)))
+    assert dict(loaded.controls) == {text: "END_OF_SEQUENCE", turn: "END_OF_TURN"}
+
+
+def test_beside_an_end_symbol_text_is_none(tmp_path: Path) -> None:
+    """Such as id 2, which the configuration of a Llama names unless it is told better; alone it is believed."""
+    gpt2 = kind("gpt2")
+    assert load_tokenizer_json(_folder(tmp_path, gpt2, config={"eos_token_id": 2})).stops == (2,)
+    better = _folder(tmp_path, gpt2, generation_config={"eos_token_id": gpt2.id_of("<|im_end|>")})
+    assert load_tokenizer_json(better).stops == (gpt2.id_of("<|im_end|>"),)
+
+
+def test_symbols_beyond_the_rows_have_no_role(tmp_path: Path) -> None:
+    gpt2 = kind("gpt2")
+    first = min(map(gpt2.id_of, ("<|endoftext|>", "<|im_end|>")))
+    both = CHAT | {"bos_token": "<|endoftext|>"}
+    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, tokenizer_config=both, config={"vocab_size": first}))
+    assert loaded.controls == loaded.stops == ()
+    assert loaded.tokenization(Side.TARGET).vocabulary.size == first
+
+
+def test_sampling_settings_are_the_models_own_or_none_or_those_of_another_folder(tmp_path: Path) -> None:
+    """The end symbols of the model's own file count also without its settings, as in vLLM."""
+    gpt2 = kind("gpt2")
+    end = gpt2.id_of("<|im_end|>")
+    own, other = {"eos_token_id": end, "temperature": 0.5}, {"temperature": 0.25}
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+    model = _folder(tmp_path / "model", gpt2, generation_config=own)
+    elsewhere = _folder(tmp_path / "other", gpt2, generation_config=other)
+    found = {given: load_tokenizer_json(model, None, given) for given in ("auto", "vllm", elsewhere)}
+    assert [loaded.generation for loaded in found.values()] == [own, {}, other]
+    assert found["auto"].stops == found["vllm"].stops == (end,)
+    with pytest.raises(ValueError, match=r"has no generation_config\.json"):
+        load_tokenizer_json(model, None, str(tmp_path))
 
 
 def test_a_single_end_symbol_ends_the_sequence_whatever_its_name(tmp_path: Path) -> None:

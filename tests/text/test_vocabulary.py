@@ -117,6 +117,29 @@ def test_control_symbols_of_other_names_make_another_vocabulary() -> None:
     assert not Pair(target, drafter).same_vocabulary
 
 
+@pytest.mark.parametrize(("target", "drafter"), [(0, 3), (3, 0)])
+def test_other_padding_rows_and_other_ends_leave_a_vocabulary_the_same(target: int, drafter: int) -> None:
+    """As of an instruct model and a base model, which ends with another of the same symbols."""
+    gpt2 = kind("gpt2")
+    text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
+    chat = Vocabulary.build(
+        gpt2.json, gpt2.size + target, [(text, "END_OF_SEQUENCE"), (turn, "END_OF_TURN")], [text, turn], Side.TARGET
+    )
+    base = Vocabulary.build(gpt2.json, gpt2.size + drafter, [(turn, "END_OF_SEQUENCE")], [turn], Side.DRAFTER)
+    pair = Pair(chat, base)
+    assert pair.same_vocabulary
+    assert (pair.target_id(text), pair.target_id(turn)) == (text, turn)
+    assert pair.shared_drafter_ids.tolist() == list(range(gpt2.size))
+    assert {pair.target_id(token) for token in range(gpt2.size, base.size)} <= {None}
+
+
+def test_a_token_of_text_more_makes_another_vocabulary() -> None:
+    """Text that only one side can write as a token is written with others there: methods for two vocabularies fit."""
+    letters = ("a", "b", "")
+    assert not Pair(_toy(Side.TARGET, *letters, "ab"), _toy(Side.DRAFTER, *letters)).same_vocabulary
+    assert not Pair(_toy(Side.TARGET, *letters), _toy(Side.DRAFTER, *letters, "ab")).same_vocabulary
+
+
 def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:
     target, drafter = kind("qwen").vocabulary(), any_kind.vocabulary(Side.DRAFTER)
     pair = Pair(target, drafter)

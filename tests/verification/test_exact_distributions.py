@@ -25,7 +25,8 @@ from crossdraft.verification.methods import (
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_residual, next_draft_token, target_row
 from tests.tables import ToyDrafter
 from tests.verification.enumerating import distance, distribution_of, few_or_full, full
-from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
+from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
+from tests.vocabularies import pair_of
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
@@ -34,8 +35,8 @@ TRUNCATING = tuple(method for method in METHODS if not method.samples)
 
 def suitable(method: Method) -> list[Toy]:
     if method.same_vocabulary:
-        return [toy.with_itself() for toy in TOYS]
-    return [*TOYS, *TEXTS] if method.walk is coupling.walk else list(TOYS)
+        return [*(toy.with_itself() for toy in TOYS), *ALIKE]
+    return [*TOYS, *ALIKE, *(TEXTS if method.walk is coupling.walk else ())]
 
 
 def shapes(method: Method, toy: Toy) -> list[tuple[int, int]]:
@@ -56,7 +57,7 @@ def cells() -> list[Setup]:
 
 def usual(setup: Setup) -> bool:
     """Every method and pair with one K, each K with every method and every pair, and one pair below temperature 1."""
-    place = METHODS.index(setup.method) + [toy.name for toy in (*TOYS, *TEXTS)].index(setup.toy.name)
+    place = METHODS.index(setup.method) + [toy.name for toy in (*TOYS, *TEXTS, *ALIKE)].index(setup.toy.name)
     if setup.temperature < 1:
         return setup.toy.name == NESTED.name and setup.draft_tokens == 2
     return (setup.draft_tokens, setup.length) == ((1, 3), (2, 2), (3, 2))[place % 3]
@@ -64,6 +65,16 @@ def usual(setup: Setup) -> bool:
 
 def named(setup: Setup) -> str:
     return f"{setup.method.name}-{setup.toy.name}-K{setup.draft_tokens}-{setup.length}-T{setup.temperature:g}"
+
+
+@pytest.mark.parametrize("toy", ALIKE, ids=lambda toy: toy.name)
+def test_padding_rows_and_other_ends_leave_a_vocabulary_the_same(toy: Toy) -> None:
+    """Control symbols are then the same by id, also where only one side ends with them."""
+    pair = pair_of(toy.target, toy.drafter)
+    assert pair.same_vocabulary
+    assert pair.shared_drafter_ids.tolist() == list(range(min(len(toy.target), len(toy.drafter))))
+    for ignoring in (False, True):
+        assert error(Setup(toy, STANDARD, 2, 3, ignore_end=ignoring)) < EXACT
 
 
 @pytest.mark.parametrize("setup", cells(), ids=named)

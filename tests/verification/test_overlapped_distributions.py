@@ -27,7 +27,7 @@ from crossdraft.verification.methods import (
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
 from tests.verification.scheduling import Overlapped, Schedule
 from tests.verification.test_seeded_distribution import LENGTH, Runs
-from tests.verification.toys import ENDING, EXACT, NESTED, TEXTS, TOYS, TWO, Toy, error
+from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, TEXTS, TOYS, TWO, Toy, error
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
@@ -50,7 +50,9 @@ def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
     """Two letters a side where many draft tokens are under way at once; else three."""
     toys = (TWO,) if window > 2 else (NESTED, LETTER_BY_LETTER) if method is COUPLED else (NESTED,)
     toys = (NESTED, TWO, LETTER_BY_LETTER) if FULL and window <= 2 else toys
-    return tuple(toy.with_itself() for toy in toys) if method.same_vocabulary else toys
+    if not method.same_vocabulary:
+        return toys
+    return (*(toy.with_itself() for toy in toys), *(ALIKE[1:3] if window <= 2 else ()))
 
 
 def check(method: Method, choices: tuple[Choice, ...], schedule: Schedule, **changes: int) -> None:

@@ -24,12 +24,13 @@ from tests.verification.enumerating import EnumeratingChooser, distance, distrib
 from tests.vocabularies import pair_of
 
 END = ControlRole.END_OF_SEQUENCE.letter
+TURN = ControlRole.END_OF_TURN.letter
 EXACT = 1e-12
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Two vocabularies; where the target has the end symbol it is a stop id."""
+    """Two vocabularies; the target's end symbols are its stop ids."""
 
     name: str
     target: tuple[str, ...]
@@ -37,7 +38,7 @@ class Toy:
 
     @property
     def stops(self) -> frozenset[int]:
-        return frozenset(token for token, letters in enumerate(self.target) if letters == END)
+        return frozenset(token for token, letters in enumerate(self.target) if letters in (END, TURN))
 
     def with_itself(self) -> "Toy":
         """The target's vocabulary on both sides, which `standard` requires."""
@@ -66,6 +67,13 @@ TEXTS = (
     Toy(
         "symbols without a role", ("a", Side.TARGET.control(0), Side.TARGET.control(1)), ("aa", Side.DRAFTER.control(0))
     ),
+)
+# The same vocabulary, but for rows that only one side has, or for the roles of control symbols.
+ALIKE = (
+    Toy("more rows in the target", ("a", "b", Side.TARGET.control(0)), ("a", "b")),
+    Toy("more rows in the drafter", ("a", END), ("a", END, Side.DRAFTER.control(0), Side.DRAFTER.control(1))),
+    Toy("other ends", ("a", END, Side.TARGET.control(0)), ("a", Side.DRAFTER.control(0), END)),
+    Toy("an end more", ("a", TURN, END), ("a", Side.DRAFTER.control(0), END)),
 )
 
 

@@ -21,7 +21,7 @@ from crossdraft.bench.harness import SEED, Columns, Table
 from crossdraft.bench.services import Killable, Served, delays_of
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
-from crossdraft.console.processes import Wanted, running
+from crossdraft.console.processes import NEUTRAL, Wanted, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.text.letters import common_length
@@ -275,7 +275,7 @@ class Kills(Disturbance[KillsPlan]):
             raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Outcomes, None]:
-        target = Wanted("target", self.target.model, 1, self.target.options)
+        target = Wanted("target", self.target.model, 1, (*NEUTRAL, *self.target.options))
         drafter = Wanted("drafter", self.drafter.model, 1, self.drafter.options)
         async with AsyncExitStack() as stack:
             started = await asyncio.gather(*(Killable.started(one, stack) for one in (target, target, drafter)))
@@ -392,7 +392,8 @@ class Cuts(Disturbance[CutsPlan]):
             for name, link in links.items():
                 await link.delay(self.plan.delay_ms)
                 served, role = (self.drafter, "drafter") if name == DRAFTER else (self.target, "target")
-                more = (*served.options, "--host", link.place.listen)
+                own = () if role == "drafter" else NEUTRAL
+                more = (*own, *served.options, "--host", link.place.listen)
                 wanted.append(Wanted(role, served.model, 1, more, link.place.prefix))
             found = await stack.enter_async_context(running(wanted))
             yield links, {name: one.address for name, one in zip(links, found, strict=True)}

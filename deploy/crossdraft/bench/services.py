@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from crossdraft.bench.emulation import EmulatedHost, network
 from crossdraft.bench.harness import numbers_of, on_core
-from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
+from crossdraft.console.processes import NEUTRAL, STARTED, EngineOptions, Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 
@@ -74,7 +74,11 @@ async def service(role: str, served: Served, core: int | None, distant: bool) ->
     """A target or drafter on a core or all of them, on a host with a link of its own if it is distant; raises
     CommandFailed."""
     async with AsyncExitStack() as stack:
-        link, prefix, options = None, () if core is None else on_core(core), served.options
+        link, prefix, options = (
+            None,
+            () if core is None else on_core(core),
+            (*(NEUTRAL if role == "target" else ()), *served.options),
+        )
         if distant:
             link = (await stack.enter_async_context(network([role])))[role]
             prefix = (*link.place.prefix, *prefix)

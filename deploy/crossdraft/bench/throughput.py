@@ -33,7 +33,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import Running, Startable, Wanted, patience, running
+from crossdraft.console.processes import NEUTRAL, Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -377,7 +377,9 @@ def served(bench: Throughput) -> list[Startable]:
     where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
     quantized = ("--quantization", plan.quantization) if plan.quantization else ()
     cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
-    target = Wanted("target", plan.target, 1, (*where, *quantized, *cache, "--metrics-port", "0"), bench.core(0))
+    target = Wanted(
+        "target", plan.target, 1, (*NEUTRAL, *where, *quantized, *cache, "--metrics-port", "0"), bench.core(0)
+    )
     return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
 
 

@@ -36,6 +36,7 @@ from crossdraft.cli.options import (
     RequestOptions,
     ServiceOptions,
     StartedServices,
+    TargetOptions,
     Temperature,
     WhereToGenerate,
 )
@@ -298,12 +299,7 @@ def undeploy(address: Cluster = "auto") -> None:
 
 
 @command(serve, "target", runs="crossdraft.cli.serve:serve_target")
-def serve_target(
-    *,
-    model: ModelChoice,
-    tensor_parallel_size: int = option(1, "Devices that share the model, with a process for each.", metavar="N", min=1),
-    service: ServiceOptions,
-) -> None:
+def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
     """Serve the target. It is the large model, which verifies the draft tokens."""
 
 

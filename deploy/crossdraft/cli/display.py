@@ -59,14 +59,14 @@ class TextScreen:
     def token(self, token: Token) -> None:
         self._write(token.text, STYLES[token.kind])
 
-    def end(self, generation: Generated, max_tokens: int) -> None:
+    def end(self, generation: Generated) -> None:
         """The figures, with why the output ended."""
         self._out.print()
         self._notes.print()  # text that goes through a pipe may come late: the figures have a line of their own
         if self._out.color_system is not None:
             self._notes.print(legend())
         if generation.statistics is not None:
-            ended = ending(generation.reason, generation.statistics.tokens, max_tokens)
+            ended = ending(generation.reason, generation.statistics)
             self._notes.print(figures(generation.statistics, self._audit, ended))
             for line in meanings(generation.statistics) if self._verbose else ():
                 self._notes.print(Text(line), soft_wrap=True)
@@ -90,7 +90,7 @@ class JsonScreen:
         shown = {"id": token.id, "text": token.text, "kind": token.kind.value}
         self._write(shown | {"log_probability": token.log_probability})
 
-    def end(self, generation: Generated, max_tokens: int) -> None:
+    def end(self, generation: Generated) -> None:
         """The last object."""
         statistics, reason = generation.statistics, generation.reason
         ratios = {name: getattr(statistics, name, None) for name in RATIOS}
@@ -120,10 +120,10 @@ def legend() -> Text:
     return line
 
 
-def ending(reason: Reason | None, tokens: int, max_tokens: int) -> str:
+def ending(reason: Reason | None, statistics: Statistics) -> str:
     """Why an output ended, in words."""
     if reason is Reason.LENGTH:
-        return "context full" if tokens < max_tokens else "max tokens"
+        return "context full" if statistics.tokens < statistics.settings.get("max_tokens", 0) else "max tokens"
     return "end of sequence, or what was to stop it" if reason is Reason.STOP else ""
 
 
@@ -140,6 +140,8 @@ def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Tab
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
+    if statistics.settings:
+        table.add_row("sampling", ", ".join(f"{name} {value:g}" for name, value in statistics.settings.items()))
     if ended:
         table.add_row("ended", ended)
     if audit:

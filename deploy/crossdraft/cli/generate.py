@@ -18,12 +18,11 @@ from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
-ROUND = "num_speculative_tokens"  # an option whose default is that of requests
 
 
 def request_of(prompt: str | None, options: RequestOptions, running: bool = False) -> GenerationRequest:
     """What the options ask for; `running` services say which methods they know. Raises UsageError."""
-    given = {name: value for name, value in vars(options).items() if (name, value) != (ROUND, None)}
+    given = {name: value for name, value in vars(options).items() if value is not None}
     with checked_options():
         changed = {
             "overlap": Overlap(options.overlap),
@@ -163,7 +162,7 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
     screen.begin(str(request.prompt))
     async for token in generation:
         screen.token(token)
-    screen.end(generation, request.max_tokens)
+    screen.end(generation)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from crossdraft.serving.logs import LogFormat, LogLevel
 if TYPE_CHECKING:
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
+BY_DEFAULT = "by default the model's, or"
 NO_DRAFTER = "none"  # in place of a drafter's address or name
 
 
@@ -149,6 +150,22 @@ class ModelChoice:
     def name(self) -> str:
         """The model; raises UsageError if there are several."""
         return only_model(self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """What only targets have; the first two are named as vLLM's."""
+
+    generation_config: str = option(
+        "auto",
+        "Sampling settings of requests that leave them out: auto are those of the model's generation_config.json, vllm "
+        "none, FOLDER those of another one.",
+        metavar="auto|vllm|FOLDER",
+    )
+    override_generation_config: str = option(
+        "{}", 'Settings in place of these, such as {"temperature": 0.5}.', metavar="JSON"
+    )
+    tensor_parallel_size: int = option(1, "Devices that share the model, with a process for each.", metavar="N", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,13 +333,13 @@ class RequestOptions:
         "--num-speculative-tokens",
         "-k",
     )
-    max_tokens: MaxTokens = 128
-    temperature: Temperature = 1.0
+    max_tokens: int | None = option(None, f"Max tokens to generate; {BY_DEFAULT} 128.")
+    temperature: float | None = option(None, f"Sampling temperature, 0 is greedy; {BY_DEFAULT} 1.")
     seed: int | None = option(None, "Random seed; makes the output repeatable.")
-    top_k: int = option(0, "Sample from this many most probable tokens; 0 is all.")
-    top_p: float = option(1.0, "Sample from the most probable tokens with this total probability; 1 is all.")
-    min_p: float = option(0.0, "Min probability of a token, relative to the most probable one; 0 is none.")
-    repetition_penalty: float = option(1.0, "As in transformers; 1 is none.")
+    top_k: int | None = option(None, f"Sample from this many most probable tokens, 0 is all; {BY_DEFAULT} 0.")
+    top_p: float | None = option(None, f"Sample from the most probable tokens of this total mass; {BY_DEFAULT} 1.")
+    min_p: float | None = option(None, f"Min probability of a token, as a share of the largest; {BY_DEFAULT} 0.")
+    repetition_penalty: float | None = option(None, f"As in transformers, 1 is none; {BY_DEFAULT} 1.")
     presence_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     frequency_penalty: float = option(0.0, "As in vLLM; 0 is none.")
     min_tokens: int = option(0, "Tokens before which the output may not end.")

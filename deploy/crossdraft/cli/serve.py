@@ -28,6 +28,7 @@ from crossdraft.cli.options import (
     LogOptions,
     ModelChoice,
     ServiceOptions,
+    TargetOptions,
     check_addresses,
 )
 from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
@@ -50,6 +51,7 @@ from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError
+from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
     from crossdraft.engine.emulation import Pace
@@ -60,11 +62,11 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def serve_target(model: ModelChoice, tensor_parallel_size: int, service: ServiceOptions) -> None:
+def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    shared = replace(_model_options(model, service), tensor_parallel_size=tensor_parallel_size)
-    options = ServeTarget(shared, _listening(service))
+    own = vars(target) | {"override_generation_config": _override(target.override_generation_config)}
+    options = ServeTarget(replace(_model_options(model, service), **own), _listening(service))
     _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 
@@ -244,6 +246,14 @@ def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: flo
     _check_template(model.chat_template)
     more = {"emulation": emulation, "chat_template": model.chat_template, "lora": _lora(model.lora_modules)}
     return model.engine.model_options(model.name, share, **more)
+
+
+def _override(text: str) -> dict[str, Any]:
+    """What --override-generation-config says."""
+    try:
+        return checked_settings(json.loads(text))
+    except ValueError as error:
+        raise UsageError(f"--override-generation-config {text}: {error}") from error
 
 
 def _lora(given: list[str] | None) -> "LoraModule | None":

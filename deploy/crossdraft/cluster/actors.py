@@ -188,6 +188,7 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
         pruning=pruning,
         chat_template=service.chat_template,
         tensor_parallel_size=service.tensor_parallel_size,
+        **service.model_dump(include={"generation_config", "override_generation_config"}),
     )
     if drafter is not None:
         return drafter_server(ServeDrafter(model, listening, drafter.affinity))

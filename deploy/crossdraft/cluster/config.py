@@ -32,6 +32,7 @@ from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import ConnectionLimits, Keys, KeysError
 from crossdraft.serving.logs import LogFormat
+from crossdraft.types.messages import checked_settings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
@@ -153,6 +154,14 @@ class Service(Part):
         return self
 
 
+class TargetService(Service):
+    """Replicas of a target."""
+
+    # As in `serve target`: whose sampling settings requests get that leave them out, and settings in place of these.
+    generation_config: str = "auto"  # or vllm, or a folder
+    override_generation_config: Annotated[dict[str, int | float], AfterValidator(checked_settings)] = {}
+
+
 class DrafterService(Service):
     """Replicas of a drafter."""
 
@@ -174,7 +183,7 @@ class ServedService(Part):
     """One model as clients see it: a target, drafters for it, and the orchestrators between them."""
 
     name: Name
-    target: Service
+    target: TargetService
     drafters: tuple[DrafterService, ...] = ()  # the default one first; none: plain decoding
     orchestrators: Annotated[Scale, BeforeValidator(_scale)] = Scale(max=1)  # beside the targets; or their number
     orchestrator_resources: Resources = Resources()
@@ -498,7 +507,8 @@ def tls_paths(tls: TlsFiles | None) -> tuple[Path, ...]:
 
 def _runs(service: Service) -> str:
     """Digest of what decides the outputs of a service's model."""
-    return digest_of(service.model, service.dtype, service.trust_remote_code)
+    deciding = {"model", "dtype", "trust_remote_code", "generation_config", "override_generation_config"}
+    return digest_of(service.model_dump(include=deciding))
 
 
 def slot_name(model: str, role: str, name: str, number: int) -> str:

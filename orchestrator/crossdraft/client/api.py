@@ -31,7 +31,16 @@ from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, sampling_of, without_trust, written
+from crossdraft.session.resolution import (
+    Models,
+    Prompts,
+    prompts_of,
+    resolve,
+    sampling_of,
+    with_defaults,
+    without_trust,
+    written,
+)
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, PlainController, TargetController
@@ -39,7 +48,7 @@ from crossdraft.speculation.estimates import Estimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
-from crossdraft.types.messages import PromptScored, Sample, SamplingOptions
+from crossdraft.types.messages import MODEL_SETTINGS, PromptScored, Sample, SamplingOptions
 from crossdraft.types.output import Names, PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, sampling_size, size_of
 from crossdraft.types.statistics import Statistics, statistics_of
@@ -236,8 +245,11 @@ class Generation(TokenStream):
         given = self._assignment
         assert self._driver is not None
         prompt_tokens = len(given.open_target.prompt)
+        options = given.open_target.options
+        settings = {name: getattr(options, name) for name in MODEL_SETTINGS} | {"max_tokens": given.max_tokens}
+        counts, times = finished.counts, self._driver.times()
         self.statistics = statistics_of(
-            given.method.name, self._num_speculative_tokens, prompt_tokens, finished.counts, self._driver.times()
+            given.method.name, self._num_speculative_tokens, prompt_tokens, counts, times, settings
         )
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
@@ -391,7 +403,7 @@ class Pipeline:
             RequestError: the request cannot be served by this pair.
         """
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
-        controller = self._learning
+        request, controller = with_defaults(request, models.target.defaults), self._learning
         if not drafting:
             models = Models(models.target, models.tokenization)
         elif not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later

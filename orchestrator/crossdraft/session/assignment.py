@@ -118,7 +118,7 @@ class Assignment:
             return f"it proposed id {draft_token.token} without the whole row that it was drawn from"
         if not len(row.ids) or row.ids.view(np.uint64).max() >= size:  # a negative id is huge as an unsigned number
             return f"the row of id {draft_token.token} has ids beyond {size - 1}"
-        shared = (self.method.shared_only or self.method.same_vocabulary) and not self.pair.same_vocabulary
+        shared = self.method.shared_only and len(self.pair.shared_drafter_ids) < self.pair.drafter.size
         if shared and draft_token.whose is Whose.DRAFTER and self.pair.to_target_ids(row.ids).min() < 0:
             return f"the row of id {draft_token.token} reaches outside the shared tokens"
         return "" if row.probability(draft_token.token) > 0 else f"the row of id {draft_token.token} cannot give it"

@@ -17,7 +17,16 @@ from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, Description, NoiseKey, OpenDrafter, OpenTarget, SamplingOptions
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Description,
+    LeftOut,
+    NoiseKey,
+    OpenDrafter,
+    OpenTarget,
+    SamplingDefaults,
+    SamplingOptions,
+)
 from crossdraft.types.output import Written
 from crossdraft.types.request import (
     Asked,
@@ -117,7 +126,7 @@ def resolve(
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
-    drawn = drawn or Secrets.drawn()
+    drawn, request = drawn or Secrets.drawn(), with_defaults(request, models.target.defaults)
     method = choose_method(request, models)
     prompts = prompts or prompts_of(request, models)
     sampling = sampling or sampling_of(request, models)
@@ -145,6 +154,13 @@ def resolve(
     if fault := fault_of_committed(assignment):
         raise RequestError(fault)
     return assignment
+
+
+def with_defaults(request: GenerationRequest, own: SamplingDefaults) -> GenerationRequest:
+    """With the target's own settings in place of what is left out; raises RequestError if they do not go together."""
+    options, tokens = own.fill(request.options), own.tokens(request.max_tokens)
+    same = options is request.options and tokens is request.max_tokens
+    return request if same else replace(request, options=options, max_tokens=tokens)
 
 
 def _as_asked(request: GenerationRequest, copies: bool) -> dict[str, Any]:
@@ -257,7 +273,8 @@ def requested_method(request: GenerationRequest, models: Models | None = None) -
         raise RequestError(f"unknown method {request.method!r}; {choice} {names}", "method")
     method = METHODS[request.method]
     name = f"method {method.name!r}"
-    seeded = request.seed is not None and not request.greedy
+    drawing = not (request.greedy or isinstance(request.options.temperature, LeftOut))
+    seeded = request.seed is not None and drawing
     for wrong, complaint in (
         (
             method.whole_draft and request.overlap is Overlap.ON,
@@ -357,7 +374,7 @@ def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
         RequestError: no id is left that may be drawn, or one is not the target's.
     """
     _check_ids(request, models)
-    tokenization, options = models.tokenization, request.options
+    tokenization, options = models.tokenization, models.target.defaults.fill(request.options)
     words = [ids for word in request.bad_words for ids in _bad_word_ids(word, tokenization)]
     ends = sorted(tokenization.vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
     allowed = frozenset(options.allowed_token_ids)
@@ -365,9 +382,7 @@ def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
         options,
         bad_word_ids=(*options.bad_word_ids, *words),
         end_ids=tuple(ends),
-        allowed_token_ids=tuple(allowed)
-        if len(allowed) < len(options.allowed_token_ids)
-        else options.allowed_token_ids,
+        allowed_token_ids=tuple(dict.fromkeys(options.allowed_token_ids)),
     )
     banned = {*ends, *(word[-1] for word in options.bad_word_ids)}
     if (allowed <= banned) if allowed else (tokenization.vocabulary.size <= len(banned)):
@@ -439,6 +454,7 @@ def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
         RequestError: it has no token, an id that the target does not have, or a chat that its template refuses.
         PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized.
     """
+    request = with_defaults(request, models.target.defaults)
     prompt, whole = request.prompt, request.truncate_prompt_tokens is None
     if isinstance(prompt, tuple) and whole:
         _check_room(len(prompt), request, models)

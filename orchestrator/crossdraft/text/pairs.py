@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 
-from crossdraft.text.letters import Ids, Letters
+from crossdraft.text.letters import AFTER_ALL, Ids, Letters
 from crossdraft.text.vocabulary import Trie, Vocabulary
 
 _NOT_SHARED = -1
@@ -16,19 +17,21 @@ class Pair:
     """The vocabularies of a target and of its drafter.
 
     A drafter token is shared if some target token has its letters. Control symbols are the same letter by
-    role only, unless the whole vocabulary is the same.
+    role only, unless the whole vocabulary is the same: then every id that both have is shared, whatever its role.
     """
 
     target: Vocabulary
     drafter: Vocabulary
-    same_vocabulary: bool = field(init=False)  # every id is the same token on both sides
+    # Every id that both have is the same token, and those that only one has are control symbols, such as padding rows.
+    same_vocabulary: bool = field(init=False)
     shared_drafter_ids: Ids = field(init=False, repr=False)  # shape (n,), ascending
     _target_ids: Ids = field(init=False, repr=False)  # shape (drafter.size,), -1 where not shared
 
     def __post_init__(self) -> None:
-        same = _form(self.target) == _form(self.drafter)
+        same = first_difference(self.target, self.drafter) is None
         if same:
             ids = np.arange(self.drafter.size, dtype=np.int64)
+            ids[self.target.size :] = _NOT_SHARED
         else:
             ids = np.array([_first_id(self.target, letters) for letters in self.drafter.letters], dtype=np.int64)
         ids.flags.writeable = False
@@ -79,12 +82,25 @@ class Pair:
         return ids if self._names is None else self._names[ids]
 
 
-def _form(vocabulary: Vocabulary) -> tuple[tuple[tuple[int, str], ...], list[Letters]]:
-    """Nameless ids and letters of a vocabulary; if these are equal, two vocabularies are the same."""
-    letters = list(vocabulary.letters)
-    for token, _ in vocabulary.nameless:
-        letters[token] = Letters("")
-    return vocabulary.nameless, letters
+def first_difference(target: Vocabulary, drafter: Vocabulary) -> int | None:
+    """The first id that is not the same token in both (`Pair.same_vocabulary`); None if there is none.
+
+    Control symbols are compared by content, not by role; a row without content, mere padding, goes with any of them.
+    """
+    pairs = zip_longest(_forms(target), _forms(drafter), fillvalue=AFTER_ALL)
+    return next((token for token, (one, other) in enumerate(pairs) if one != other and not _padding(one, other)), None)
+
+
+def _padding(one: str, other: str) -> bool:
+    return AFTER_ALL in (one, other) and one[0] == other[0]
+
+
+def _forms(vocabulary: Vocabulary) -> list[str]:
+    """Of each id its letters, or AFTER_ALL and the content of a control symbol."""
+    forms: list[str] = list(vocabulary.letters)
+    for token, content in (*vocabulary.nameless, *vocabulary.names.items()):
+        forms[token] = AFTER_ALL + content
+    return forms
 
 
 def _first_id(vocabulary: Vocabulary, letters: Letters) -> int:

@@ -8,7 +8,7 @@ from math import log10
 from statistics import fmean, pstdev
 
 from crossdraft.text.letters import Letters, from_bytes, is_plain
-from crossdraft.text.pairs import Pair
+from crossdraft.text.pairs import Pair, first_difference
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 
@@ -104,7 +104,7 @@ class CompatibilityReport:
     |T| and |D| count different letter strings, T∩D those that both have; control symbols count by role.
     """
 
-    same_vocabulary: bool  # all of the checks
+    same_vocabulary: bool  # as of `Pair`: the id map is the same; the other checks say in what else they differ
     checks: tuple[Check, ...]
     target_strings: int  # |T|
     drafter_strings: int  # |D|
@@ -133,7 +133,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
     pieces = Pieces(drafted)
     found = [pieces.compositions(letters) for letters in plain]
     return CompatibilityReport(
-        same_vocabulary=all(check.same for check in checks),
+        same_vocabulary=Pair(target.vocabulary, drafter.vocabulary).same_vocabulary,
         checks=checks,
         target_strings=len(ours),
         drafter_strings=len(theirs),
@@ -157,25 +157,25 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
 def _checks(target: Tokenization, drafter: Tokenization) -> tuple[Check, ...]:
     ours, theirs = target.vocabulary, drafter.vocabulary
     size = "" if ours.size == theirs.size else f"{ours.size} and {theirs.size} ids"
+    texts = {text: target.encode_prompt(text) for text in TEST_STRINGS}
     found = {
         "size": size,
-        "id map": size or _first_id_that_differs(ours, theirs),
+        "id map": _first_id_that_differs(ours, theirs),
         "special tokens": _special_difference(ours, theirs),
-        "encodings": _first_difference(lambda text: target.encode_prompt(text) == drafter.encode_prompt(text)),
-        "decodings": size
-        or _first_difference(lambda text: target.shown(ids := target.encode_prompt(text)) == drafter.shown(ids)),
+        "encodings": _first_difference(lambda text: texts[text] == drafter.encode_prompt(text)),
+        "decodings": _first_difference(lambda text: target.shown(texts[text]) == drafter.shown(texts[text])),
     }
     return tuple(Check(name, not detail, detail) for name, detail in found.items())
 
 
 def _first_id_that_differs(ours: Vocabulary, theirs: Vocabulary) -> str:
-    if Pair(ours, theirs).same_vocabulary:
+    if (token := first_difference(ours, theirs)) is None:
         return ""
-    control = {token for token, _ in (*ours.nameless, *theirs.nameless)}
-    for token, (one, other) in enumerate(zip(ours.letters, theirs.letters, strict=True)):
-        if token not in control and one != other:
-            return f"id {token} is {one!r} and {other!r}"
-    return ""
+    return f"id {token} is {_letters(ours, token)!r} and {_letters(theirs, token)!r}"
+
+
+def _letters(vocabulary: Vocabulary, token: int) -> str:
+    return vocabulary.letters[token] if token < vocabulary.size else ""
 
 
 def _special_difference(ours: Vocabulary, theirs: Vocabulary) -> str:

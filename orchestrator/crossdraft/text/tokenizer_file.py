@@ -1,8 +1,8 @@
 """A tokenizer.json and the roles of its special tokens, from a folder or the Hugging Face hub."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
+OWN, NEUTRAL = "auto", "vllm"  # whose sampling settings are a model's defaults, as of vLLM's --generation-config
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 Find = Callable[[str], Path | None]  # file name -> where it is, None if there is no such file
@@ -35,6 +36,7 @@ class LoadedTokenizer:
     stops: tuple[int, ...]  # ids that end an output, ascending
     vocabulary_size: int  # that config.json names, which the row's length is; else that of the tokenizer
     chat_template: ChatTemplate | None = None
+    generation: Config = field(default_factory=dict)  # generation_config.json, if its sampling settings count
 
     def tokenization(self, side: Side, size: int | None = None) -> Tokenization:
         """For a model of `size` ids, by default of `vocabulary_size`; raises ValueError if it cannot be used."""
@@ -43,18 +45,25 @@ class LoadedTokenizer:
         return Tokenization(self.tokenizer_json, vocabulary)
 
 
-def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> LoadedTokenizer:
+def load_tokenizer_json(
+    folder_or_hub_id: str, template: Path | None = None, generation_config: str = NEUTRAL
+) -> LoadedTokenizer:
     """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json.
 
-    The end symbols are those of generation_config.json, else of config.json, else of tokenizer_config.json. A
-    single one is END_OF_SEQUENCE; of several, those with a usual end-of-turn name are END_OF_TURN. The chat template is
-    `template`, if it is given.
+    `generation_config` is OWN, NEUTRAL, or the folder or hub id whose generation_config.json is read in place of the
+    model's own.
+
+    The end symbols are those of all these files that the model has rows for. A single one is END_OF_SEQUENCE; of
+    several, those with a usual end-of-turn name are END_OF_TURN. The chat template is `template`, if it is given.
 
     Raises:
         TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
         ValueError: one of the files is damaged.
     """
-    find = _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
+    find = _files_of(folder_or_hub_id)
+    elsewhere = None if generation_config in (OWN, NEUTRAL) else _files_of(generation_config)("generation_config.json")
+    if elsewhere is None and generation_config not in (OWN, NEUTRAL):
+        raise ValueError(f"{generation_config} has no generation_config.json: name another folder, {OWN} or {NEUTRAL}")
     path = find("tokenizer.json")
     if path is None:
         raise TokenizerMissing(_missing(folder_or_hub_id, any(find(name) for name in _SENTENCEPIECE_FILES)))
@@ -64,13 +73,16 @@ def load_tokenizer_json(folder_or_hub_id: str, template: Path | None = None) -> 
     tokenizer = _parsed(tokenizer_json, path)
     settings = _read(find("tokenizer_config.json"))
     config = _read(find("config.json"))
-    ends = _ends(tokenizer, [_read(find("generation_config.json")), config], settings)
-    begin = _id_of(tokenizer, settings.get("bos_token"))
-    roles = dict.fromkeys([] if begin is None else [begin], ControlRole.BEGIN_OF_SEQUENCE)
+    generation = _read(elsewhere or find("generation_config.json"))
+    size = _size(config, tokenizer)
+    begins = _rows([_id_of(tokenizer, settings.get("bos_token"))], size)
+    ends = _ends(tokenizer, (generation, config, _text_part(config)), settings, size)
+    roles = dict.fromkeys(begins, ControlRole.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
     chat_template = _chat_template(template or find("chat_template.jinja"), settings)
-    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), _size(config, tokenizer), chat_template)
+    settings_count = {} if generation_config == NEUTRAL else generation
+    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), size, chat_template, settings_count)
 
 
 def _missing(source: str, sentencepiece: bool) -> str:
@@ -80,6 +92,10 @@ def _missing(source: str, sentencepiece: bool) -> str:
             "AutoTokenizer and save_pretrained it into the model's folder"
         )
     return f"{source} has no tokenizer.json; give the folder or hub id of a model with a fast tokenizer"
+
+
+def _files_of(folder_or_hub_id: str) -> Find:
+    return _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
 
 
 def _in_folder(folder: Path) -> Find:
@@ -135,18 +151,28 @@ def _chat_template(path: Path | None, settings: Config) -> ChatTemplate | None:
 
 
 def _size(config: Config, tokenizer: Tokenizer) -> int:
-    # A model that also sees or hears keeps the settings of its text part apart.
-    named = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    named = config.get("vocab_size") or _text_part(config).get("vocab_size")
     return named or 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def _ends(tokenizer: Tokenizer, configs: list[Config], settings: Config) -> list[int]:
-    named = _id_of(tokenizer, settings.get("eos_token"))
+def _text_part(config: Config) -> Config:
+    """A model that also sees or hears keeps the settings of its text part apart."""
+    part: Config = config.get("text_config") or {}
+    return part
+
+
+def _ends(tokenizer: Tokenizer, configs: Sequence[Config], settings: Config, size: int) -> list[int]:
+    """Those that any file names. Beside others an id that is text is none: it is the default of an architecture."""
+    found: list[int] = []
+    added = tokenizer.get_added_tokens_decoder()
     for config in configs:
-        ids = config.get("eos_token_id")
-        if ids is not None:
-            return ids if isinstance(ids, list) else [ids]
-    return [] if named is None else [named]
+        found += [token for token in _rows(config.get("eos_token_id"), size) if not found or token in added]
+    return list(dict.fromkeys(found + _rows([_id_of(tokenizer, settings.get("eos_token"))], size)))
+
+
+def _rows(ids: object, size: int) -> list[int]:
+    """Those of an id, or of a list of them, that the model has rows for."""
+    return [token for token in (ids if isinstance(ids, list) else [ids]) if type(token) is int and 0 <= token < size]
 
 
 def _id_of(tokenizer: Tokenizer, token: str | Config | None) -> int | None:

@@ -3,7 +3,9 @@
 Only `crossdraft.rpc` converts them to protobuf messages and back.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters
@@ -15,6 +17,23 @@ MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of 
 MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
 MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 PENALTIES = "must be between -2 and 2"
+# Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
+MODEL_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class LeftOut:
+    """Marks a number that a request does not name: the model's own setting counts instead, if it has one."""
+
+
+class LeftOutFloat(LeftOut, float):
+    """Equal to the number that counts where the model has no setting."""
+
+
+class LeftOutInt(LeftOut, int):
+    """The same of a whole number."""
+
+
+ALL, NONE, ONE = LeftOutInt(0), LeftOutFloat(0.0), LeftOutFloat(1.0)
 
 
 @dataclass(frozen=True)
@@ -27,17 +46,20 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How logits become a row; options are applied in the order of transformers.
+    """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
+
+    What a request leaves out of MODEL_SETTINGS are the model's own settings; given numbers count, also if they are
+    those below.
 
     Raises:
         ValueError: an option is out of its range; the message says which, and the range.
     """
 
-    temperature: float = 1.0  # 0 is greedy: a one-hot row
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # of ids in prompt or output, as in transformers
+    temperature: float = ONE  # 0 is greedy: a one-hot row
+    top_k: int = ALL  # 0: all
+    top_p: float = ONE
+    min_p: float = NONE
+    repetition_penalty: float = ONE  # of ids in prompt or output, as in transformers
     presence_penalty: float = 0.0  # subtracted from the logits of ids in the output, as in vLLM
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
     frequency_penalty: float = 0.0  # as presence_penalty, for each time that an id is there
@@ -79,6 +101,69 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
+class SamplingDefaults:
+    """A model's own settings, for requests that leave them out; None: it has none.
+
+    Raises:
+        ValueError: one of them is no number, or out of its range.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    most_tokens: int | None = None  # of any output, whatever its request asks for
+
+    def __post_init__(self) -> None:
+        for name, value in self.given.items():
+            least, whole = name.endswith("_tokens"), name == "top_k" or name.endswith("_tokens")
+            if type(value) is not int and (whole or type(value) is not float):
+                raise ValueError(f"{name} must be a {'whole ' * whole}number, got {value!r}")
+            if value < least:
+                raise ValueError(f"{name} must be {int(least)} or more, got {value}")
+        self.fill(SamplingOptions())
+
+    @staticmethod
+    def of(config: Mapping[str, Any], most_tokens: Any = None) -> "SamplingDefaults":
+        """Those of a generation_config.json; raises ValueError."""
+        named = {name: config.get(name) for name in MODEL_SETTINGS}
+        named |= {"top_k": 0} if named["top_k"] == -1 else {}  # vLLM's other word for all
+        return SamplingDefaults(**named, max_tokens=config.get("max_new_tokens"), most_tokens=most_tokens)
+
+    @property
+    def given(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def fill(self, options: SamplingOptions) -> SamplingOptions:
+        """The options with these settings, and else plain numbers, in place of what was left out."""
+        left = [name for name in MODEL_SETTINGS if isinstance(getattr(options, name), LeftOut)]
+        filled = {name: _settled(getattr(options, name), getattr(self, name)) for name in left}
+        return replace(options, **filled) if filled else options
+
+    def tokens(self, asked: int) -> int:
+        """`max_tokens` of a request for so many."""
+        tokens: int = _settled(asked, self.max_tokens)
+        return min(tokens, self.most_tokens or tokens)
+
+
+def _settled(number: Any, own: Any) -> Any:
+    """The number, if a request names it; else the model's own, if there is one, or the same number as a plain one."""
+    left_out = isinstance(number, LeftOut)
+    return number if not left_out else +number if own is None else own
+
+
+def checked_settings(given: Any) -> dict[str, Any]:
+    """What overrides settings of a generation_config.json, by its names; raises ValueError."""
+    names = (*MODEL_SETTINGS, "max_new_tokens")
+    if not (isinstance(given, dict) and {*given} <= {*names}):
+        raise ValueError(f"it must be an object with some of {', '.join(names)}")
+    SamplingDefaults.of(given)
+    return given
+
+
+@dataclass(frozen=True)
 class Description:
     """A service's description of its model; with it an orchestrator needs no model files."""
 
@@ -94,6 +179,7 @@ class Description:
     )
     copies: bool = False  # an n-gram drafter, which copies bytes of the text; methods that need shared tokens refuse it
     chat_template: ChatTemplate | None = None
+    defaults: SamplingDefaults = SamplingDefaults()  # of a target
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Self
 
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, LeftOut, LeftOutInt, SamplingOptions
 from crossdraft.types.trees import MOST_NODES
 
 
@@ -61,6 +61,7 @@ class Chat:
 
 Prompt = str | tuple[int, ...] | Chat  # ids are the target's
 MOST_PATHS = 16
+MAX_TOKENS = LeftOutInt(128)
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 
 # Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
@@ -147,7 +148,7 @@ class GenerationRequest:
     prompt: Prompt
     method: str | None = None  # None: the default for temperature, seed and pair
     num_speculative_tokens: int = 5  # draft tokens of a lock-step round
-    max_tokens: int = 128  # 0: the prompt is read, and nothing is generated
+    max_tokens: int = MAX_TOKENS  # 0: the prompt is read, and nothing is generated; left out: the model's own
     options: SamplingOptions = field(default_factory=SamplingOptions)
     drafter_temperature: float | None = None  # None: the target's
     row_width: int = 64  # ids of a draft token's row; the drafter draws among them
@@ -192,7 +193,7 @@ class GenerationRequest:
             (self.prompt != (), "prompt", "the prompt is empty; give at least one token id"),
             (self.max_tokens >= 0, "max_tokens", f"max_tokens must be at least 0, got {self.max_tokens}"),
             (
-                least <= self.max_tokens,
+                least <= self.max_tokens or isinstance(self.max_tokens, LeftOut),
                 "min_tokens",
                 f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, got {least}",
             ),

@@ -93,6 +93,7 @@ class Statistics(Times):
     speculated: int = 0  # passes sent while another was in flight
     runs: int = 0  # passes that asked the target for several tokens of its own
     undrafted: str = ""  # why the drafter stood aside the last time, or why it drafted nothing; empty if it was lost
+    settings: Mapping[str, float] = field(default_factory=dict)  # of sampling, and max_tokens
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
@@ -200,7 +201,12 @@ class Counts:
 
 
 def statistics_of(
-    method: str, num_speculative_tokens: int, prompt_tokens: int, counts: Counts, times: Times
+    method: str,
+    num_speculative_tokens: int,
+    prompt_tokens: int,
+    counts: Counts,
+    times: Times,
+    settings: Mapping[str, float] | None = None,
 ) -> Statistics:
     """The final figures of a session: its counts and measured times under their own names, its tokens by kind."""
     own = {one.name for one in fields(Statistics)}
@@ -208,7 +214,7 @@ def statistics_of(
         one.name: getattr(record, one.name) for record in (counts, times) for one in fields(record) if one.name in own
     }
     figures |= {name: tuple(figures[name]) for name in ("drafted_at", "judged_at", "accepted_at")}
-    figures |= {kind.value: counts.kinds[kind] for kind in Kind}
+    figures |= {kind.value: counts.kinds[kind] for kind in Kind} | {"settings": settings or {}}
     return Statistics(
         method=method, num_speculative_tokens=num_speculative_tokens, prompt_tokens=prompt_tokens, **figures
     )

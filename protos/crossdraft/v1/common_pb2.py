@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x82\x02\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\x12\x32\n\rchat_template\x18\n \x01(\x0b\x32\x1b.crossdraft.v1.ChatTemplate\"\x86\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x37\n\x06tokens\x18\x02 \x03(\x0b\x32\'.crossdraft.v1.ChatTemplate.TokensEntry\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\x0e\n\x0c\x43loseSession\"*\n\x0cSessionEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xfc\x02\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBias\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12(\n\x0c\x62\x61\x64_word_ids\x18\n \x03(\x0b\x32\x12.crossdraft.v1.Ids\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x0c \x03(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"\x12\n\x03Ids\x12\x0b\n\x03ids\x18\x01 \x03(\r\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"4\n\x07Numbers\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x07IdLists\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12#\n\x03ids\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"\xd6\x01\n\x04Rows\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\x12%\n\x05large\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12%\n\x05small\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x0e\n\x06logged\x18\x04 \x03(\r\x12\x19\n\x11log_probabilities\x18\x05 \x03(\x02\x12\x0e\n\x06likely\x18\x06 \x03(\r\x12 \n\x18likely_log_probabilities\x18\x07 \x03(\x02\"a\n\x08WholeRow\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x12\x19\n\x11log_probabilities\x18\x03 \x03(\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xb5\x02\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\x12\x32\n\rchat_template\x18\n \x01(\x0b\x32\x1b.crossdraft.v1.ChatTemplate\x12\x31\n\x08\x64\x65\x66\x61ults\x18\x0b \x01(\x0b\x32\x1f.crossdraft.v1.SamplingDefaults\"\xa0\x02\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x18\n\x0bmost_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\x0e\n\x0c_most_tokens\"\x86\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x37\n\x06tokens\x18\x02 \x03(\x0b\x32\'.crossdraft.v1.ChatTemplate.TokensEntry\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\x0e\n\x0c\x43loseSession\"*\n\x0cSessionEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x9a\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBias\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12(\n\x0c\x62\x61\x64_word_ids\x18\n \x03(\x0b\x32\x12.crossdraft.v1.Ids\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x0c \x03(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\x12\n\x03Ids\x12\x0b\n\x03ids\x18\x01 \x03(\r\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"4\n\x07Numbers\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x07IdLists\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12#\n\x03ids\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"\xd6\x01\n\x04Rows\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\x12%\n\x05large\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12%\n\x05small\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x0e\n\x06logged\x18\x04 \x03(\r\x12\x19\n\x11log_probabilities\x18\x05 \x03(\x02\x12\x0e\n\x06likely\x18\x06 \x03(\r\x12 \n\x18likely_log_probabilities\x18\x07 \x03(\x02\"a\n\x08WholeRow\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x12\x19\n\x11log_probabilities\x18\x03 \x03(\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=45
   _globals['_DESCRIBEREQUEST']._serialized_end=62
   _globals['_DESCRIPTION']._serialized_start=65
-  _globals['_DESCRIPTION']._serialized_end=323
-  _globals['_CHATTEMPLATE']._serialized_start=326
-  _globals['_CHATTEMPLATE']._serialized_end=460
-  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_start=415
-  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_end=460
-  _globals['_CONTROL']._serialized_start=462
-  _globals['_CONTROL']._serialized_end=497
-  _globals['_OPENED']._serialized_start=499
-  _globals['_OPENED']._serialized_end=528
-  _globals['_CLOSESESSION']._serialized_start=530
-  _globals['_CLOSESESSION']._serialized_end=544
-  _globals['_SESSIONENDED']._serialized_start=546
-  _globals['_SESSIONENDED']._serialized_end=588
-  _globals['_SAMPLINGOPTIONS']._serialized_start=591
-  _globals['_SAMPLINGOPTIONS']._serialized_end=971
-  _globals['_IDS']._serialized_start=973
-  _globals['_IDS']._serialized_end=991
-  _globals['_LOGITBIAS']._serialized_start=993
-  _globals['_LOGITBIAS']._serialized_end=1030
-  _globals['_NOISEKEY']._serialized_start=1032
-  _globals['_NOISEKEY']._serialized_end=1072
-  _globals['_NUMBERS']._serialized_start=1074
-  _globals['_NUMBERS']._serialized_end=1126
-  _globals['_IDLISTS']._serialized_start=1128
-  _globals['_IDLISTS']._serialized_end=1190
-  _globals['_ROWS']._serialized_start=1193
-  _globals['_ROWS']._serialized_end=1407
-  _globals['_WHOLEROW']._serialized_start=1409
-  _globals['_WHOLEROW']._serialized_end=1506
+  _globals['_DESCRIPTION']._serialized_end=374
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=377
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=665
+  _globals['_CHATTEMPLATE']._serialized_start=668
+  _globals['_CHATTEMPLATE']._serialized_end=802
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_start=757
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_end=802
+  _globals['_CONTROL']._serialized_start=804
+  _globals['_CONTROL']._serialized_end=839
+  _globals['_OPENED']._serialized_start=841
+  _globals['_OPENED']._serialized_end=870
+  _globals['_CLOSESESSION']._serialized_start=872
+  _globals['_CLOSESESSION']._serialized_end=886
+  _globals['_SESSIONENDED']._serialized_start=888
+  _globals['_SESSIONENDED']._serialized_end=930
+  _globals['_SAMPLINGOPTIONS']._serialized_start=933
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1343
+  _globals['_IDS']._serialized_start=1345
+  _globals['_IDS']._serialized_end=1363
+  _globals['_LOGITBIAS']._serialized_start=1365
+  _globals['_LOGITBIAS']._serialized_end=1402
+  _globals['_NOISEKEY']._serialized_start=1404
+  _globals['_NOISEKEY']._serialized_end=1444
+  _globals['_NUMBERS']._serialized_start=1446
+  _globals['_NUMBERS']._serialized_end=1498
+  _globals['_IDLISTS']._serialized_start=1500
+  _globals['_IDLISTS']._serialized_end=1562
+  _globals['_ROWS']._serialized_start=1565
+  _globals['_ROWS']._serialized_end=1779
+  _globals['_WHOLEROW']._serialized_start=1781
+  _globals['_WHOLEROW']._serialized_end=1878
 # @@protoc_insertion_point(module_scope)

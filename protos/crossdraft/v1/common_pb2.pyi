@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies", "chat_template")
+    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies", "chat_template", "defaults")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     CONTROLS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Description(_message.Message):
     AFFINITY_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_json: str
     controls: _containers.RepeatedCompositeFieldContainer[Control]
@@ -32,7 +33,26 @@ class Description(_message.Message):
     affinity: str
     copies: bool
     chat_template: ChatTemplate
-    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ...) -> None: ...
+    defaults: SamplingDefaults
+    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ..., defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ...) -> None: ...
+
+class SamplingDefaults(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "most_tokens")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int
+    most_tokens: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ..., most_tokens: _Optional[int] = ...) -> None: ...
 
 class ChatTemplate(_message.Message):
     __slots__ = ("source", "tokens")

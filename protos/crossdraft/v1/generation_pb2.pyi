@@ -210,7 +210,14 @@ class Ended(_message.Message):
     def __init__(self, id: _Optional[str] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("method", "num_speculative_tokens", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "draft_tokens", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "drafted_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "runs", "undrafted", "lanes")
+    __slots__ = ("method", "num_speculative_tokens", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "draft_tokens", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "drafted_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "runs", "undrafted", "lanes", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +263,7 @@ class Statistics(_message.Message):
     RUNS_FIELD_NUMBER: _ClassVar[int]
     UNDRAFTED_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     method: str
     num_speculative_tokens: int
     prompt_tokens: int
@@ -301,7 +309,8 @@ class Statistics(_message.Message):
     runs: int
     undrafted: str
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
-    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., runs: _Optional[int] = ..., undrafted: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, float]
+    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., runs: _Optional[int] = ..., undrafted: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., settings: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("role", "bytes_sent", "bytes_received", "trip_counts", "trip_seconds", "queued_seconds", "model_seconds", "codec_seconds", "open_seconds", "idle_seconds", "lost")

@@ -1,10 +1,11 @@
-"""From logits to distributions, as transformers defines them, and from distributions to what travels and is drawn from.
+"""From logits to distributions, as transformers and vLLM define them, then to what travels and is drawn from.
 
 Bias and ids that may be drawn, penalties (presence and frequency as in vLLM), ids that may not be drawn yet or here,
-temperature, top_k, top_p, min_p, in this order and in float64.
+temperature, min_p, top_k, top_p, in this order and in float64.
 A row's distribution is bitwise the same whatever rows are computed beside it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -182,7 +183,7 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
 
 @torch.inference_mode()
 def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """Temperature (0: one-hot rows), top_k, top_p and min_p of floating scores (n, V): float64 distributions.
+    """Temperature (0: one-hot rows), min_p, top_k and top_p of floating scores (n, V): float64 distributions.
 
     A row of scores that are not finite has no probability above 0: whoever draws from it raises ValueError.
     """
@@ -191,14 +192,13 @@ def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
     scores = scores.to(torch.float64, copy=True)
     # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
     scores.sub_(scores.amax(-1, keepdim=True)).div_(options.temperature)
+    if options.min_p > 0:
+        scores.masked_fill_(scores < math.log(options.min_p), -torch.inf)
     if 0 < options.top_k < scores.shape[-1]:
         least = scores.topk(options.top_k).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
     if options.top_p < 1:
         scores = _nucleus(scores, options.top_p)
-    if options.min_p > 0:
-        probabilities = scores.softmax(-1)
-        scores = scores.masked_fill(probabilities < options.min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
     return scores.softmax(-1)
 
 

@@ -35,8 +35,8 @@ from crossdraft.engine.compatibility import FAILURES, embedding_weight, length_o
 from crossdraft.engine.device import device_of, leave_out_cudnn
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
 from crossdraft.text.frequencies import read_frequencies
-from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
-from crossdraft.types.messages import Description
+from crossdraft.text.tokenizer_file import NEUTRAL, OWN, TokenizerMissing, load_tokenizer_json
+from crossdraft.types.messages import Description, SamplingDefaults
 from crossdraft.types.rows import Ids
 
 QUANTIZATIONS = ("int8",)  # weight-only, by torchao
@@ -99,6 +99,8 @@ def load_model(
     quantization: str | None = None,  # of QUANTIZATIONS; a checkpoint that is quantized already names none
     ranks: int = 1,  # processes that share the weights, of which this is one: as `tensor_parallel` has made it
     lora: LoraModule | None = None,
+    generation_config: str = NEUTRAL,  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
+    override: Mapping[str, Any] | None = None,  # settings in place of these, by the names of generation_config.json
 ) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
 
@@ -115,7 +117,8 @@ def load_model(
     runs_on = device_of(device)
     source = _source(name)
     try:
-        tokenizer = load_tokenizer_json(source, template)
+        tokenizer = load_tokenizer_json(source, template, generation_config)
+        defaults = sampling_defaults(tokenizer.generation, generation_config, override or {})
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
@@ -137,11 +140,28 @@ def load_model(
         context=length_of(model, max_length),
         fingerprint="",
         chat_template=tokenizer.chat_template,
+        defaults=defaults,
     )
     kept = None if pruning is None else pruning.ids_of(description)
     if kept is not None:
         cut_head(model, kept)
     return LoadedModel(model, description, kept, max_length, _digest(weights))
+
+
+def sampling_defaults(own: Mapping[str, Any], source: str, override: Mapping[str, Any]) -> SamplingDefaults:
+    """The defaults of requests, by a generation_config.json of this source (`load_tokenizer_json`).
+
+    As in vLLM `max_new_tokens` is a limit of all outputs, too, unless it is from the model's own file.
+
+    Raises:
+        ValueError: a value is of a wrong type or out of its range.
+    """
+    settings = {**own, **override}
+    limited = override if source in (OWN, NEUTRAL) else settings
+    try:
+        return SamplingDefaults.of(settings, limited.get("max_new_tokens"))
+    except ValueError as error:
+        raise ValueError(f"generation_config.json, or what overrides it: {error}; mend it, or leave it out") from error
 
 
 def fingerprint(description: Description, weights: str) -> str:

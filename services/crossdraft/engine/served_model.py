@@ -1,9 +1,10 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.tokenizer_file import NEUTRAL
 from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
@@ -45,6 +47,8 @@ class ModelOptions:
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
     tensor_parallel_size: int = 1  # processes that share it, each with a device of its own (`tensor_parallel`)
     lora: LoraModule | None = None
+    generation_config: str = NEUTRAL  # of a target: as in `load_model`
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +155,8 @@ def load(options: ModelOptions) -> LoadedModel:
         options.quantization,
         options.tensor_parallel_size,
         options.lora,
+        options.generation_config,
+        options.override_generation_config,
     )
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
-from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingOptions
+from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingDefaults, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.v1 import drafter_pb2 as drafter_pb
@@ -109,10 +109,11 @@ def decode_seconds(microseconds: int) -> float:
 
 
 def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
-    """Sampling options, in full: no field is left to its default."""
+    """Sampling options, in full: a field that is left to its default is zero."""
     bias = [pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias]
     words = [pb.Ids(ids=word) for word in options.bad_word_ids]
-    return pb.SamplingOptions(**vars(options) | {"logit_bias": bias, "bad_word_ids": words})
+    zeros = {"top_k": options.top_k or None, "min_p": options.min_p or None}
+    return pb.SamplingOptions(**vars(options) | zeros | {"logit_bias": bias, "bad_word_ids": words})
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
@@ -150,6 +151,7 @@ def encode_description(description: Description) -> pb.Description:
         **vars(description)
         | {
             "controls": [pb.Control(id=token, role=role) for token, role in description.controls],
+            "defaults": description.defaults.given or None,
             "chat_template": template and pb.ChatTemplate(source=template.source, tokens=dict(template.tokens)),
         }
     )
@@ -171,7 +173,7 @@ def decode_description(message: pb.Description) -> Description:
     """What a service says of its model.
 
     Raises:
-        BadMessage: no ids, no context, ids outside the vocabulary, or a role that is not known.
+        BadMessage: no ids, no context, ids outside the vocabulary, an unknown role, or a default out of its range.
     """
     if not (message.vocabulary_size and message.context and message.tokenizer_json and message.fingerprint):
         raise BadMessage("a description needs vocabulary_size, context, tokenizer_json and fingerprint")
@@ -186,9 +188,13 @@ def decode_description(message: pb.Description) -> Description:
     given = plain_fields(message)
     given["controls"] = tuple(zip(controls, (control.role for control in message.controls), strict=True))
     given["stops"] = stops
-    return Description(
-        **given, chat_template=_decode_template(message.chat_template) if message.HasField("chat_template") else None
-    )
+    if message.HasField("chat_template"):
+        given["chat_template"] = _decode_template(message.chat_template)
+    try:
+        defaults = SamplingDefaults(**{field.name: value for field, value in message.defaults.ListFields()})
+    except ValueError as error:
+        raise BadMessage(f"defaults: {error}") from error
+    return Description(**given, defaults=defaults)
 
 
 def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:

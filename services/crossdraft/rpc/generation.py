@@ -29,7 +29,7 @@ from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
 from crossdraft.session.events import Reason
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.messages import MODEL_SETTINGS, LeftOut
 from crossdraft.types.output import PromptToken, ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, LaneFigures, Statistics, Trips
@@ -91,13 +91,15 @@ DEFAULTS = {one.name: one.default for one in fields(GenerationRequest)}
 
 
 def encode_request(asked: Generate) -> pb.GenerateRequest:
-    """One request. Fields that have the default of both sides are left unset.
+    """One request. Fields that have the default of both sides, or are left out, are unset.
 
     Raises:
         ValueError: a value does not fit its field; the text says which.
     """
     request = asked.request
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
+    if not isinstance(request.max_tokens, LeftOut):
+        given["max_tokens"] = request.max_tokens
     try:
         message = pb.GenerateRequest(
             **given,
@@ -107,8 +109,15 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
             together=asked.together,
             overlap=request.overlap.name,
         )
-        if request.options != SamplingOptions():
-            message.options.CopyFrom(codec.encode_options(request.options))
+        options = codec.encode_options(request.options)
+        for name in MODEL_SETTINGS:
+            number = getattr(request.options, name)
+            if isinstance(number, LeftOut):
+                options.ClearField(name)
+            else:  # also if it is zero
+                setattr(options, name, number)
+        if options.ByteSize():
+            message.options.CopyFrom(options)
         _encode_prompt(request.prompt, message)
     except TypeError as error:
         raise ValueError(str(error)) from error
@@ -242,7 +251,8 @@ def _encode_lane(lane: LaneFigures) -> pb.Lane:
 
 
 def _decode_statistics(message: pb.Statistics) -> Statistics:
-    return Statistics(**codec.plain_fields(message) | {"lanes": tuple(map(_decode_lane, message.lanes))})
+    given = {"lanes": tuple(map(_decode_lane, message.lanes)), "settings": dict(message.settings)}
+    return Statistics(**codec.plain_fields(message) | given)
 
 
 def _decode_lane(message: pb.Lane) -> LaneFigures:

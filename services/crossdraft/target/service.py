@@ -1,6 +1,7 @@
 """The target service: sessions on one model, which answer passes over trees after the committed ids, and its server."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import Ids, Row
 from crossdraft.types.trees import TokenTree
 
+log = logging.getLogger(__name__)
 Request = Pass | FetchRow | RunTo | ScorePrompt
 Reply = PassDone | RowFetched | PromptScored
 TargetServer = Server[OpenTarget, Request, Reply]
@@ -365,4 +367,7 @@ async def target_server(options: ServeTarget) -> TargetServer:
         ValueError: the model cannot be run with these options.
     """
     running = await asyncio.to_thread(options.run, options.model, Side.TARGET)
+    if own := running.description.defaults.given:
+        text = "the model's own settings are the defaults of requests, %s; if not intended: --generation-config vllm"
+        log.warning(text, own)
     return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)

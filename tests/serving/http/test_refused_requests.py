@@ -65,7 +65,12 @@ HOW = "speculative"
             f"{HOW}.min_draft_tokens",
             f"at most {HOW}.max_draft_tokens",
         ),
-        (COMPLETIONS, SAY | {"seed": 1, HOW: {"method": "coupled"}}, f"{HOW}.method", "use the method 'seeded'"),
+        (
+            COMPLETIONS,
+            SAY | {"seed": 1, "temperature": 1, HOW: {"method": "coupled"}},
+            f"{HOW}.method",
+            "use the method 'seeded'",
+        ),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, CHATTING | {"tools": [{}]}, "tools", "tools is not served: leave it out"),
         (CHAT, CHATTING | {"tools": [{}], "tool_choice": "auto"}, "tools", "tools is not served: leave it out"),

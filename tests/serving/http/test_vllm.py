@@ -9,12 +9,38 @@ from crossdraft.cli.options import CorsOptions
 from crossdraft.client.api import software
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
+from crossdraft.session.resolution import with_defaults
+from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import KEY, MESSAGES, Front, front
 from tests.serving.http.faults import CHAT, COMPLETIONS, fault
 
 IDS = [5, 9, 7, 0]  # of the output
 PROMPT = [1, *b"Say"]
+
+
+@pytest.mark.parametrize(
+    ("given", "due"),
+    [
+        ({}, (0.5, 20, 0.8, 0.1, 1.05)),
+        (dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "repetition_penalty")), (0.5, 20, 0.8, 0.1, 1.05)),
+        ({"temperature": 1.0, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}, (1.0, 0, 1.0, 0.0, 1.0)),
+        ({"top_k": 0}, (0.5, 0, 0.8, 0.1, 1.05)),
+    ],
+)
+async def test_what_a_body_leaves_out_is_the_models_own(
+    served: Front, outputs: FakeBackend, given: dict[str, object], due: tuple[float, ...]
+) -> None:
+    own = SamplingDefaults(0.5, 20, 0.8, 0.1, 1.05, 700, 900)
+    for route, body, tokens in (
+        (COMPLETIONS, {"prompt": "Say"}, 16),  # as with OpenAI and vLLM, whatever the model's own
+        (COMPLETIONS, {"prompt": "Say", "max_tokens": 1000}, 900),
+        (CHAT, {"messages": MESSAGES}, 700),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 5}, 5),
+    ):
+        assert (await served.http.post(route, json={"model": "toy", **body, **given})).status_code == 200
+        request = with_defaults(outputs.requests[-1].generation, own)
+        assert (request.options, request.max_tokens) == (SamplingOptions(*due), tokens)
 
 
 async def test_ping_and_version(served: Front) -> None:

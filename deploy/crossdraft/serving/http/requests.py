@@ -27,11 +27,13 @@ from pydantic_core import PydanticKnownError
 
 from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, LeftOutInt
 from crossdraft.types.request import Chat, Message, Prompt
 from crossdraft.types.trees import MOST_NODES
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
+WHAT_FITS = LeftOutInt(MAX_TOKENS)
+OWN = "By default the model's own setting, or"
 MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
@@ -88,6 +90,10 @@ Whole = Annotated[int, NO_BOOLEAN]
 # OpenAPI document instead of JSON Schema's `minimum` and `maximum`.
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), NO_BOOLEAN]
+Nucleus = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NO_BOOLEAN]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NO_BOOLEAN]
+Largest = Annotated[int, Field(ge=-1, lt=2**31), NO_BOOLEAN]
+Penalty = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
 DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
@@ -180,13 +186,13 @@ class GenerationBody(Body):
 
     model: str | None = Field(None, max_length=500, description="May be left out where only one is served.")
     n: Whole = Field(1, ge=1, le=128)
-    temperature: Number = Field(1.0, ge=0)
-    top_p: Number = Field(1.0, gt=0, le=1)
-    top_k: Whole = Field(0, ge=-1, lt=2**31, description="0 or -1 is all.")
-    min_p: Number = Field(0.0, ge=0, le=1)
+    temperature: Temperature | None = Field(None, description=f"{OWN} 1.")
+    top_p: Nucleus | None = Field(None, description=f"{OWN} 1.")
+    top_k: Largest | None = Field(None, description=f"0 or -1 is all. {OWN} 0.")
+    min_p: Share | None = Field(None, description=f"{OWN} 0.")
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Number = Field(0.0, ge=-2, le=2)
-    repetition_penalty: Number = Field(1.0, ge=0.01, le=100)
+    repetition_penalty: Penalty | None = Field(None, description=f"{OWN} 1.")
     logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
@@ -301,10 +307,10 @@ class GenerationBody(Body):
 
     def _sampling_options(self) -> SamplingOptions:
         changed: dict[str, Any] = {
-            "top_k": max(0, self.top_k),
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
+        changed |= {"top_k": 0} if self.top_k == -1 else {}
         try:
             return SamplingOptions(**same(SamplingOptions, self) | changed)
         except ValueError as error:
@@ -312,9 +318,9 @@ class GenerationBody(Body):
 
 
 def same(record: type, body: Body) -> dict[str, Any]:
-    """The values of a body whose names are fields of a record, lists as tuples."""
+    """The values of a body whose names are fields of a record, lists as tuples; without those that are left out."""
     named = ((one.name, getattr(body, one.name)) for one in fields(record) if one.name in type(body).model_fields)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in named}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in named if value is not None}
 
 
 class CompletionBody(GenerationBody):
@@ -427,7 +433,7 @@ class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: Tokens | None = Field(None, description="By default what fits.")
+    max_completion_tokens: Tokens | None = Field(None, description="By default the model's own setting, or what fits.")
     max_tokens: Tokens | None = Field(None, description="The older name of the same.")
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
@@ -453,7 +459,7 @@ class ChatBody(TemplateFields, GenerationBody):
 
     @property
     def max_output_tokens(self) -> int:
-        return self.max_completion_tokens or self.max_tokens or MAX_TOKENS
+        return self.max_completion_tokens or self.max_tokens or WHAT_FITS
 
     @property
     def num_logprobs(self) -> int | None:
