@@ -6,14 +6,14 @@ All are immutable and cached: enumerations make the same ones for each of their 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from crossdraft.text.letters import Letters, Side, is_plain
+from crossdraft.text.letters import FIRST_CONTROL, Letters, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary
 
 
 def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) -> Vocabulary:
     """A vocabulary from its letters; the content of a control symbol is its id."""
-    controls = [(token, f"<{token}>", ord(text)) for token, text in enumerate(letters) if not is_plain(Letters(text))]
+    controls = [(token, f"<{token}>", ord(text)) for token, text in enumerate(letters) if ord(text[0]) >= FIRST_CONTROL]
     return Vocabulary(
         letters=tuple(Letters(text) for text in letters),
         stops=stops,

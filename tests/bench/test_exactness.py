@@ -71,11 +71,7 @@ def test_a_distribution_that_is_not_the_targets_fails(
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [
-        (("--affinity", "file.npz"), "--affinity takes NAME=FILE"),
-        (("--prompt", ""), "the prompt is empty"),
-        (("--method", "guess"), "unknown method"),
-    ],
+    [(("--affinity", "file.npz"), "--affinity takes NAME=FILE"), (("--method", "guess"), "unknown method")],
 )
 def test_wrong_options_are_refused_before_anything_starts(cli: Cli, options: tuple[str, ...], complaint: str) -> None:
     cli("bench", "distribution", *options).failed(complaint)

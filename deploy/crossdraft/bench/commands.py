@@ -141,10 +141,10 @@ class AcceptancePlan(PromptsPlan):
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
     vocab_keep: tuple[int, ...] = option(
-        (0,), "Ids that the drafter's LM head keeps, the most frequent ones; repeatable. 0: all.", "--vocab-keep", min=0
+        (0,), f"Ids that the drafter's LM head keeps, the most frequent ones; {COMMAS}. 0: all.", "--vocab-keep", min=0
     )
     frequencies: tuple[str, ...] = option(
-        (), "For --vocab-keep: a drafter's file of `crossdraft frequencies`; repeatable.", metavar="NAME=FILE"
+        (), f"For --vocab-keep: a drafter's file of `crossdraft frequencies`; {COMMAS}.", metavar="NAME=FILE"
     )
     logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)
     engine: EngineOptions = STARTED
