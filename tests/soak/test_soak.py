@@ -22,7 +22,6 @@ import openai
 import pytest
 
 from crossdraft.bench.services import Killable
-from crossdraft.console import processes
 from crossdraft.console.processes import EngineOptions, Running, Wanted, running
 from crossdraft.text.letters import common_length
 from tests.prompts import prompts
@@ -256,8 +255,7 @@ def _processes(server: Running, target: Running, drafter: Running) -> dict[str, 
     return {"target": target.process_id, "drafter": drafter.process_id, **named}
 
 
-async def test_nothing_differs_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "START_SECONDS", float(PATIENT))
+async def test_nothing_differs_and_nothing_is_left(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         soak = await started(stack, tmp_path)
         await soak.expect()
