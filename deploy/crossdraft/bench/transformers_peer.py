@@ -6,6 +6,7 @@ JSON has the fields of `TransformersProcess`. A question is a line of JSON, and 
 """
 
 import asyncio
+import copy
 import json
 import sys
 import time
@@ -191,9 +192,7 @@ class AssistedGeneration:
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
             for name in (target, assistant)
         )
-        settings = self._assistant.generation_config
-        self._own_k, self._own_schedule = settings.num_assistant_tokens, settings.num_assistant_tokens_schedule
-        self._own_threshold = settings.assistant_confidence_threshold
+        self._settings = self._assistant.generation_config
 
     def continuation(self, prompt: str, tokens: int, k: int | None, temperature: float) -> tuple[int, ...]:
         """Target ids of one continuation of at most `tokens` tokens.
@@ -221,11 +220,8 @@ class AssistedGeneration:
 
     def _draft(self, k: int | None) -> None:
         """Sets how many tokens the assistant drafts at once."""
-        settings = self._assistant.generation_config
-        if k is None:
-            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self._own_k, self._own_schedule
-            settings.assistant_confidence_threshold = self._own_threshold
-        else:
+        self._assistant.generation_config = settings = copy.deepcopy(self._settings)
+        if k is not None:
             settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = k, "constant"
             settings.assistant_confidence_threshold = 0.0
 

@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from prometheus_client.multiprocess import mark_process_dead
@@ -337,7 +337,7 @@ def _addresses(option: str, given: str) -> tuple[str, ...]:
     return addresses_of(given)
 
 
-class ServerGroup:
+class ServerGroup(Serving):
     """A server and others beside it.
 
     Args:
@@ -355,16 +355,15 @@ class ServerGroup:
             json.loads(self._first.ready_line()) | {name: one.address for name, one in self._others.items()}
         )
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Starts all; if one cannot listen, drains those that have started."""
         async with AsyncExitStack() as stack:
             for one in self._all:
                 await one.start()
                 stack.push_async_callback(one.drain)
             stack.pop_all()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def drain(self) -> None:
         async with asyncio.TaskGroup() as group:
             for one in self._all:
                 group.create_task(one.drain())
