@@ -31,7 +31,7 @@ from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap
 
-BATCHED, ASSISTED = "batched", "assisted"  # continuous batching; assisted generation, one output at a time
+GENERATE_BATCH, ASSISTED = "generate_batch", "assisted"  # the latter makes one output at a time
 LONGEST_LINE = 1 << 28  # bytes
 NEVER = -1  # an end-of-text id that no model draws
 
@@ -75,7 +75,7 @@ Answering = Callable[[Question], Answer]
 class TransformersProcess:
     """A process of transformers, to be started."""
 
-    role: str  # BATCHED or ASSISTED
+    role: str  # GENERATE_BATCH or ASSISTED
     target: str  # a model's name
     assistant: str
     threads: int
