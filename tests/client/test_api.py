@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -180,3 +181,19 @@ async def test_without_drafting_an_output_is_that_of_no_drafter_and_teaches_what
     assert found.statistics.method == wanted.statistics.method
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
     assert replay(read(file)).difference is None
+
+
+async def test_what_choices_share_is_never_that_of_another_request() -> None:
+    """Shared by identity: as long as a result can be found, what it is of must exist, lest others get its place."""
+    pipeline = Pipeline("127.0.0.1:1")
+    request = GenerationRequest("one's own")
+    gone = ref(request)
+    asking = asyncio.create_task(pipeline._once(lambda *_: None, 0, request, object(), ()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    asking.cancel()
+    del asking, request
+    while pipeline._making:
+        assert gone() is not None
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert gone() is None

@@ -156,7 +156,7 @@ async def test_servers_begin_and_end_together() -> None:
         taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
         third = GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
         with pytest.raises(CannotListen):
-            await ServerGroup(GenerationServer(FakeBackend(), taken), {"third": third}).__aenter__()
+            await ServerGroup(GenerationServer(FakeBackend(), taken), {"third": third}).start()
         free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
         async with GenerationServer(FakeBackend(), free):  # the third one has ended again
             pass

@@ -1,6 +1,9 @@
 """What a request may ask for, alone and of a pair."""
 
+from collections.abc import Callable
+from copy import copy, deepcopy
 from dataclasses import replace
+from pickle import dumps, loads
 
 import numpy as np
 import pytest
@@ -95,6 +98,19 @@ def test_a_seed_with_any_method_where_the_model_is_greedy_by_itself() -> None:
     assert resolve(GenerationRequest("x", "coupled", seed=1), owning()).method.name == "coupled"
     with pytest.raises(RequestError, match="depends on timing"):
         resolve(GenerationRequest("x", "coupled", seed=1), owning(SamplingDefaults(temperature=0.5)))
+
+
+@pytest.mark.parametrize("moved", [copy, deepcopy, lambda one: replace(one, choice=1), lambda one: loads(dumps(one))])  # noqa: S301
+def test_what_is_left_out_is_so_in_copies_and_between_processes(moved: Callable[..., GenerationRequest]) -> None:
+    assert with_defaults(moved(GenerationRequest("x")), OWN).options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
+    asked = GenerationRequest("x", options=SamplingOptions(1.0, 0, 1.0, 0.0, 1.0), max_tokens=128)
+    assert with_defaults(moved(asked), OWN) == moved(asked)
+
+
+@pytest.mark.parametrize("text", ["{}", "no JSON", '{"model": {"type": "BPE"}}'])
+def test_a_tokenizer_that_nothing_can_read_is_an_error_with_a_text(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        tokenization_of(replace(kind("gpt2").described(controls=()), tokenizer_json=text), Side.DRAFTER)
 
 
 def test_numbers_that_are_left_out_are_plain_once_they_are_settled() -> None:

@@ -18,10 +18,10 @@ from typing import ClassVar, TypeVar
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.bench.harness import SEED, Columns, Table
-from crossdraft.bench.services import Killable, Served, delays_of
+from crossdraft.bench.services import NO_DEFAULTS, Killable, Served, delays_of
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
-from crossdraft.console.processes import NEUTRAL, Wanted, running
+from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.text.letters import common_length
@@ -275,7 +275,7 @@ class Kills(Disturbance[KillsPlan]):
             raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Outcomes, None]:
-        target = Wanted("target", self.target.model, 1, (*NEUTRAL, *self.target.options))
+        target = Wanted("target", self.target.model, 1, (*NO_DEFAULTS, *self.target.options))
         drafter = Wanted("drafter", self.drafter.model, 1, self.drafter.options)
         async with AsyncExitStack() as stack:
             started = await asyncio.gather(*(Killable.started(one, stack) for one in (target, target, drafter)))
@@ -392,7 +392,7 @@ class Cuts(Disturbance[CutsPlan]):
             for name, link in links.items():
                 await link.delay(self.plan.delay_ms)
                 served, role = (self.drafter, "drafter") if name == DRAFTER else (self.target, "target")
-                own = () if role == "drafter" else NEUTRAL
+                own = () if role == "drafter" else NO_DEFAULTS
                 more = (*own, *served.options, "--host", link.place.listen)
                 wanted.append(Wanted(role, served.model, 1, more, link.place.prefix))
             found = await stack.enter_async_context(running(wanted))

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from crossdraft.bench.emulation import EmulatedHost, network
 from crossdraft.bench.harness import numbers_of, on_core
-from crossdraft.console.processes import NEUTRAL, STARTED, EngineOptions, Running, Wanted, running
+from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 
+# Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
+NO_DEFAULTS = ("--generation-config", "vllm")
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
 
@@ -74,11 +76,8 @@ async def service(role: str, served: Served, core: int | None, distant: bool) ->
     """A target or drafter on a core or all of them, on a host with a link of its own if it is distant; raises
     CommandFailed."""
     async with AsyncExitStack() as stack:
-        link, prefix, options = (
-            None,
-            () if core is None else on_core(core),
-            (*(NEUTRAL if role == "target" else ()), *served.options),
-        )
+        link, prefix = None, () if core is None else on_core(core)
+        options = (*(NO_DEFAULTS if role == "target" else ()), *served.options)
         if distant:
             link = (await stack.enter_async_context(network([role])))[role]
             prefix = (*link.place.prefix, *prefix)

@@ -30,10 +30,11 @@ from crossdraft.bench.harness import (
     processor_seconds,
     total_of,
 )
-from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
+from crossdraft.bench.services import NO_DEFAULTS
+from crossdraft.bench.transformers_peer import ASSISTED, GENERATE_BATCH, Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import NEUTRAL, Running, Startable, Wanted, patience, running
+from crossdraft.console.processes import Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -48,8 +49,7 @@ from crossdraft.rpc.server import freeze_heap
 from crossdraft.session.resolution import requested_method
 
 CROSSDRAFT, CROSSDRAFT_PLAIN = "crossdraft", "plain"
-GENERATE_BATCH, ASSISTED_GENERATION = "generate_batch", "assisted"
-CONFIGURATIONS = (CROSSDRAFT, CROSSDRAFT_PLAIN, GENERATE_BATCH, ASSISTED_GENERATION)
+CONFIGURATIONS = (CROSSDRAFT, CROSSDRAFT_PLAIN, GENERATE_BATCH, ASSISTED)
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
 FEWEST = 4  # outputs of a run
@@ -261,7 +261,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     @property
     def theirs(self) -> list[tuple[str, int]]:
         """transformers' configurations: names and threads."""
-        ways = [way for way in (GENERATE_BATCH, ASSISTED_GENERATION) if way in self.plan.way]
+        ways = [way for way in (GENERATE_BATCH, ASSISTED) if way in self.plan.way]
         return [(way, threads) for way in ways for threads in self.plan.threads]
 
     @property
@@ -365,7 +365,7 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
         found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))
     for (way, threads), process in zip(bench.theirs, others, strict=True):
         label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
-        found.append(Theirs(label, process, one_by_one=way == ASSISTED_GENERATION))
+        found.append(Theirs(label, process, one_by_one=way == ASSISTED))
     freeze_heap()
     encode = plain.models.tokenization.encode_prompt
     return found, [tuple(encode(text)) for text in bench.prompts]
@@ -377,18 +377,16 @@ def served(bench: Throughput) -> list[Startable]:
     where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
     quantized = ("--quantization", plan.quantization) if plan.quantization else ()
     cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
-    target = Wanted(
-        "target", plan.target, 1, (*NEUTRAL, *where, *quantized, *cache, "--metrics-port", "0"), bench.core(0)
-    )
+    own = (*NO_DEFAULTS, *where, *quantized, *cache, "--metrics-port", "0")
+    target = Wanted("target", plan.target, 1, own, bench.core(0))
     return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
 
 
 def transformers_process(bench: Throughput, way: str, threads: int) -> Startable:
     """The process of one of transformers' configurations."""
-    plan, role = bench.plan, BATCHED if way == GENERATE_BATCH else ASSISTED
-    prefix = bench.core(0) if threads == 1 else ()
+    plan, prefix = bench.plan, bench.core(0) if threads == 1 else ()
     where = (plan.cache_mib, plan.dtype, plan.device, prefix)
-    return TransformersProcess(role, plan.target, plan.drafter, threads, plan.temperature, *where)
+    return TransformersProcess(way, plan.target, plan.drafter, threads, plan.temperature, *where)
 
 
 @dataclass(frozen=True, eq=False)

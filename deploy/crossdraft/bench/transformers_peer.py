@@ -6,6 +6,7 @@ JSON has the fields of `TransformersProcess`. A question is a line of JSON, and 
 """
 
 import asyncio
+import copy
 import json
 import sys
 import time
@@ -30,7 +31,7 @@ from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap
 
-BATCHED, ASSISTED = "batched", "assisted"  # continuous batching; assisted generation, one output at a time
+GENERATE_BATCH, ASSISTED = "generate_batch", "assisted"  # the latter makes one output at a time
 LONGEST_LINE = 1 << 28  # bytes
 NEVER = -1  # an end-of-text id that no model draws
 
@@ -74,7 +75,7 @@ Answering = Callable[[Question], Answer]
 class TransformersProcess:
     """A process of transformers, to be started."""
 
-    role: str  # BATCHED or ASSISTED
+    role: str  # GENERATE_BATCH or ASSISTED
     target: str  # a model's name
     assistant: str
     threads: int
@@ -191,9 +192,7 @@ class AssistedGeneration:
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
             for name in (target, assistant)
         )
-        settings = self._assistant.generation_config
-        self._own_k, self._own_schedule = settings.num_assistant_tokens, settings.num_assistant_tokens_schedule
-        self._own_threshold = settings.assistant_confidence_threshold
+        self._settings = self._assistant.generation_config
 
     def continuation(self, prompt: str, tokens: int, k: int | None, temperature: float) -> tuple[int, ...]:
         """Target ids of one continuation of at most `tokens` tokens.
@@ -221,11 +220,8 @@ class AssistedGeneration:
 
     def _draft(self, k: int | None) -> None:
         """Sets how many tokens the assistant drafts at once."""
-        settings = self._assistant.generation_config
-        if k is None:
-            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self._own_k, self._own_schedule
-            settings.assistant_confidence_threshold = self._own_threshold
-        else:
+        self._assistant.generation_config = settings = copy.deepcopy(self._settings)
+        if k is not None:
             settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = k, "constant"
             settings.assistant_confidence_threshold = 0.0
 

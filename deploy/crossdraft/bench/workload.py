@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from crossdraft.bench.commands import AcceptancePlan, PromptsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
+from crossdraft.bench.services import NO_DEFAULTS
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.console.processes import NEUTRAL, STARTED, EngineOptions, Wanted, patience, running, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.loadtest.requests import read
@@ -157,7 +158,7 @@ async def pipelines_of(
         CommandFailed: a service does not start.
     """
     threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
-    async with running([Wanted("target", target, threads, NEUTRAL, engine=engine)]) as (verifying,):
+    async with running([Wanted("target", target, threads, NO_DEFAULTS, engine=engine)]) as (verifying,):
         for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
             async with (
                 running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,),

@@ -26,6 +26,7 @@ from crossdraft.cli.options import (
     CorsOptions,
     DrafterOptions,
     ExistingServers,
+    HttpApiOptions,
     LoadFiles,
     LoadOptions,
     LoadRequests,
@@ -323,19 +324,7 @@ def serve_ngram(
 
 
 @command(serve, "http", runs="crossdraft.cli.serve:serve_http")
-def serve_http(
-    *,
-    api: ApiOptions,
-    port: Port = 8000,
-    grpc_port: int | None = option(
-        None, "Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one."
-    ),
-    max_choices: int = option(32, "Max outputs of one request."),
-    max_body_mib: float = option(4.0, "Max size of a request, in MiB."),
-    max_bodies_mib: float = option(256.0, "Max size of all requests under way, in MiB; small ones are taken anyway."),
-    connections: ConnectionOptions,
-    allowed: CorsOptions,
-) -> None:
+def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOptions, allowed: CorsOptions) -> None:
     """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""
 
 

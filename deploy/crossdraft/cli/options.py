@@ -261,6 +261,19 @@ class ApiOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpApiOptions:
+    """What only the HTTP API has."""
+
+    port: Port = 8000
+    grpc_port: int | None = option(
+        None, "Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one."
+    )
+    max_choices: int = option(32, "Max outputs of one request.")
+    max_body_mib: float = option(4.0, "Max size of a request, in MiB.")
+    max_bodies_mib: float = option(256.0, "Max size of all requests under way, in MiB; small ones are taken anyway.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
     """Limits of `ConnectionLimits`."""
 

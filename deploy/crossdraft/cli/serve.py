@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from prometheus_client.multiprocess import mark_process_dead
@@ -25,6 +25,7 @@ from crossdraft.cli.options import (
     ConnectionOptions,
     CorsOptions,
     DrafterOptions,
+    HttpApiOptions,
     LogOptions,
     ModelChoice,
     ServiceOptions,
@@ -97,16 +98,7 @@ async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -
     await serve_until_signalled(await made())
 
 
-def serve_http(
-    api: ApiOptions,
-    port: int,
-    grpc_port: int | None,
-    max_choices: int,
-    max_body_mib: float,
-    max_bodies_mib: float,
-    connections: ConnectionOptions,
-    allowed: CorsOptions,
-) -> None:
+def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOptions, allowed: CorsOptions) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
     try:
         from crossdraft.serving.http import HttpOptions, make_app
@@ -117,19 +109,19 @@ def serve_http(
     with checked_options():
         limited, local = _limits(api), _local_options(api)
         shared = bool(api.worker_of)
-        listening = Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.ssl.files(), shared=shared)
-        grpc = None if grpc_port is None else replace(listening, port=grpc_port, limit=REQUEST_LIMIT)
+        listening = Listening(api.host, http.port, grace_seconds=api.grace_seconds, tls=api.ssl.files(), shared=shared)
+        grpc = None if http.grpc_port is None else replace(listening, port=http.grpc_port, limit=REQUEST_LIMIT)
         options = HttpOptions(
             **vars(limited),
-            max_bytes=int(max_body_mib * MIB),
-            max_held_bytes=int(max_bodies_mib * MIB),
-            max_choices=min(max_choices, local.max_outputs),
+            max_bytes=int(http.max_body_mib * MIB),
+            max_held_bytes=int(http.max_bodies_mib * MIB),
+            max_choices=min(http.max_choices, local.max_outputs),
             cors=allowed.settings,
         )
         limits = ConnectionLimits(**vars(connections))
 
     if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": port} | ({} if grpc_port is None else {"--grpc-port": grpc_port}))
+        _serve_workers(api, {"--port": http.port} | ({} if grpc is None else {"--grpc-port": grpc.port}))
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
@@ -337,7 +329,7 @@ def _addresses(option: str, given: str) -> tuple[str, ...]:
     return addresses_of(given)
 
 
-class ServerGroup:
+class ServerGroup(Serving):
     """A server and others beside it.
 
     Args:
@@ -355,16 +347,15 @@ class ServerGroup:
             json.loads(self._first.ready_line()) | {name: one.address for name, one in self._others.items()}
         )
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Starts all; if one cannot listen, drains those that have started."""
         async with AsyncExitStack() as stack:
             for one in self._all:
                 await one.start()
                 stack.push_async_callback(one.drain)
             stack.pop_all()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def drain(self) -> None:
         async with asyncio.TaskGroup() as group:
             for one in self._all:
                 group.create_task(one.drain())

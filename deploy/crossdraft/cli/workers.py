@@ -18,12 +18,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import msgpack  # type: ignore[import-untyped]  # there are no stubs
 
 from crossdraft.console.running import CommandFailed
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.server import Serving
 from crossdraft.serving.backend import Learned, LocalBackend, LocalModel, LocalOptions
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Worker:
     draining: asyncio.Task[None] | None = None  # of what it prints after that
 
 
-class Workers:
+class Workers(Serving):
     """All of them, running. Use it with `async with`.
 
     Args:
@@ -76,7 +77,7 @@ class Workers:
         """The first worker's, and the ids of all their processes."""
         return json.dumps(self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]})
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Starts all.
 
         Raises:
@@ -86,15 +87,14 @@ class Workers:
         for option, port in self._shares.ports.items():
             self._reserved.append(reserved(self._shares.host, port))
             self._options += [option, str(self._reserved[-1].getsockname()[1])]
-        self._workers = [await self._start() for _ in range(self._shares.count)]
+        self._workers = [await self._begun() for _ in range(self._shares.count)]
         statuses = await asyncio.gather(*(self._readiness(worker) for worker in self._workers))
         if failed := [status for status in statuses if status is not None]:
             await self._end()
             raise CommandFailed(f"a worker ended with status {failed[0]} before it was ready; it has said why above")
         self._keeping = [asyncio.create_task(self._keep(place)) for place in range(self._shares.count)]
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def drain(self) -> None:
         """Drains all; raises CommandFailed if one of them does not end well."""
         for task in self._keeping:
             task.cancel()
@@ -112,14 +112,14 @@ class Workers:
             if not self._workers[place].ready:
                 await asyncio.sleep(RESTART_SECONDS)
             try:
-                self._workers[place] = worker = await self._start()
+                self._workers[place] = worker = await self._begun()
                 if await self._readiness(worker) is None:
                     log.warning("worker %d serves in the place of %d", worker.process.pid, dead.pid)
             except (OSError, ValueError) as error:  # no memory for a process, or a line that is none of a worker's
                 log.error("no worker could be started in the place of %d: %s", dead.pid, error)
                 await asyncio.sleep(RESTART_SECONDS)
 
-    async def _start(self) -> Worker:
+    async def _begun(self) -> Worker:
         command = [sys.executable, "-m", "crossdraft.cli", *sys.argv[1:]]
         own = ["--worker-of", str(self._shares.count), "--until-stdin-ends", *self._options]
         # In a process session of its own: Ctrl-C reaches this process alone, which then drains them.

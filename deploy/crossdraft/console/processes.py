@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 NOTE_SECONDS = 120.0  # between two notes that a service is still starting
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
 DEFAULT_DRAFTER = "drafter-b"
-NEUTRAL = ("--generation-config", "vllm")  # of a target that is measured: requests get what they ask for
 STDIN = 0  # file descriptor
 MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least

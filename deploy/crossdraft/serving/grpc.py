@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from crossdraft.client import GenerationRequest, RequestError
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
-from crossdraft.rpc.server import Endpoint, Listening
+from crossdraft.rpc.server import Endpoint, Listening, Serving
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.backend import (
     MIN_RETRY_SECONDS,
@@ -58,7 +58,7 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.Unreachable("no target can make this output now; ask again later") from error
 
 
-class GenerationServer:
+class GenerationServer(Serving):
     """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
 
     def __init__(
@@ -160,13 +160,6 @@ class GenerationServer:
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | ({"metrics": self.metrics} if self.metrics else {}))
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.drain()
 
 
 LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session

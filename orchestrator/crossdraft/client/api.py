@@ -371,11 +371,10 @@ class Pipeline:
         task: asyncio.Task[T] | None = self._making.get(key)
         if task is None:
             task = self._making[key] = asyncio.create_task(self._tokenizing.run(size, work, request, models))
-            task.add_done_callback(partial(self._made, key))
+            task.add_done_callback(partial(self._made, key, (request, models)))  # of which the ids in the key are
         return await asyncio.shield(task)
 
-    def _made(self, key: object, task: asyncio.Task[Any]) -> None:
-        """Forget a task that is done: it held what the ids of its key are of."""
+    def _made(self, key: object, _: object, task: asyncio.Task[Any]) -> None:
         del self._making[key]
         if not task.cancelled():
             task.exception()  # those who asked may have left

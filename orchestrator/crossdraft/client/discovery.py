@@ -355,23 +355,22 @@ def _learned(target: Description, before: Models | None) -> Models:
     """With the drafter of the models before. With vocabularies of 128,000 tokens this takes a second."""
     if before is not None and _ids(target) == _ids(before.target):  # its vocabulary is known
         return replace(before, target=target)
-    models = Models(target, _tokenization(target, Side.TARGET))
+    models = Models(target, read_tokenization(target, Side.TARGET))
     return models if before is None or before.drafter is None else _paired(models, before.drafter)
 
 
 def _paired(models: Models, drafter: Description) -> Models:
-    vocabulary = _tokenization(drafter, Side.DRAFTER).vocabulary
+    vocabulary = read_tokenization(drafter, Side.DRAFTER).vocabulary
     return Models(
         models.target, models.tokenization, drafter, Pair(models.tokenization.vocabulary, vocabulary)
     ).prepare()
 
 
-def _tokenization(description: Description, side: Side) -> Tokenization:
+def read_tokenization(description: Description, side: Side) -> Tokenization:
     """The tokenizer of a description that a service sent. Raises BadMessage if it cannot be used."""
     try:
         return tokenization_of(description, side)
-    except Exception as error:  # a service may send anything, and the library raises a bare Exception
-        why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    except ValueError as error:
         raise BadMessage(
-            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {why}"
+            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
         ) from error

@@ -51,10 +51,13 @@ def tokenization_of(description: Description, side: Side) -> Tokenization:
     Raises:
         ValueError: it cannot be used; the text says why.
     """
-    vocabulary = Vocabulary.build(
-        description.tokenizer_json, description.vocabulary_size, description.controls, description.stops, side
-    )
-    return Tokenization(description.tokenizer_json, vocabulary)
+    tokenizer, size = description.tokenizer_json, description.vocabulary_size
+    try:
+        return Tokenization(tokenizer, Vocabulary.build(tokenizer, size, description.controls, description.stops, side))
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises a bare one, and what is read may be anything
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 SHARE_NOTHING = "the two vocabularies share no token, and this method drafts no others"

@@ -22,7 +22,12 @@ MODEL_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 
 
 class LeftOut:
-    """Marks a number that a request does not name: the model's own setting counts instead, if it has one."""
+    """Marks a number that a request does not name: the model's own setting counts instead, if it has one.
+
+    Otherwise it is that number: whoever knows no model can check and compare it, and a given one is equal to it. The
+    mark stays in copies, pickles and protobuf messages, and is lost in arithmetic, JSON and msgpack: a request that is
+    recorded is settled before (`SamplingDefaults.fill`).
+    """
 
 
 class LeftOutFloat(LeftOut, float):

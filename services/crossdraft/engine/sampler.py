@@ -278,18 +278,22 @@ def _sliced(nodes: Callable[[int, int], tuple[N, ...]], sizes: Sequence[int]) ->
 
 
 @dataclass(frozen=True, eq=False)
-class SampleRequest(SamplerRequest[Found[Sample]]):
-    """The target's own keyed draw at each node."""
-
+class _OfNodes(SamplerRequest[R]):
     nodes: Nodes
-    clocks: Clocks
-    key: NoiseKey
-    offsets: Sequence[int]  # of each node, in letters since the start of the output
-    likely: int | None = None  # most probable ids to return beside each draw, fewer where the model has fewer
 
     @property
     def rows(self) -> Tensor:
         return self.nodes.logits
+
+
+@dataclass(frozen=True, eq=False)
+class SampleRequest(_OfNodes[Found[Sample]]):
+    """The target's own keyed draw at each node."""
+
+    clocks: Clocks
+    key: NoiseKey
+    offsets: Sequence[int]  # of each node, in letters since the start of the output
+    likely: int | None = None  # most probable ids to return beside each draw, fewer where the model has fewer
 
     @property
     def kind(self) -> Hashable:
@@ -322,17 +326,12 @@ class SampleRequest(SamplerRequest[Found[Sample]]):
 
 
 @dataclass(frozen=True, eq=False)
-class RowRequest(SamplerRequest[Found[Row]]):
+class RowRequest(_OfNodes[Found[Row]]):
     """The row of each node."""
 
-    nodes: Nodes
     head: int  # as in `row_table`
     listed: Sequence[Ids] = ()  # as in `row_table`
     likely: int | None = None  # set: with log-probabilities, and so many most probable ids
-
-    @property
-    def rows(self) -> Tensor:
-        return self.nodes.logits
 
     @property
     def kind(self) -> Hashable:
@@ -392,23 +391,34 @@ class DistributionRequest(_OfLogits[Sequence[Distribution]]):
 
 
 @dataclass(frozen=True, eq=False)
-class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
-    """The columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
+class _Drawing(_OfLogits[Sequence[T]]):
+    """About what the drafter draws from each row."""
+
+    options: SamplingOptions  # penalties and biases are not used
+    clocks: Clocks
+    chances: Sequence[Chance]  # of each row, all of one kind
+    count: int = 0  # columns that are wanted, fewer where fewer are possible
+    allowed: Columns | None = None  # the only ones that may be drawn; None: all
+
+    @property
+    def kind(self) -> Hashable:
+        return self.options, self.clocks, type(self.chances[0]), self.count, self.allowed
+
+    def arrivals(self, distribution: Tensor, chances: list[Chance]) -> Tensor | None:
+        """As of `Clocks`; None: the draws are not keyed."""
+        at = [chance for chance in chances if not isinstance(chance, float)]
+        columns = None if self.allowed is None else self.allowed.on_device
+        return self.clocks.arrivals(distribution, at, columns) if at else None
+
+
+@dataclass(frozen=True, eq=False)
+class TopRequest(_Drawing[list[tuple[int, float]]]):
+    """The `count` columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
     Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same
     noise, how soon each id arrives in the drafter's race, which the target's resembles; of greedy draws the model's own
     probabilities.
     """
-
-    options: SamplingOptions  # penalties and biases are not used
-    clocks: Clocks
-    chances: Sequence[Chance]  # of each row, all of one kind
-    count: int  # columns of each row, fewer where fewer are possible
-    allowed: Columns | None = None  # the only columns that may be returned; None: all
-
-    @property
-    def kind(self) -> Hashable:
-        return self.options, self.clocks, type(self.chances[0]), self.count, self.allowed
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[tuple[int, float]]]]:
@@ -430,26 +440,17 @@ class TopRequest(_OfLogits[Sequence[list[tuple[int, float]]]]):
         if self.options.temperature == 0 or self.options.top_k == 1:
             return scores.softmax(-1, dtype=torch.float64)
         distribution = tempered(scores, self.options)
-        at = [chance for chance in chances if not isinstance(chance, float)]
-        if not at:
+        arrivals = self.arrivals(distribution, chances)
+        if arrivals is None:
             return distribution
-        rates = 1 / self.clocks.arrivals(distribution, at, None if self.allowed is None else self.allowed.on_device)
+        rates = 1 / arrivals
         return rates / rates.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
 
 
 @dataclass(frozen=True, eq=False)
-class DrawRequest(_OfLogits[Sequence[list[int]]]):
-    """A draw from the whole distribution of each row; for the first row also what came nearest to being drawn."""
-
-    options: SamplingOptions  # penalties and biases are not used
-    clocks: Clocks
-    chances: Sequence[Chance]  # of each row, all of one kind
-    beside: int = 0  # columns besides the draw in the first row, the nearest first; fewer where there are fewer
-    allowed: Columns | None = None  # the only columns that may be drawn; None: all
-
-    @property
-    def kind(self) -> Hashable:
-        return self.options, self.clocks, type(self.chances[0]), self.beside, self.allowed
+class DrawRequest(_Drawing[list[int]]):
+    """A draw from the whole distribution of each row; for the first row also the `count` columns that came nearest to
+    being drawn, the nearest first."""
 
     @torch.inference_mode()
     def run(self, requests: "Sequence[DrawRequest]") -> list[Sequence[list[int]]]:
@@ -461,10 +462,10 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
         if not all(certain):
             raise ValueError(NOT_FINITE)
         found = [[place] for place in places]
-        if self.beside:
+        if self.count:
             firsts = [*accumulate(sizes, initial=0)][:-1]
             for first, others in zip(firsts, self._nearest(scores[firsts], distances[firsts]), strict=True):
-                found[first] = list(dict.fromkeys([places[first], *others]))[: 1 + self.beside]
+                found[first] = list(dict.fromkeys([places[first], *others]))[: 1 + self.count]
         if self.allowed is not None:
             found = [self.allowed.numbers[columns].tolist() for columns in found]
         return _split(found, sizes)
@@ -475,10 +476,8 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
             best, certain = greedy(scores)
             return best[:, 0], -scores, certain[:, 0] > 0
         distribution = tempered(scores, self.options)
-        at = [chance for chance in chances if not isinstance(chance, float)]
-        if at:
-            columns = None if self.allowed is None else self.allowed.on_device
-            distances = self.clocks.arrivals(distribution, at, columns)
+        distances = self.arrivals(distribution, chances)
+        if distances is not None:
             drawn = distances.argmin(-1)
         else:
             drawn = _inverted(distribution, torch.tensor(chances, dtype=distribution.dtype))
@@ -487,7 +486,7 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
 
     def _nearest(self, scores: Tensor, distances: Tensor) -> list[list[int]]:
         """The nearest columns of each row; if some of them cannot be drawn, the best scores follow the others."""
-        count = min(1 + self.beside, scores.shape[-1])
+        count = min(1 + self.count, scores.shape[-1])
         near, best = distances.topk(count, largest=False), scores.topk(count).indices
         found = torch.cat([near.indices, near.values.isinf(), best], -1).tolist()
         return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]

@@ -98,12 +98,8 @@ class ServiceMetrics:
         total = self._activity.total()
         for name, text, value in TOTALS:
             yield self._counter(name, text, value(total))
-        wire = CounterMetricFamily(
-            f"{PREFIX}service_bytes", "Serialized messages of sessions, by direction.", labels=(*LABELS, "direction")
-        )
-        wire.add_metric((*self._labels, "received"), total.bytes_received)
-        wire.add_metric((*self._labels, "sent"), total.bytes_sent)
-        yield wire
+        wire = {"received": total.bytes_received, "sent": total.bytes_sent}
+        yield self._counter("bytes", "Serialized messages of sessions, by direction.", wire, "direction")
         if self._statistics is not None:
             yield from self._model(self._statistics())
 
@@ -111,14 +107,9 @@ class ServiceMetrics:
         activity = self._activity
         yield self._gauge("service_open_sessions", "Sessions that are open.", activity.open)
         yield self._counter("sessions", "Sessions that were opened.", activity.opened)
-        ended = CounterMetricFamily(
-            f"{PREFIX}service_sessions_ended",
-            "Sessions that ended, by how: closed, or the class of an error.",
-            labels=(*LABELS, "outcome"),
-        )
-        for outcome, count in sorted(activity.ended.items()):
-            ended.add_metric((*self._labels, outcome), count)
-        yield ended
+        ended = dict(sorted(activity.ended.items()))
+        text = "Sessions that ended, by how: closed, or the class of an error."
+        yield self._counter("sessions_ended", text, ended, "outcome")
         yield self._counter("session_seconds", "Seconds that sessions were open which have ended.", activity.seconds)
 
     def _model(self, statistics: ModelStatistics) -> Iterator[Metric]:
@@ -132,9 +123,11 @@ class ServiceMetrics:
         batches.add_metric(self._labels, cumulative(sizes), sessions)
         yield batches
 
-    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"{PREFIX}service_{name}", text, labels=LABELS)
-        family.add_metric(self._labels, value)
+    def _counter(self, name: str, text: str, value: float | Mapping[str, float], by: str = "") -> CounterMetricFamily:
+        """Of one value, or of several by a further label."""
+        family = CounterMetricFamily(f"{PREFIX}service_{name}", text, labels=(*LABELS, by) if by else LABELS)
+        for label, one in value.items() if isinstance(value, Mapping) else [("", value)]:
+            family.add_metric((*self._labels, label) if by else self._labels, one)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:

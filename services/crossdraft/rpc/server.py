@@ -7,11 +7,12 @@ import logging
 import signal
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Generic, Protocol, Self, TextIO
+from typing import Generic, Self, TextIO
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -29,16 +30,27 @@ from crossdraft.types.statistics import ModelStatistics
 log = logging.getLogger(__name__)
 
 
-class Serving(Protocol):
+class Serving(ABC):
     """What serves while an `async with` block runs."""
 
+    @abstractmethod
     def ready_line(self) -> str:
         """One line of JSON: what is served, and where."""
-        ...
 
-    async def __aenter__(self) -> object: ...
+    @abstractmethod
+    async def start(self) -> object:
+        """Begins to serve."""
 
-    async def __aexit__(self, *error: object) -> object: ...
+    @abstractmethod
+    async def drain(self) -> None:
+        """Lets what is under way go on for the grace period, and ends."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
 
 
 @dataclass(frozen=True)
@@ -170,7 +182,7 @@ class Endpoint:
         await self._server.stop(self._listening.grace_seconds)
 
 
-class Server(Generic[Opening, Ask, Answer]):
+class Server(Serving, Generic[Opening, Ask, Answer]):
     """A gRPC server of one service. Must be made in a running event loop."""
 
     def __init__(
@@ -244,13 +256,6 @@ class Server(Generic[Opening, Ask, Answer]):
                 **self._marks,
             }
         )
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.drain()
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:

@@ -15,17 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from crossdraft.client.discovery import WATCHED_EVERY, Probe, ProbedClient
+from crossdraft.client.discovery import WATCHED_EVERY, Probe, ProbedClient, read_tokenization
 from crossdraft.client.roster import Roster
 from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
 from crossdraft.rpc.clients import DrafterClient, Patience
-from crossdraft.rpc.errors import BadMessage, Cancelled, Closed, NotServed, ServiceError, Unreachable
+from crossdraft.rpc.errors import Cancelled, Closed, NotServed, ServiceError, Unreachable
 from crossdraft.rpc.links import LinkSession
 from crossdraft.rpc.security import RenewedCredentials
-from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -267,11 +266,7 @@ class DrafterServices:
 
     def _learned(self, client: DrafterClient, about: Description) -> KnownDrafter:
         about = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
-        try:
-            vocabulary = tokenization_of(about, Side.DRAFTER).vocabulary
-        except ValueError as error:
-            raise BadMessage(f"the tokenizer of {client.service} cannot be used: {error}") from error
-        return KnownDrafter(client, Pair(self.target.vocabulary, vocabulary))
+        return KnownDrafter(client, Pair(self.target.vocabulary, read_tokenization(about, Side.DRAFTER).vocabulary))
 
     async def _tried(self) -> None:
         for member in list(self._members.values()):

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from functools import partial
 from math import ceil
 from types import MappingProxyType
-from typing import Self
 
 import uvicorn
 from fastapi import FastAPI
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles, Renewed
-from crossdraft.rpc.server import Listening, warn_if_open
+from crossdraft.rpc.server import Listening, Serving, warn_if_open
 from crossdraft.serving.http.connections import Connection, Connections
 from crossdraft.serving.limits import ConnectionLimits
 
@@ -76,7 +75,7 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
 
-class HttpServer:
+class HttpServer(Serving):
     """An HTTP server in this process's event loop. Use it with `async with`.
 
     Args:
@@ -137,13 +136,6 @@ class HttpServer:
 
     def ready_line(self) -> str:
         return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.drain()
 
 
 def _bound(listening: Listening) -> socket.socket:
