@@ -130,12 +130,11 @@ async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_i
 
 
 async def test_targets_that_differ_from_the_start_have_answered() -> None:
-    other = Server(TARGET, PuppetService(description=DESCRIPTION), Listening(port=free_port(), grace_seconds=0))
-    async with target() as one, other, asyncio.timeout(60):
-        async with (
-            LocalBackend((LocalModel("demo", (one.address, other.address)),)) as outputs,
-            front(outputs) as served,
-        ):
+    other = PuppetService(description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=kind("llama2").json))
+    second = Server(TARGET, other, Listening(port=free_port(), grace_seconds=0))
+    async with target() as first, second:
+        model = LocalModel("demo", (first.address, second.address))
+        async with LocalBackend((model,)) as outputs, front(outputs) as served:
             assert "no target could be used since the start" in await becomes(served, 503)
 
 
