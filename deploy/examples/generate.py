@@ -12,7 +12,7 @@ from crossdraft.serving.grpc_client import Client
 
 
 async def main(given: argparse.Namespace) -> None:
-    options = SamplingOptions(temperature=given.temperature)
+    options = SamplingOptions() if given.temperature is None else SamplingOptions(given.temperature)
     request = GenerationRequest(given.prompt, seed=given.seed, max_tokens=given.max_tokens, options=options)
     async with Client(given.server, given.key) as client:
         async with client.run(request, model=given.model) as generation:
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="by default the server's only one")
     parser.add_argument("--key", default="", help="of the API")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, help="by default the model's own")
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()
 

@@ -12,6 +12,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.limits import GenerationOptions, Keys
+from crossdraft.types.messages import LeftOut
 from tests.serving.fakes import FakeBackend
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
@@ -52,6 +53,9 @@ async def test_text_comes_out(command: tuple[str, ...]) -> None:
     (order,) = outputs.requests
     assert (order.generation.prompt, order.generation.seed, order.generation.max_tokens) == ("Hello", 2**64 - 1, 9)
     assert order.generation.options == SamplingOptions(0.5)
+    code, _, err = await run(command, outputs, *ASKED[:3])
+    assert code == 0, err
+    assert isinstance(outputs.requests[-1].generation.options.temperature, LeftOut)
 
 
 @pytest.mark.parametrize("command", LANGUAGES)

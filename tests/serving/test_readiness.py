@@ -129,6 +129,15 @@ async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_i
             assert "demo: targets: 2 of 2 " in text
 
 
+async def test_targets_that_differ_from_the_start_have_answered() -> None:
+    other = PuppetService(description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=kind("llama2").json))
+    second = Server(TARGET, other, Listening(port=free_port(), grace_seconds=0))
+    async with target() as first, second:
+        model = LocalModel("demo", (first.address, second.address))
+        async with LocalBackend((model,)) as outputs, front(outputs) as served:
+            assert "no target could be used since the start" in await becomes(served, 503)
+
+
 async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:
     port = free_port()
     async with (

@@ -375,6 +375,25 @@ async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_one(
     assert done.choices[0].text == reference.tokenizer.decode(prompt)
 
 
+async def test_an_echo_is_the_text_of_the_prompt_also_where_its_tokenizer_begins_it_with_a_space() -> None:
+    reference = Reference("drafter-a")
+    async with AsyncExitStack() as exits:
+        server = await target_server(ServeTarget(ModelOptions("bundled:drafter-a", budget=64, threads=1), AT_ONCE))
+        model = LocalModel("demo", ((await exits.enter_async_context(server)).address,))
+        http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend((model,)))))
+        for prompt in (PROMPT, f" {PROMPT}", reference.encode(PROMPT)):
+            text = prompt if isinstance(prompt, str) else PROMPT
+            for logprobs in (None, 0):
+                choice = (
+                    await http.openai.completions.create(
+                        model="demo", prompt=prompt, max_tokens=2, echo=True, logprobs=logprobs
+                    )
+                ).choices[0]
+                assert choice.text.startswith(text)
+                offsets = choice.logprobs and choice.logprobs.text_offset
+                assert not offsets or offsets[-2] == len(text)
+
+
 async def test_nothing_but_a_prompt_may_be_read(stack: Stack, reference: Reference) -> None:
     for echo in (False, True):
         done = await stack.complete(max_tokens=0, echo=echo)

@@ -13,7 +13,7 @@ const OPTIONS = {
   model: { type: "string", default: "" }, // by default the server's only one
   key: { type: "string", default: process.env.CROSSDRAFT_API_KEY ?? "" },
   seed: { type: "string" },
-  temperature: { type: "string", default: "1" },
+  temperature: { type: "string" }, // by default the model's own
   "max-tokens": { type: "string", default: "64" },
 };
 
@@ -41,7 +41,7 @@ const call = client.Generate(
   {
     text,
     model: given.model,
-    options: { temperature: Number(given.temperature) },
+    ...(given.temperature !== undefined && { options: { temperature: Number(given.temperature) } }),
     max_tokens: Number(given["max-tokens"]),
     ...(given.seed !== undefined && { seed: given.seed }),
   },

@@ -45,7 +45,7 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, PlainController, TargetController
 from crossdraft.speculation.estimates import Estimates
-from crossdraft.text.letters import to_bytes
+from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
 from crossdraft.types.messages import MODEL_SETTINGS, PromptScored, Sample, SamplingOptions
@@ -108,6 +108,7 @@ class Generation(TokenStream):
         num_speculative_tokens: in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes the recorder of the session; called when the session begins.
         watch: is told the same steps while it runs.
+        opening: letters that its tokenizer put before the prompt, which are not shown.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Generation(TokenStream):
         num_speculative_tokens: int = 0,
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
+        opening: int = 0,
     ) -> None:
         super().__init__()
         self.text = ""
@@ -134,6 +136,7 @@ class Generation(TokenStream):
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
         self._prompt = LetterDecoder()
+        self._opening = opening
         self._queue: asyncio.Queue[Sequence[Emitted] | PromptScored | None] = asyncio.Queue()  # of one event
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
@@ -225,7 +228,8 @@ class Generation(TokenStream):
     def _prompt_token(self, scored: Sample) -> PromptToken:
         given, value = self._assignment, scored.log_probability if scored.rank else None
         letters = given.pair.target.letters[scored.token]
-        shown, top = self._prompt.feed(letters), self._likely(scored.likely)
+        shown, top = self._prompt.feed(Letters(letters[self._opening :])), self._likely(scored.likely)
+        self._opening = max(0, self._opening - len(letters))
         if not given.max_tokens and len(self.prompt_tokens) + 1 == len(given.open_target.prompt):
             shown += self._prompt.flush()  # nothing goes on with its last character
         return PromptToken(scored.token, shown, to_bytes(letters), value, scored.rank, top, self._names(scored))
@@ -420,7 +424,9 @@ class Pipeline:
             header = Header(software(), time.time(), asked, *described, drawn, targets, patience, assignment.no_drafter)
             recorder = partial(_recorder, header, request.record)
         in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
-        generation = Generation(assignment, services, in_round, recorder, watch)
+        scored = request.prompt_logprobs is not None
+        opening = models.tokenization.opening(assignment.open_target.prompt) if scored else 0
+        generation = Generation(assignment, services, in_round, recorder, watch, opening)
         self._generations.add(generation)
         return generation
 

@@ -150,6 +150,10 @@ class Tokenization:
             ids = ids[len(self.begin) :]
         return Letters(self.letters_of(ids).removeprefix(self._prefix))
 
+    def opening(self, ids: Sequence[int]) -> int:
+        """How many letters of a prompt's ids this tokenizer has put before its text."""
+        return len(self.letters_of(ids)) - len(self.prompt_letters(ids))
+
     def encode_prompt_letters(self, letters: Letters) -> tuple[int, ...]:
         """The ids of a prompt given as letters, of another vocabulary or cut at its start.
 

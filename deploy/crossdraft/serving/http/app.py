@@ -113,7 +113,7 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
 def _absence(models: Sequence[ServedModel]) -> str:
     """Why nothing can be served, without the addresses of targets."""
     if not models:
-        return "no model can be served yet: no target has answered since the start"
+        return "no model can be served yet: no target could be used since the start, the server's log says why"
     gone = f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
     return ". ".join((gone, *_detail(models)))
 
