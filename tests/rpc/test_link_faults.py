@@ -862,7 +862,7 @@ async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_
 
 @pytest.mark.parametrize(("known", "signs"), [(described(DESCRIPTION)[1], 1), ("", 0)])
 async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(service, known: str, signs: int):
-    """However long nobody reads it: a client that does not read is not ended for that. Clients of before are not told."""
+    """However long nobody reads it: a client that does not read is not ended for that. Older clients are not told."""
     outbox: list[Any] = []
 
     def answer(session: PuppetSession, request: Any) -> None:

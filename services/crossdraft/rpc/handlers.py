@@ -313,7 +313,7 @@ class ServerLink:
         self.outbox: Outbox[Any] = Outbox(handlers.codec, handlers.limit, self.end)
         self._handlers = handlers
         self._context = context
-        # Clients of before there were signs of life take a second `Opened` for a fault; these do not say what they know.
+        # Older clients, which do not say what they know, take a second `Opened` for a fault.
         self.hears_signs = codec.DESCRIBED in dict(context.invocation_metadata() or ())
         self.peer = peer_of(context)
         self._sessions: dict[int, ServerSession] = {}
@@ -487,9 +487,8 @@ class ServerSession:
 
     def working(self) -> None:
         if self._link.hears_signs:
-            self.send(
-                Opened(self._fingerprint), join=lambda before, after: after if isinstance(before, Opened) else None
-            )
+            sign = Opened(self._fingerprint)
+            self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
 
     def drop(self) -> None:
         for reply in self._link.outbox.drop(self._number):

@@ -97,6 +97,13 @@ async def test_headers_that_are_too_long(sent: bytes) -> None:
         assert await answered(await server.connect(HEALTH)) == b"HTTP/1.1 200 OK\r\n"
 
 
+async def test_thousands_of_requests_before_a_reply() -> None:
+    async with limited() as server:
+        streams = await server.connect(HEALTH * 1000 + HEALTH.replace(b"host: a", b"connection: close"))
+        assert await rest(streams) in (b"", b"reset")
+        assert await answered(await server.connect(HEALTH * 20)) == b"HTTP/1.1 200 OK\r\n"
+
+
 def busy(one: Connection) -> bool:
     return one.cycle is not None and not one.cycle.response_complete
 

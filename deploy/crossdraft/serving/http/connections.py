@@ -20,6 +20,7 @@ from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object
+MOST_PIPELINED = 64  # requests that a client may send before it has been answered
 KEPT = 32  # file handles for everything but connections, besides a quarter of the others
 
 
@@ -85,6 +86,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, f"a request's headers may have {self._most} bytes; send less")
 
     def on_message_begin(self) -> None:
+        """As uvicorn's; ends the parser where thousands of requests have come in one piece."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self.give_up("too many requests wait for replies")
+            raise ConnectionAbortedError
         self._pending = max(1, self._pending)  # none is counted of what came with the end of another request
         self._expect(self._limits.header_seconds)
         super().on_message_begin()
