@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import resource
+import socket
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -59,6 +61,7 @@ class Connection(HttpToolsProtocol):
         self._limits = others.limits
         self._most = others.limits.max_header_kib * 1024
         self._pending = 0  # bytes since the request began, or since the latest piece of its body
+        self._socket: socket.socket | None = None  # until the TLS handshake is over
         self._timer: asyncio.TimerHandle | None = None  # while part of a request is missing
 
     @property
@@ -66,8 +69,14 @@ class Connection(HttpToolsProtocol):
         """Whether the client is to send something now: a request, or the rest of one."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
+    def hold(self, one: socket.socket, client: tuple[str, int]) -> None:
+        """Counts before the TLS handshake, until which there is no transport."""
+        self.client, self._socket = client[:2], one
+        self._others.add(self)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._socket = None
         self._expect(self._limits.header_seconds)
         self._others.add(self)
 
@@ -120,7 +129,11 @@ class Connection(HttpToolsProtocol):
     def give_up(self, why: str) -> None:
         log.info("%s: the connection is closed: %s", ":".join(map(str, self.client or ())), why)
         self._others.remove(self)
-        self.transport.abort()
+        if self._socket is None:
+            self.transport.abort()
+        else:
+            with suppress(OSError):  # it has just ended
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _expect(self, seconds: float | None) -> None:
         """The rest of a request is to come within so many seconds; None: there is none."""
