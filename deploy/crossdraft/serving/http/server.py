@@ -21,6 +21,7 @@ from crossdraft.serving.http.connections import Connection, Connections
 from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
+TLS_CLOSE_SECONDS = 2.0  # that a client has to end a connection that this side has ended
 ACCEPT_PAUSE = 1.0  # seconds, where no connection can be taken
 BACKLOG = 2048  # connections waiting to be accepted
 ENDING_SECONDS = 10  # for requests that are ended after the grace period to release what they hold
@@ -79,7 +80,11 @@ class _Uvicorn(uvicorn.Server):
         seconds = self._connections.limits.header_seconds
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: made, one, ssl=self.config.ssl, ssl_handshake_timeout=seconds
+                lambda: made,
+                one,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=TLS_CLOSE_SECONDS,
             )
         except OSError as error:  # of TLS, too
             log.debug("%s: no TLS: %s", client, error)
