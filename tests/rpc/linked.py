@@ -138,8 +138,11 @@ class PuppetService:
 class RawLink:
     """A client's side of a link, which sends whatever a test wants."""
 
-    def __init__(self, address: str, role: RoleCodec[Any, Any, Any] = TARGET, options: Any = ()) -> None:
+    def __init__(
+        self, address: str, role: RoleCodec[Any, Any, Any] = TARGET, options: Any = (), known: str = ""
+    ) -> None:
         self._address = address
+        self._metadata = ((codec.DESCRIBED, known),) if known else ()
         self._options = (("grpc.use_local_subchannel_pool", 1), *options)
         self._path = f"/{role.service}/{role.stream}"
         self._codec: FrameCodec[Any, Any] = role.client(None)
@@ -147,7 +150,7 @@ class RawLink:
 
     async def __aenter__(self) -> Self:
         self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
-        self.call = self._channel.stream_stream(self._path, bytes, bytes)(None)
+        self.call = self._channel.stream_stream(self._path, bytes, bytes)(None, metadata=self._metadata)
         return self
 
     async def __aexit__(

@@ -313,6 +313,8 @@ class ServerLink:
         self.outbox: Outbox[Any] = Outbox(handlers.codec, handlers.limit, self.end)
         self._handlers = handlers
         self._context = context
+        # Older clients, which do not say what they know, take a second `Opened` for a fault.
+        self.hears_signs = codec.DESCRIBED in dict(context.invocation_metadata() or ())
         self.peer = peer_of(context)
         self._sessions: dict[int, ServerSession] = {}
         self._loop = asyncio.get_running_loop()
@@ -453,7 +455,7 @@ class ServerSession:
     async def _open(self, service: Service[Any, Any, Any], opening: Any) -> None:
         self._session = session = await service.open(opening, self)
         self._fingerprint = service.description.fingerprint
-        self.working()
+        self.send(Opened(self._fingerprint))
         early, self._early = self._early, []
         for request in early:
             if not self._over:
@@ -484,7 +486,9 @@ class ServerSession:
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 
     def working(self) -> None:
-        self.send(Opened(self._fingerprint), join=lambda before, after: after if isinstance(before, Opened) else None)
+        if self._link.hears_signs:
+            sign = Opened(self._fingerprint)
+            self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
 
     def drop(self) -> None:
         for reply in self._link.outbox.drop(self._number):

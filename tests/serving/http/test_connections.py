@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,9 +35,9 @@ class Limited:
     connections: Connections
     opened: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def connect(self, sent: bytes = b"") -> Streams:
+    async def connect(self, sent: bytes = b"", tls: ssl.SSLContext | None = None) -> Streams:
         host, _, port = self.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
         self.opened.append(writer)
         writer.write(sent)
         return reader, writer
@@ -95,6 +96,13 @@ async def test_headers_that_are_too_long(sent: bytes) -> None:
         found = await rest(await server.connect(sent))
         assert b"may have 1024 bytes" in found or (found == b"reset" and len(sent) > 2**20)  # it was not all read
         assert await answered(await server.connect(HEALTH)) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_thousands_of_requests_before_a_reply() -> None:
+    async with limited() as server:
+        streams = await server.connect(HEALTH * 1000 + HEALTH.replace(b"host: a", b"connection: close"))
+        assert await rest(streams) in (b"", b"reset")
+        assert await answered(await server.connect(HEALTH * 20)) == b"HTTP/1.1 200 OK\r\n"
 
 
 def busy(one: Connection) -> bool:
@@ -170,12 +178,18 @@ async def test_where_all_are_at_work_a_new_connection_is_closed() -> None:
         await outputs.wait_running(0)
 
 
-async def test_silent_connections_leave_file_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("secured", [False, True])
+async def test_silent_connections_leave_file_handles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secured: bool
+) -> None:
+    made = Cluster(tmp_path / "ours").files("front", ("127.0.0.1",))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))  # 6 connections
-    async with limited() as server:
+    tls = FrontFiles(made.certificate, made.key) if secured else None
+    async with limited(tls=tls, header_seconds=3600) as server:
         first, *_ = [await server.connect() for _ in range(10)]
         assert await rest(first) in (b"", b"reset")
-        assert await answered(await server.connect(HEALTH)) == b"HTTP/1.1 200 OK\r\n"
+        trusted = ssl.create_default_context(cafile=made.ca) if secured else None
+        assert await answered(await server.connect(HEALTH, trusted)) == b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize("limit", ["max_header_kib", "header_seconds", "body_seconds", "max_connections_per_address"])

@@ -100,6 +100,12 @@ HOW = "speculative"
         (CHAT, {"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
         (COMPLETIONS, SAY | {"suffix": "b"}, "suffix", "suffix is not served: leave it out"),
         (COMPLETIONS, SAY | {"guided_json": {}}, "guided_json", "guided_json is not served: leave it out"),
+        (
+            COMPLETIONS,
+            {f"a{number}": None for number in range(2000)} | SAY | {"temprature": 0},
+            "temprature",
+            "Unrecognized request argument",
+        ),
         (COMPLETIONS, SAY | {f"a{number}": 1 for number in range(2000)}, "a0", "Unrecognized request argument"),
         (COMPLETIONS, SAY | {"logit_bias": {f"a{number}": 1 for number in range(2000)}}, "logit_bias", "at most 1024"),
         (COMPLETIONS, {"prompt": [{}] * 60_000}, "prompt.0", "valid"),

@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import resource
+import socket
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object
+MOST_PIPELINED = 64  # requests that a client may send before it has been answered
 KEPT = 32  # file handles for everything but connections, besides a quarter of the others
 
 
@@ -58,6 +61,7 @@ class Connection(HttpToolsProtocol):
         self._limits = others.limits
         self._most = others.limits.max_header_kib * 1024
         self._pending = 0  # bytes since the request began, or since the latest piece of its body
+        self._socket: socket.socket | None = None  # until the TLS handshake is over
         self._timer: asyncio.TimerHandle | None = None  # while part of a request is missing
 
     @property
@@ -65,8 +69,14 @@ class Connection(HttpToolsProtocol):
         """Whether the client is to send something now: a request, or the rest of one."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
+    def hold(self, one: socket.socket, client: tuple[str, int]) -> None:
+        """Counts before the TLS handshake, until which there is no transport."""
+        self.client, self._socket = client[:2], one
+        self._others.add(self)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._socket = None
         self._expect(self._limits.header_seconds)
         self._others.add(self)
 
@@ -85,6 +95,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, f"a request's headers may have {self._most} bytes; send less")
 
     def on_message_begin(self) -> None:
+        """As uvicorn's; ends the parser where thousands of requests have come in one piece."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self.give_up("too many requests wait for replies")
+            raise ConnectionAbortedError
         self._pending = max(1, self._pending)  # none is counted of what came with the end of another request
         self._expect(self._limits.header_seconds)
         super().on_message_begin()
@@ -115,7 +129,11 @@ class Connection(HttpToolsProtocol):
     def give_up(self, why: str) -> None:
         log.info("%s: the connection is closed: %s", ":".join(map(str, self.client or ())), why)
         self._others.remove(self)
-        self.transport.abort()
+        if self._socket is None:
+            self.transport.abort()
+        else:
+            with suppress(OSError):  # it has just ended
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _expect(self, seconds: float | None) -> None:
         """The rest of a request is to come within so many seconds; None: there is none."""

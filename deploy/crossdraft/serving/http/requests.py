@@ -125,10 +125,12 @@ class Body(BaseModel):
     def _what_asks(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        asking = ((name, value) for name, value in islice(data.items(), MAX_FIELDS) if value is not None)
-        return {
-            name: value for name, value in asking if name in cls.model_fields or value not in UNSERVED.get(name, ())
-        }
+        asking = (
+            (name, value)
+            for name, value in data.items()
+            if value is not None and (name in cls.model_fields or value not in UNSERVED.get(name, ()))
+        )
+        return dict(islice(asking, MAX_FIELDS))  # more than it has: one of them is unknown
 
 
 class Part(Body):

@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from math import ceil
 from types import MappingProxyType
 
@@ -21,6 +20,8 @@ from crossdraft.serving.http.connections import Connection, Connections
 from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
+TLS_CLOSE_SECONDS = 2.0  # that a client has to end a connection that this side has ended
+ACCEPT_PAUSE = 1.0  # seconds, where no connection can be taken
 BACKLOG = 2048  # connections waiting to be accepted
 ENDING_SECONDS = 10  # for requests that are ended after the grace period to release what they hold
 
@@ -37,6 +38,7 @@ class _Uvicorn(uvicorn.Server):
         self._connections = Connections(limits)
         self.listens = asyncio.Event()
         self._grace_seconds = grace_seconds
+        self._accepting: list[asyncio.Task[None]] = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,21 +47,55 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; then sets `listens`."""
-        await super().startup([])  # it would let connections take a minute for their TLS handshake
-        seconds = self._connections.limits.header_seconds if self.config.ssl else None
-        make = partial(Connection, self._connections, self.config, self.server_state, self.lifespan.state)
+        await super().startup([])
+        loop = asyncio.get_running_loop()
         for one in sockets or ():
-            made = asyncio.get_running_loop().create_server(
-                make, sock=one, ssl=self.config.ssl, backlog=BACKLOG, ssl_handshake_timeout=seconds
-            )
-            self.servers.append(await made)
+            if self.config.ssl is None:
+                self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
+            else:
+                one.setblocking(False)
+                self._accepting.append(asyncio.create_task(self._accept(one)))
         self.listens.set()
+
+    def _connection(self) -> Connection:
+        return Connection(self._connections, self.config, self.server_state, self.lifespan.state)
+
+    async def _accept(self, listens: socket.socket) -> None:
+        """Takes connections whose TLS handshake is to come; servers of asyncio hide them until it has."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as handshakes:
+            while True:
+                try:
+                    one, client = await loop.sock_accept(listens)
+                except OSError as error:
+                    log.warning("no connection can be taken: %s", error)
+                    await asyncio.sleep(ACCEPT_PAUSE)
+                else:
+                    handshakes.create_task(self._shake_hands(one, client))
+
+    async def _shake_hands(self, one: socket.socket, client: tuple[str, int]) -> None:
+        made = self._connection()
+        made.hold(one, client)
+        seconds = self._connections.limits.header_seconds
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: made,
+                one,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=TLS_CLOSE_SECONDS,
+            )
+        except OSError as error:  # of TLS, too
+            log.debug("%s: no TLS: %s", client, error)
+            self._connections.remove(made)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; closes connections that are open at the end of the grace period."""
         if self.server_state.tasks and self._grace_seconds:
             text = "waiting up to %g s (--grace-seconds) for %d open requests to end"
             log.warning(text, self._grace_seconds, len(self.server_state.tasks))
+        for accepting in self._accepting:
+            accepting.cancel()
         closing = asyncio.create_task(self._close_after_grace())
         try:
             await super().shutdown(sockets)
