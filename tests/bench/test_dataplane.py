@@ -11,30 +11,27 @@ import pytest
 
 from crossdraft.bench import dataplane
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, DataplaneResult, Turn, _body_of, _summed_up
+from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, DataplaneResult, Turn, _summed_up
 from crossdraft.bench.services import Distant, Served
-from crossdraft.bench.workload import WITHOUT_DRAFTER, request_of
-from crossdraft.serving.http.requests import CompletionBody
 from tests.bench.conftest import PROCESS, Measure, Pair
 from tests.cli.conftest import Cli
 
 SMALL = ("--outputs", 2, "--max-tokens", 8, "--turns", 1, "--target-pace", "1,0", "--drafter-pace", "0,0")
 
 
-def check(measure: Measure, over: str) -> None:
-    found = measure("dataplane", "--over", over, *SMALL)
+def check(measure: Measure) -> None:
+    found = measure("dataplane", *SMALL)
     assert [one["configuration"] for one in found] == list(CONFIGURATIONS)
     assert all(one["speed"] > 0 and one["tokens_per_pass"] >= 1 for one in found)
 
 
-@pytest.mark.full  # services and a server of its own; their parts are tested below
-@pytest.mark.parametrize("over", ["pipeline", "http", "grpc"])
-def test_every_configuration_has_its_figures_on_services_of_its_own(measure: Measure, over: str) -> None:
-    check(measure, over)
+@pytest.mark.full  # services of its own; their parts are tested below
+def test_every_configuration_has_its_figures_on_services_of_its_own(measure: Measure) -> None:
+    check(measure)
 
 
 def test_every_configuration_has_its_figures(measure: Measure, started: list[Served]) -> None:
-    check(measure, "pipeline")
+    check(measure)
     assert [(one.pace, one.logit_noise) for one in started] == [("1,0", 0), ("0,0", 0.02)]
 
 
@@ -97,14 +94,6 @@ def test_what_is_no_run_is_refused(cli: Cli, tmp_path: Path, text: str) -> None:
     cli("bench", "dataplane", *SMALL, "--against", tmp_path / "other.json").failed(complaint)
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_a_server_is_asked_for_the_same(configuration: str) -> None:
-    request, drafted = request_of(configuration, 3, "seeded", 0.5, 9), configuration != WITHOUT_DRAFTER
-    (asked,) = CompletionBody(**_body_of(request, drafted)).output_requests("free", "id")
-    assert asked.generation == request
-    assert asked.drafter == (None if drafted else "")
-
-
 def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
     seconds = dict(zip(CONFIGURATIONS, (4.0, 2.0, 1.0, 2.0), strict=True))
     found = _summed_up(3, {name: [Turn(took, 100, 10, (0.1, 0.2, 0.3))] for name, took in seconds.items()})
@@ -120,7 +109,6 @@ def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
         ("--outputs", "0", "between 1 and 1024"),
         ("--target-pace", "x", "got x"),
         ("--method", "nothing", "nothing"),
-        ("--over", "tcp", "got tcp"),
         ("--trip-ms", "-1", "--trip-ms"),
         ("--against", "nowhere.json", "No such file"),
     ],

@@ -288,7 +288,6 @@ class DataplanePlan:
 
     method: str = option("slem", "The method; a seed is given to `seeded` only.")
     temperature: float = option(0.0, "Sampling temperature.", min=0.0)
-    over: str = option("pipeline", "pipeline: in this process; http or grpc: streamed from a server.")
     outputs: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.")
     max_tokens: int = option(192, "Tokens of each output.", min=1)
     target_pace: str = option("8,0.02", "A pass of n tokens takes A + B n ms.", metavar="A,B")

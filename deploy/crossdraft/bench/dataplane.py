@@ -1,10 +1,9 @@
 """`crossdraft bench dataplane`: what the machinery around the models costs.
 
 Target and drafter are the same small model, which costs next to nothing, and their steps are paced like those of an
-accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost. With
---over the orchestrator is a server of its own, and this process its streaming clients, whose time does not count. With
---trip-ms the drafter is behind an emulated network. With --against another run stands beside this one, such as one of
-another checkout.
+accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost: the
+orchestrator is in this one. With --trip-ms the drafter is behind an emulated network. With --against another run stands
+beside this one, such as one of another checkout.
 """
 
 import asyncio
@@ -16,9 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from prometheus_client.parser import text_string_to_metric_families
+from typing import ClassVar
 
 from crossdraft.bench.commands import DataplanePlan
 from crossdraft.bench.harness import MILLISECONDS, Benchmark, Columns, Table, finished, in_turns, processor_seconds
@@ -26,29 +23,14 @@ from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.processes import HttpServer, Running, patience, running
-from crossdraft.console.running import (
-    STARTS_PROCESSES,
-    CommandFailed,
-    ProgressCounter,
-    Run,
-    UsageError,
-    checked_options,
-    needs_extra,
-)
+from crossdraft.console.processes import patience
+from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
-from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
-from crossdraft.serving.grpc_client import Client
 from crossdraft.verification.methods import method_named
-
-if TYPE_CHECKING:
-    import aiohttp  # of the extra `http`, which a pipeline does without
 
 CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
-PASSES = f"{PREFIX}target_passes"  # of /metrics
-PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
 MAY_DIFFER = ("against", "outputs", "turns")  # options of a run that another one stands beside
 
 
@@ -61,70 +43,14 @@ class Pipelines:
 
     def __init__(self, plain: Pipeline, drafted: Pipeline) -> None:
         self._pipelines = (plain, drafted)
-        self._passes = 0
+        self.passes = 0  # of all outputs so far
 
     async def make(self, request: GenerationRequest, drafted: bool) -> int:
         """One output; returns its number of tokens."""
         lost = drafted and request.overlap is Overlap.AUTO
         figures = await finished(self._pipelines[drafted].run(request), lost=lost)
-        self._passes += figures.passes
+        self.passes += figures.passes
         return figures.tokens
-
-    async def passes(self) -> int:
-        """Of all outputs so far."""
-        return self._passes
-
-
-class OfServer:
-    """The same, streamed from a server over HTTP or gRPC.
-
-    Args:
-        http: a session whose base is the server.
-        grpc: None: over HTTP.
-    """
-
-    def __init__(self, http: "aiohttp.ClientSession", grpc: Client | None) -> None:
-        self._http = http
-        self._grpc = grpc
-
-    async def make(self, request: GenerationRequest, drafted: bool) -> int:
-        if self._grpc is not None:
-            generation = self._grpc.run(request, drafter=None if drafted else "")
-            async for _ in generation:
-                pass
-            return len(generation.ids)
-        usage = ""
-        async with self._http.post("/v1/completions", json=_body_of(request, drafted), raise_for_status=True) as reply:
-            async for line in reply.content:
-                usage = line.decode() if b'"usage":{' in line else usage
-        return int(json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"])
-
-    async def passes(self) -> int:
-        async with self._http.get("/metrics", raise_for_status=True) as reply:
-            families = text_string_to_metric_families(await reply.text())
-        return int(sum(one.value for family in families if family.name == PASSES for one in family.samples))
-
-
-Maker = Pipelines | OfServer
-
-
-def _body_of(request: GenerationRequest, drafted: bool) -> dict[str, Any]:
-    """A request of OpenAI's API for the same, as a stream."""
-    speculative: dict[str, Any] = {"method": request.method, "overlap": request.overlap.value}
-    if request.overlap is Overlap.OFF:
-        speculative["num_speculative_tokens"] = request.num_speculative_tokens
-    bounds = {name: getattr(request, name) for name in ("max_draft_tokens", "min_draft_tokens")}
-    speculative |= {name: value for name, value in bounds.items() if value is not None}
-    return {
-        "prompt": request.prompt,
-        "max_tokens": request.max_tokens,
-        "temperature": request.options.temperature,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "speculative": speculative if drafted else speculative | {"drafter": "none"},
-        **({} if request.seed is None else {"seed": request.seed}),
-    }
 
 
 @dataclass(frozen=True)
@@ -198,8 +124,6 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
             Pace.parsed(self.plan.target_pace)
             Pace.parsed(self.plan.drafter_pace)
         _ = self.others
-        if self.plan.over not in (PIPELINE, HTTP, GRPC):
-            raise UsageError(f"--over must be {PIPELINE}, {HTTP} or {GRPC}, got {self.plan.over}")
         if not all(1 <= count <= 1024 for count in self.plan.outputs):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
@@ -238,12 +162,15 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
             drafter = await stack.enter_async_context(service("drafter", drafting, None, distant))
             await drafter.delay(plan.trip_ms / 2)
             services = (target, drafter)
-            maker, server = await self._maker(stack, *(one.address for one in services))
+            plain = await stack.enter_async_context(connect(target.address, patience=patience()))
+            drafted = await stack.enter_async_context(
+                connect(target.address, drafter.address, patience(), needs_drafter=True)
+            )
+            maker = Pipelines(plain, drafted)
 
             def processor() -> tuple[float, ...]:
                 """Seconds of orchestrator, target and drafter so far."""
-                own = time.process_time() if server is None else processor_seconds(server.process_id)
-                return own, *(processor_seconds(one.process_id) for one in services)
+                return time.process_time(), *(processor_seconds(one.process_id) for one in services)
 
             freeze_heap()
             for count in plan.outputs:
@@ -260,33 +187,16 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
                     beside = (None, None) if other is None else (other.speed, other.processor_ms)
                     yield replace(one, other_speed=beside[0], other_processor_ms=beside[1])
 
-    async def _maker(self, stack: AsyncExitStack, target: str, drafter: str) -> tuple[Maker, Running | None]:
-        """What makes the outputs, and its process; None: this one."""
-        if self.plan.over == PIPELINE:
-            plain = await stack.enter_async_context(connect(target, patience=patience()))
-            drafted = await stack.enter_async_context(connect(target, drafter, patience(), needs_drafter=True))
-            return Pipelines(plain, drafted), None
-        try:
-            import aiohttp
-        except ModuleNotFoundError as error:
-            raise CommandFailed(f"--over {self.plan.over} {needs_extra('http')}") from error
-        (server,) = await stack.enter_async_context(running([HttpServer(target, drafter, max_outputs=1024)]))
-        http = await stack.enter_async_context(
-            aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))
-        )
-        grpc = Client(server.ready["grpc"]) if self.plan.over == GRPC else None
-        return OfServer(http, grpc and await stack.enter_async_context(grpc)), server
-
     async def _timed(
-        self, maker: Maker, configuration: str, count: int, processor: Callable[[], tuple[float, ...]]
+        self, maker: Pipelines, configuration: str, count: int, processor: Callable[[], tuple[float, ...]]
     ) -> Turn:
-        passes, before, began = await maker.passes(), processor(), time.monotonic()
+        passes, before, began = maker.passes, processor(), time.monotonic()
         tokens = await self._run(maker, configuration, count, 0)
         took, after = time.monotonic() - began, processor()
         spent = tuple(late - early for late, early in zip(after, before, strict=True))
-        return Turn(took, tokens, await maker.passes() - passes, spent)
+        return Turn(took, tokens, maker.passes - passes, spent)
 
-    async def _run(self, maker: Maker, configuration: str, count: int, first: int) -> int:
+    async def _run(self, maker: Pipelines, configuration: str, count: int, first: int) -> int:
         """Makes so many outputs at once; returns the number of their tokens."""
         given = (self.plan.method, self.plan.temperature, self.plan.max_tokens)
         requests = [request_of(configuration, first + number, *given) for number in range(count)]
