@@ -15,7 +15,6 @@ from crossdraft.bench.commands import ThroughputPlan
 from crossdraft.bench.throughput import (
     ONE_BY_ONE,
     ForwardCounts,
-    Ids,
     ProcessorTime,
     RunResult,
     Theirs,
@@ -52,7 +51,7 @@ def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking()
     assert found.per_token_ms is not None
     assert (found.first_token_ms.p50, found.end_to_end_ms.p50, found.per_token_ms.p50) == (1000, 2000, 500)
     assert (found.target_cores, found.drafter_cores, found.loop_cores) == pytest.approx((0.5, 1 / 12, 0.4 / 12))
-    assert (found.busy, found.sessions, found.acceptance, found.same) == (None, None, None, None)
+    assert (found.busy, found.sessions, found.acceptance) == (None, None, None)
 
 
 def test_what_services_and_pipelines_count_is_summed_up() -> None:
@@ -70,7 +69,7 @@ def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_onl
     for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
         ours = throughput.served(one)
         assert all(isinstance(each, Wanted) and ("--enforce-eager" in each.more) == (one is there) for each in ours)
-        served = [*ours, throughput.transformers_process(one, "generate_batch", 1)]
+        served = [*ours, throughput.transformers_process(one, 1)]
         assert [bool(service.prefix) for service in served] == [is_bound] * len(served)
         assert ("thread on the first" in one.conditions) == (one is here)
 
@@ -78,31 +77,6 @@ def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_onl
 def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
     assert streaming([(made(0.0, 1.0, 2.0, 3.0), made(1.0, 1.5, 2.0, 2.5, 3.0, 9.0))]) == (2 + 4) / 2
     assert streaming([(made(0.0, 1.0), made(2.0, 3.0))]) is None
-
-
-def test_ids_are_compared_with_those_of_the_same_prompt() -> None:
-    ours = RunResult((made(1, 2), made(1, 2, first=5)), 1.0, ProcessorTime(1.0))
-    theirs = RunResult((made(3, 4), made(3, 4, first=6)), 1.0, ProcessorTime(1.0))
-    assert measured("plain", 2, [ours], [theirs]).same == 1
-    few = RunResult(theirs.outputs[:1], 1.0, ProcessorTime(1.0))
-    assert measured("assisted", 2, [few], [theirs]).same == 1
-
-
-@dataclass(eq=False)
-class Named:
-    name: str
-
-    async def warm_up(self, prompts: Sequence[Ids]) -> None: ...
-
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
-        raise NotImplementedError
-
-
-def test_only_greedy_outputs_are_compared() -> None:
-    run = RunResult((made(1, 2),), 1.0, ProcessorTime(1.0))
-    runs = {Named("plain"): [run], Named("generate_batch, 1 thread"): [run]}
-    assert [one.same for one in plan().figures(runs, 1)] == [1, 1]
-    assert [one.same for one in plan(temperature=1.0).figures(runs, 1)] == [None, None]
 
 
 def test_prompts_are_enough_and_no_two_begin_alike() -> None:
@@ -140,13 +114,13 @@ class Asked:
     async def __call__(self, address: str, question: Question) -> Answer:
         self.questions.append(question)
         outputs = tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
-        return Answer(outputs, 1.0 if question.k == 3 else 2.0, 0)
+        return Answer(outputs, 1.0 if question.k == 3 else 2.0)
 
 
 def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     monkeypatch.setattr(throughput, "ask", asked)
-    way = Theirs("assisted", Running("nowhere", os.getpid()), one_by_one=True)
+    way = Theirs("assisted", Running("nowhere", os.getpid()))
     prompts = [(1,)] * 20
 
     async def run() -> RunResult:
@@ -183,7 +157,7 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     found = measure("throughput", "--way", "crossdraft", "--way", "plain", *options)
     ran = [(one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
     assert ran == [(way, count, 4, 12) for count in (1, 2) for way in ("crossdraft", "plain")]
-    assert all((one["sessions"], one["same"]) == (2, None) for one in found)
+    assert all(one["sessions"] == 2 for one in found)
     assert all(one["tokens_per_pass"] >= 1 for one in found)
     assert set(counted) == {"target"}
 
@@ -191,8 +165,7 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
 @pytest.mark.full
 def test_a_whole_run_of_the_bundled_target(measure: Measure) -> None:
     options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--prompts", PROMPTS)
-    results = measure("throughput", "--way", "plain", "--way", "generate_batch", *options)
-    found = {one["configuration"].split(",")[0]: one for one in results}
-    assert list(found) == ["plain", "generate_batch"]
-    assert all((one["tokens"], one["same"]) == (16, 4) for one in found.values())
-    assert all(1 <= one["sessions"] <= 2 for one in found.values())
+    (plain, theirs) = measure("throughput", "--way", "plain", "--way", "assisted", *options)
+    assert (plain["configuration"], theirs["configuration"].split(",")[0]) == ("plain", "assisted")
+    assert (plain["tokens"], theirs["tokens"]) == (16, 16)
+    assert 1 <= plain["sessions"] <= 2

@@ -216,12 +216,10 @@ class ControllerPlan:
 @command("throughput", SPEED, "throughput.Throughput")
 @dataclass(frozen=True)
 class ThroughputPlan(PromptsPlan):
-    """Many outputs at once, beside transformers' continuous batching and its assisted generation."""
+    """Many outputs at once, beside transformers' assisted generation."""
 
     drafter: OneDrafter = DRAFTER
-    way: tuple[str, ...] = option(
-        ("crossdraft", "plain", "generate_batch", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way"
-    )
+    way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
     concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
     repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)

@@ -1,4 +1,4 @@
-"""`crossdraft bench throughput`: many outputs at once, beside transformers' own generation with the same models.
+"""`crossdraft bench throughput`: many outputs at once, beside transformers' assisted generation with the same models.
 
 Each model has one process and one thread of torch unless more are asked for; on a CPU the target has the first core,
 the drafter the second one, and this process runs where there is room. transformers has the target's core. Where models
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import ClassVar, TypeVar
 from urllib.request import urlopen
 
@@ -31,7 +31,7 @@ from crossdraft.bench.harness import (
     total_of,
 )
 from crossdraft.bench.services import NO_DEFAULTS
-from crossdraft.bench.transformers_peer import ASSISTED, GENERATE_BATCH, Made, Question, TransformersProcess, ask
+from crossdraft.bench.transformers_peer import Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, patience, running
@@ -48,12 +48,11 @@ from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.session.resolution import requested_method
 
-CROSSDRAFT, CROSSDRAFT_PLAIN = "crossdraft", "plain"
-CONFIGURATIONS = (CROSSDRAFT, CROSSDRAFT_PLAIN, GENERATE_BATCH, ASSISTED)
+CONFIGURATIONS = CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
 FEWEST = 4  # outputs of a run
-ONE_BY_ONE = 4  # outputs of a configuration that makes one at a time: more would only take longer
+ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: more would only take longer
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
 FULL = 0.9  # cores; an event loop that takes more may be what outputs wait for
@@ -129,13 +128,10 @@ class ThroughputResult:
     drafter_cores: float
     loop_cores: float  # of the thread of the orchestrator's event loop
     tokens_per_target_second: float  # of its processor: what a busy machine changes least
-    same: int | None  # outputs with the ids of those compared with; None: nothing to compare
 
 
-def measured(
-    configuration: str, at_once: int, runs: Sequence[RunResult], others: Sequence[RunResult] = ()
-) -> ThroughputResult:
-    """Figures of at least one run; `others` are of the same prompts, to compare ids with."""
+def measured(configuration: str, at_once: int, runs: Sequence[RunResult]) -> ThroughputResult:
+    """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
     statistics = [one for run in runs for one in run.statistics]
@@ -170,7 +166,6 @@ def measured(
         drafter_cores=drafter / seconds,
         loop_cores=loop / seconds,
         tokens_per_target_second=tokens / target if target else 0.0,
-        same=same_outputs(runs, others) if others else None,
     )
 
 
@@ -183,14 +178,6 @@ def streaming(runs: Iterable[Sequence[Made]]) -> float | None:
             seconds += last - first
             tokens += sum(first < moment <= last for made in outputs for moment in made.moments)
     return tokens / seconds if seconds else None
-
-
-def same_outputs(runs: Sequence[RunResult], others: Sequence[RunResult]) -> int:
-    """Outputs of `runs` with the ids at the same place in `others`; one may have made fewer, the first ones."""
-    pairs = chain.from_iterable(
-        zip(run.outputs, other.outputs, strict=False) for run, other in zip(runs, others, strict=True)
-    )
-    return sum(one.ids == other.ids for one, other in pairs)
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -213,7 +200,6 @@ SPEEDS: Columns = {
     "gaps, ms: p99": lambda one: _quantile(one.gap_ms, "p99", 0),
     "whole output, ms: p50": lambda one: _quantile(one.end_to_end_ms, "p50", 0),
     "whole output: p99": lambda one: _quantile(one.end_to_end_ms, "p99", 0),
-    "same ids": lambda one: "" if one.same is None else f"{one.same} of {one.outputs}",
 }
 WORK: Columns = {
     "at once": lambda one: one.at_once,
@@ -259,10 +245,9 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         return numbers_of("--concurrency", self.plan.concurrency, 1, 1024, int)
 
     @property
-    def theirs(self) -> list[tuple[str, int]]:
-        """transformers' configurations: names and threads."""
-        ways = [way for way in (GENERATE_BATCH, ASSISTED) if way in self.plan.way]
-        return [(way, threads) for way in ways for threads in self.plan.threads]
+    def theirs(self) -> tuple[int, ...]:
+        """Threads of transformers' configurations."""
+        return self.plan.threads if ASSISTED in self.plan.way else ()
 
     @property
     def total(self) -> int:
@@ -312,14 +297,8 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
                     advance()
                     return found
 
-                for result in self.figures(await in_turns(configurations, self.plan.repeat, run), at_once):
-                    yield result
-
-    def figures(self, runs: dict["Ours | Theirs", list[RunResult]], at_once: int) -> list[ThroughputResult]:
-        """Of all configurations; greedy outputs are compared with those of continuous batching."""
-        batched = [one for one in runs if one.name.startswith(GENERATE_BATCH)] if self.plan.temperature == 0 else []
-        others = runs[batched[0]] if batched else ()
-        return [measured(one.name, at_once, found, others) for one, found in runs.items()]
+                for one, found in (await in_turns(configurations, self.plan.repeat, run)).items():
+                    yield measured(one.name, at_once, found)
 
     def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
         yield self.conditions
@@ -352,7 +331,7 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
     Raises:
         CommandFailed: a process does not start.
     """
-    wanted = [*served(bench), *(transformers_process(bench, *one) for one in bench.theirs)]
+    wanted = [*served(bench), *(transformers_process(bench, threads) for threads in bench.theirs)]
     target, *others = await stack.enter_async_context(running(wanted))
     plain = await stack.enter_async_context(connect(target.address, patience=patience()))
     found: list[Ours | Theirs] = []
@@ -363,9 +342,8 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
         found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))
-    for (way, threads), process in zip(bench.theirs, others, strict=True):
-        label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
-        found.append(Theirs(label, process, one_by_one=way == ASSISTED))
+    for threads, process in zip(bench.theirs, others, strict=True):
+        found.append(Theirs(f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}", process))
     freeze_heap()
     encode = plain.models.tokenization.encode_prompt
     return found, [tuple(encode(text)) for text in bench.prompts]
@@ -382,11 +360,11 @@ def served(bench: Throughput) -> list[Startable]:
     return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
 
 
-def transformers_process(bench: Throughput, way: str, threads: int) -> Startable:
+def transformers_process(bench: Throughput, threads: int) -> Startable:
     """The process of one of transformers' configurations."""
     plan, prefix = bench.plan, bench.core(0) if threads == 1 else ()
-    where = (plan.cache_mib, plan.dtype, plan.device, prefix)
-    return TransformersProcess(way, plan.target, plan.drafter, threads, plan.temperature, *where)
+    where = (plan.dtype, plan.device, prefix)
+    return TransformersProcess(plan.target, plan.drafter, threads, plan.temperature, *where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,32 +414,26 @@ class Ours:
 
 @dataclass(eq=False)
 class Theirs:
-    """transformers in a process of its own."""
+    """transformers' assisted generation in a process of its own: one output after another, and so only a few."""
 
     name: str
     process: Running
-    one_by_one: bool = False  # one output after another, and so only a few
     k: int | None = None  # draft tokens in a round; None: its own rule
 
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
-        """A few outputs; where tokens are drafted, the fastest number of them is found."""
+        """A few outputs, by which the fastest number of draft tokens is found."""
         seconds: dict[int | None, float] = {}
-        for k in KS if self.one_by_one else (None,):
-            for tokens in (WARM_UP, 4 * WARM_UP) if self.one_by_one else (WARM_UP,):
-                question = Question(tuple(prompts[:ONE_BY_ONE]), tokens, ONE_BY_ONE, k)
+        for k in KS:
+            for tokens in (WARM_UP, 4 * WARM_UP):
+                question = Question(tuple(prompts[:ONE_BY_ONE]), tokens, k)
                 seconds[k] = (await ask(self.process.address, question)).seconds
         self.k = min(seconds, key=lambda k: seconds[k])
-        if self.one_by_one:
-            self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
+        self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
         before = _spent(self.process)
-        asked = tuple(prompts[:ONE_BY_ONE] if self.one_by_one else prompts)
-        answer = await ask(self.process.address, Question(asked, tokens, at_once, self.k))
-        spent = difference(_spent(self.process), before)
-        jobs = sum(len(made.ids) for made in answer.outputs)
-        forwards = ForwardCounts(answer.forwards, jobs, answer.seconds) if answer.forwards else ForwardCounts()
-        return RunResult(answer.outputs, answer.seconds, spent, forwards)
+        answer = await ask(self.process.address, Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
+        return RunResult(answer.outputs, answer.seconds, difference(_spent(self.process), before))
 
 
 def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:

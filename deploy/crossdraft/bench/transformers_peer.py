@@ -1,4 +1,4 @@
-"""transformers' own generation in a process of its own, to compare with: asked over a socket on loopback.
+"""transformers' assisted generation in a process of its own, to compare with: asked over a socket on loopback.
 
     python -m crossdraft.bench.transformers_peer JSON
 
@@ -11,8 +11,7 @@ import json
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from threading import Thread
@@ -20,18 +19,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
 from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import CommandFailed
-from crossdraft.engine.compatibility import layers_of
-from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap
 
-GENERATE_BATCH, ASSISTED = "generate_batch", "assisted"  # the latter makes one output at a time
 LONGEST_LINE = 1 << 28  # bytes
 NEVER = -1  # an end-of-text id that no model draws
 
@@ -51,12 +47,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Question:
-    """A request for outputs, which no end of text ends."""
+    """A request for outputs, made one after another, which no end of text ends."""
 
     prompts: tuple[tuple[int, ...], ...]  # ids
     tokens: int  # of each output
-    at_once: int  # under way together; assisted generation makes one after another
-    k: int | None = None  # drafted at once by assisted generation; None: its own rule
+    k: int | None = None  # drafted at once; None: its own rule
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,6 @@ class Answer:
 
     outputs: tuple[Made, ...]  # in the order of the prompts
     seconds: float  # from the question to the last token
-    forwards: int  # of the target; 0: not known
 
 
 Answering = Callable[[Question], Answer]
@@ -75,15 +69,14 @@ Answering = Callable[[Question], Answer]
 class TransformersProcess:
     """A process of transformers, to be started."""
 
-    role: str  # GENERATE_BATCH or ASSISTED
     target: str  # a model's name
     assistant: str
     threads: int
     temperature: float
-    mib: int  # for keys and values of all outputs
     dtype: str = "float32"
     device: str = "cpu"
     prefix: tuple[str, ...] = ()  # what the command is run by: on a core
+    role: str = "transformers"  # in error texts
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input."""
@@ -110,7 +103,7 @@ async def ask(address: str, question: Question) -> Answer:
 def answer_of(found: Mapping[str, Any]) -> Answer:
     """An answer from its JSON."""
     outputs = (Made(tuple(one["ids"]), one["asked"], tuple(one["moments"])) for one in found["outputs"])
-    return Answer(tuple(outputs), found["seconds"], found["forwards"])
+    return Answer(tuple(outputs), found["seconds"])
 
 
 async def _serve(answering: Answering) -> None:
@@ -146,19 +139,12 @@ def main(arguments: str) -> None:
     asked = TransformersProcess(**json.loads(arguments))
     Thread(target=end_with_stdin, daemon=True).start()
     torch.set_num_threads(asked.threads)
-    if asked.role == ASSISTED:
-        pair = AssistedGeneration(asked.target, asked.assistant, asked.dtype, asked.device)
-        asyncio.run(_serve(partial(pair.answer, temperature=asked.temperature)))
-        return
-    with continuous_batching(asked.target, asked.mib, asked.temperature, asked.dtype, asked.device) as answering:
-        asyncio.run(_serve(answering))
+    pair = AssistedGeneration(asked.target, asked.assistant, asked.dtype, asked.device)
+    asyncio.run(_serve(partial(pair.answer, temperature=asked.temperature)))
 
 
 def _drawing(temperature: float) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-
-
-# Assisted generation.
 
 
 class Moments(BaseStreamer):
@@ -216,7 +202,7 @@ class AssistedGeneration:
             more = {"eos_token_id": NEVER, "streamer": came}
             ids = self._generate(prompt, question.tokens, question.k, temperature, **more)
             outputs.append(Made(ids, asked, tuple(moment - began for moment in came.found)))
-        return Answer(tuple(outputs), time.monotonic() - began, 0)
+        return Answer(tuple(outputs), time.monotonic() - began)
 
     def _draft(self, k: int | None) -> None:
         """Sets how many tokens the assistant drafts at once."""
@@ -246,87 +232,6 @@ class AssistedGeneration:
         except AttributeError as error:  # 5.23, where every token of the assistant is shared
             raise PeerFailedError(f"transformers cannot generate with this pair: {error}") from error
         return tuple(output[0, inputs.shape[1] :].tolist())
-
-
-# Continuous batching: what `generate_batch` runs, kept between calls.
-
-FAILED = "FAILED"  # of a request's status
-MIB = 1 << 20
-
-
-@contextmanager
-def continuous_batching(
-    name: str, mib: int, temperature: float = 0.0, dtype: str = "float32", device: str = "cpu"
-) -> Iterator[Answering]:
-    """Answers with a model that transformers serves by itself, without a network.
-
-    On a CPU its settings are those that are fastest there, by processor time; elsewhere what transformers does itself.
-
-    Args:
-        name: of the model.
-        mib: for keys and values of all requests.
-        temperature: 0 is greedy.
-        dtype: of the model.
-        device: of the model.
-
-    Raises:
-        ModelLoadError: it cannot be loaded.
-    """
-    model = load_model(name, dtype, device).model
-    model.set_attn_implementation("sdpa")
-    drawing = {"do_sample": False} | _drawing(temperature)
-    manager = model.init_continuous_batching(  # type: ignore[operator]  # torch says: a module or a tensor
-        generation_config=GenerationConfig(**drawing, eos_token_id=NEVER, pad_token_id=0),
-        continuous_batching_config=_configuration(model, mib, *((64, 512) if device == "cpu" else (256, None))),
-    )
-    manager.warmup()
-    manager.start()
-    try:
-        yield partial(_batched, manager)
-    finally:
-        manager.destroy()
-
-
-def _configuration(
-    model: PreTrainedModel, mib: int, page_tokens: int, max_batch_tokens: int | None
-) -> ContinuousBatchingConfig:
-    place = KVCache.slot_bytes(layers_of(model).shapes, model.dtype)
-    return ContinuousBatchingConfig(
-        page_size=page_tokens,
-        num_blocks=max(1, mib * MIB // (place * page_tokens)),
-        max_batch_tokens=max_batch_tokens,
-        allow_block_sharing=True,
-        default_compile_level=0,
-    )
-
-
-def _batched(manager: Any, question: Question) -> Answer:
-    """`at_once` outputs are under way as long as there are so many; raises PeerFailedError."""
-    began = time.perf_counter()  # the clock that transformers' own moments are of
-    forwards = getattr(manager, "current_batch", 0)  # it is there once the manager's thread runs
-    waiting, numbers, outputs = enumerate(question.prompts), dict[str, int](), dict[int, Made]()
-
-    def ask_next() -> None:
-        for number, ids in waiting:
-            request = manager.add_request(list(ids), max_new_tokens=question.tokens, record_timestamps=True)
-            numbers[request] = number
-            return
-
-    for _ in range(question.at_once):
-        ask_next()
-    while len(outputs) < len(question.prompts):
-        result = manager.get_result(timeout=1.0)
-        if result is None:
-            if not manager.is_running():
-                raise PeerFailedError("transformers' generation thread ended")
-            continue
-        if result.status.name == FAILED:
-            raise PeerFailedError(f"transformers failed on a request: {result.error}")
-        asked, moments = result.created_time - began, tuple(moment - began for moment in result.timestamps)
-        outputs[numbers[result.request_id]] = Made(tuple(result.generated_tokens), asked, moments)
-        ask_next()
-    ordered = tuple(outputs[number] for number in range(len(question.prompts)))
-    return Answer(ordered, time.perf_counter() - began, int(manager.current_batch - forwards))
 
 
 if __name__ == "__main__":
