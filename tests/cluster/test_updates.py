@@ -121,7 +121,6 @@ async def test_orchestrators_that_stay_serve_what_a_target_alone_was_changed_to(
     assert [one.text for one in again] == [one.text for one in heard]
 
 
-@pytest.mark.full
 def tuned(folder: Path) -> Path:
     """The target with other weights."""
     source, name = source_of("bundled:target"), folder / "tuned"
