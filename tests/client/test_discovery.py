@@ -387,7 +387,7 @@ async def test_targets_of_one_name_with_other_weights_are_refused(
                 pass
     assert one in str(refused.value)
     assert other in str(refused.value)
-    assert ": other weights, or in another dtype; all targets" in str(refused.value)
+    assert ": other weights or dtype, or another version; all targets" in str(refused.value)
 
 
 async def test_in_an_update_the_first_model_is_served_until_its_targets_have_left(

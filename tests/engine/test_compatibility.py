@@ -1,5 +1,7 @@
 """Which models the engine refuses, and what it says then."""
 
+from math import nan
+
 import pytest
 from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM, MptConfig, MptForCausalLM
 
@@ -28,3 +30,10 @@ def test_rotary_positions_that_change_with_the_longest_text_are_refused_where_on
     with pytest.raises(UnsupportedModelError, match="set --max-model-len to 32 or less"):
         Engine(long)
     assert Engine(long, max_length=32).max_length == 32
+
+
+def test_a_model_whose_weights_are_no_numbers_is_refused_for_that() -> None:
+    broken = tiny_llama()
+    broken.model.norm.weight.data[0] = nan
+    with pytest.raises(UnsupportedModelError, match="its weights have NaN"):
+        Engine(broken, max_length=64)

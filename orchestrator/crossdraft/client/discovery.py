@@ -341,7 +341,9 @@ def _served(about: Description) -> tuple[str, str, bool]:
 
 def _difference(service: str, about: Description, known: Description) -> str:
     one, other = (f"{each.model!r} ({each.fingerprint[:12]}, {each.context} tokens)" for each in (about, known))
-    alike = "a shorter context" if about.fingerprint == known.fingerprint else "other weights, or in another dtype"
+    alike = (
+        "a shorter context" if about.fingerprint == known.fingerprint else "other weights or dtype, or another version"
+    )
     what = alike if _ids(about) == _ids(known) else "another tokenizer"
     return f"{service} serves {one} and another target {other}: {what}; all targets must serve the same model"
 

@@ -224,8 +224,10 @@ def check_agreement(
     """Refuses a model whose logits over a small tree are not those of `plain_logits`.
 
     Raises:
-        UnsupportedModelError: they differ, or the model cannot take what the engine gives it.
+        UnsupportedModelError: they differ or are no numbers, or the model cannot take what the engine gives it.
     """
+    if any(plain.isnan().any() for plain in expected):
+        raise UnsupportedModelError("this model's own logits are no numbers: its weights have NaN, or are too large")
     try:
         (found,) = forward([request])
     except FAILURES as error:
