@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from crossdraft.bench.transformers_peer import AssistedGeneration, Question
 from crossdraft.engine.loader import load_model
 
-PROMPT = (5, 6, 7, 8)
+PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
 
 
 @torch.inference_mode()
@@ -20,7 +20,7 @@ def greedy(model: PreTrainedModel, prompt: tuple[int, ...], tokens: int) -> tupl
 
 def test_assisted_generation_tells_when_tokens_came() -> None:
     pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
-    (made,) = pair.answer(Question((PROMPT,), 6, 2), 0.0).outputs
-    assert made.ids == greedy(load_model("bundled:target", "float32").model, PROMPT, 6)
+    (made,) = pair.answer(Question((PROMPTS[0],), 6, 2), 0.0).outputs
+    assert made.ids == greedy(load_model("bundled:target", "float32").model, PROMPTS[0], 6)
     assert len(made.moments) == 6
     assert [made.asked, *made.moments] == sorted([made.asked, *made.moments])
