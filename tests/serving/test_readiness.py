@@ -35,6 +35,14 @@ def target(port: int | None = None) -> Server:
     return Server(TARGET, PuppetService(description=described), Listening(port=port or free_port(), grace_seconds=0))
 
 
+def other_model() -> PuppetService:
+    """A target of another vocabulary, which could be used as well if it were the first to answer."""
+    other = kind("llama2")
+    return PuppetService(
+        description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=other.json, vocabulary_size=other.size)
+    )
+
+
 def port_of(server: Server) -> int:
     return int(server.address.rpartition(":")[2])
 
@@ -111,7 +119,6 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
 
 async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_it_is_alone() -> None:
     first, second = target(), target()
-    other = PuppetService(description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=kind("llama2").json))
     await first.start()
     await second.start()
     async with (
@@ -120,7 +127,7 @@ async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_i
         asyncio.timeout(60),
     ):
         await first.drain()
-        async with Server(TARGET, other, Listening(port=port_of(first), grace_seconds=0)):
+        async with Server(TARGET, other_model(), Listening(port=port_of(first), grace_seconds=0)):
             while "1 of 2 not used: serves" not in (text := await becomes(served, 200)):
                 pass
             assert first.address not in text
@@ -130,8 +137,7 @@ async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_i
 
 
 async def test_targets_that_differ_from_the_start_have_answered() -> None:
-    other = PuppetService(description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=kind("llama2").json))
-    second = Server(TARGET, other, Listening(port=free_port(), grace_seconds=0))
+    second = Server(TARGET, other_model(), Listening(port=free_port(), grace_seconds=0))
     async with target() as first, second:
         model = LocalModel("demo", (first.address, second.address))
         async with LocalBackend((model,)) as outputs, front(outputs) as served:
