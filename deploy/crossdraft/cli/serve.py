@@ -6,7 +6,6 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -32,7 +31,7 @@ from crossdraft.cli.options import (
     TargetOptions,
     check_addresses,
 )
-from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
+from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
@@ -170,9 +169,7 @@ def _serve_api(
             one.check_free()
         metrics = Metrics()
         metrics.lag.start()
-        folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
-        backend = LocalBackend((model,), local) if folder is None else learning_backend((model,), local, Path(folder))
-        async with backend as made:
+        async with LocalBackend((model,), local) as made:
             await serve(MeasuredBackend(made, metrics), metrics)
 
     _run(outputs(), api.log, api.until_stdin_ends)
