@@ -111,7 +111,9 @@ class Times:
         """Of a step of this size; 0 if none was seen."""
         if not self._seen:
             return 0.0
-        self._points = self._points or sorted(map(_usual, self._seen.values()))
+        if not self._points:  # of an octave that was seen once nothing is known: it may have been a stall
+            seen = [one for one in self._seen.values() if len(one) > 1] or self._seen.values()
+            self._points = sorted(map(_usual, seen))
         points = self._points
         (x, y), place = points[0], bisect_right(points, (size,))
         if place == 0:
@@ -140,7 +142,7 @@ class Round:
     @property
     def speed(self) -> float:
         """Tokens a second."""
-        return self.tokens / self.seconds
+        return self.tokens / max(self.seconds, 1e-9)
 
     @staticmethod
     def mean(rounds: "Sequence[Round]") -> "Round":
@@ -193,10 +195,10 @@ class Costs:
             return Round(found.tokens, found.seconds + self.arrival(arm, drafting, arm.depth))
         # The first pass after a refusal has as many draft tokens as it waits for, others what was drafted meanwhile.
         step, first = self.step(arm, drafting), passed(arm.wait, arm.wait * worth)
-        ahead = max(1, arm.wait, min(arm.depth, int(first.seconds / step)))
+        ahead = max(1, arm.wait, min(arm.depth, int(first.seconds / max(step, 1e-6))))
         full, again = passed(ahead, ahead * worth), self.arrival(arm, drafting, max(1, arm.wait))
         begun = (1 - alive[ahead]) / (1 - alive[ahead] + alive[arm.wait])  # of all passes
-        alone = 1.0 if arm.wait else max(1.0, again / first.seconds)  # first passes of an epoch
+        alone = 1.0 if arm.wait else max(1.0, again / max(first.seconds, 1e-9))  # first passes of an epoch
         waited = again if arm.wait else 0.0
         seconds = begun * (alone * first.seconds + waited) + (1 - begun) * max(full.seconds, arm.wait * step)
         passes = begun * alone + 1 - begun

@@ -16,7 +16,7 @@ from crossdraft.speculation.arms import NO_DRAFTER, Arm, Round
 
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred; a quarter is not for trials
 EARNED = 0.02  # of the tokens emitted
-FREE = 3  # arms after which a trial begins only when what the one before it has lost is earned again
+FREE = 5  # trials after which a trial begins only when what the one before it has lost is earned again
 LEAST = 2.0  # tokens that a trial may lose at least: two rounds show next to nothing
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 STALL = 4.0  # times as long as expected that a round takes which is nobody's: a capture, a garbage collection
@@ -78,7 +78,8 @@ class Contest:
     _rounds: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, tokens, seconds as expected
     _tried: int = 0  # rounds since the trial began
     _least: float = 0.0  # of the account, with which the trial ends
-    _due: float = 0.0  # ... with which the next one may begin, once FREE arms were tried
+    _trials: int = 0  # begun
+    _due: float = 0.0  # of the account, with which the next one may begin, once there were FREE
     _stalled: bool = False  # the latest round
 
     @property
@@ -182,7 +183,7 @@ class Contest:
         tried = max(others, key=lambda arm: self.hope(arm, guesses), default=self.usual)
         lost = window * guesses[tried].seconds * max(0.0, usual - self.speed(tried, guesses))
         free = account.credit - CREDIT / 4
-        may = free > max(LEAST, lost) and (len(self.records) <= FREE or account.credit >= self._due)
+        may = free > max(LEAST, lost) and (self._trials < FREE or account.credit >= self._due)
         if may and self.hope(tried, guesses) > MARGIN * usual:
             self.trial, self._tried, self._least = tried, 0, account.credit - max(LEAST, free / 3)
-            self._due = min(account.credit, CREDIT - LEAST)
+            self._due, self._trials = min(account.credit, CREDIT - LEAST), self._trials + 1

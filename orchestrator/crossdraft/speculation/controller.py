@@ -306,7 +306,7 @@ class OutputController:
         self.settled = self.settled and arm == self._arm
         self._arm = arm
         if arm.depth:
-            self._run = 1
+            self._run = SHORT_RUN // 2
             return self._choice(arm, reason)
         target.answered(self)
         self._run = min(SHORT_RUN if target.account.credit > 0 else LONG_RUN, 2 * self._run)

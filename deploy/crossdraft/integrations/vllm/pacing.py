@@ -135,6 +135,8 @@ class Pacing:
         before, guesses = contest.current, self._guesses(requests)
         self._beside.add(max(0.0, seconds - guesses[before].seconds + self._beside.seconds(requests)), requests)
         contest.add(seconds, tokens / requests, True, guesses, requests)
+        if not before.depth:
+            self._acceptance.fade(2 * tokens / requests)
         if before.depth and not contest.current.depth:
             best = max(contest.speed(arm, guesses) for arm in self._arms if arm.depth)
             self._paused(requests, 1 - best / contest.speed(NO_DRAFTER, guesses))
