@@ -46,7 +46,7 @@ def near_the_best(found: Sequence[Shares]) -> None:
     assert of_best[0] >= 0.8, of_best[:5]
     assert of_best[max(1, len(of_best) // 10)] >= 0.9, of_best[: len(of_best) // 5]
     of_plain = sorted(one.of_plain for one in found)
-    assert of_plain[0] >= 0.96, of_plain[:5]
+    assert of_plain[0] >= 0.95, of_plain[:5]
 
 
 FEW: list[Cell] = [
@@ -125,10 +125,10 @@ def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int, 
     simulation.speed(400 * 0.012)
     simulation.world = useless
     simulation.speed(200 * outputs / plain)
-    assert simulation.speed(400 * outputs / plain) >= 0.93 * plain
+    assert simulation.speed(400 * outputs / plain) >= 0.96 * plain
     simulation.world = good
     simulation.speed(500 * outputs / plain)
-    assert simulation.speed(400 * 0.012) >= 0.9 * best
+    assert simulation.speed(400 * 0.012) >= 0.75 * best
 
 
 @pytest.mark.parametrize("many", [16, full(64)])

@@ -78,8 +78,9 @@ class Contest:
     _rounds: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, tokens, seconds as expected
     _tried: int = 0  # rounds since the trial began
     _least: float = 0.0  # of the account, with which the trial ends
-    _trials: int = 0  # begun
-    _due: float = 0.0  # of the account, with which the next one may begin, once there were FREE
+    _began: float = 0.0  # the account when the trial began
+    _trials: int = 0  # begun; only after FREE of them is anything owed
+    _owed: float = 0.0  # tokens that the latest trial has lost, and that are to be earned again before the next one
     _stalled: bool = False  # the latest round
 
     @property
@@ -124,17 +125,19 @@ class Contest:
             account.add(tokens - counted * max(plain, self.speed(self.usual, guesses)))
         else:
             account.add(EARNED * tokens)
+            self._owed -= EARNED * tokens
             account.compare(counted * plain - tokens if arm.depth else 0.0)
         if pure:
             self._rounds.append((seconds, tokens, guess.seconds))
         window = max(3, WINDOW - outputs.bit_length() + 1)
         if self._given_up(guesses) or len(self._rounds) >= (window if arm.depth else 3):
             self._close(arm, guess, outputs)
-            self._decide(guesses, window)
+            self._decide(guesses, window, arm)
 
     def interrupt(self) -> None:
         """What has changed meanwhile makes the running window worthless."""
         self._rounds.clear()
+        self._owed = 0.0
 
     def end_trial(self) -> None:
         self.trial = None
@@ -164,13 +167,16 @@ class Contest:
         record.tokens += outputs * sum(one[1] for one in kept)
         record.expected += outputs * len(kept) * guess.tokens
 
-    def _decide(self, guesses: Guesses, window: int) -> None:
-        """Which arm is usual from now on, and whether another one is tried."""
+    def _decide(self, guesses: Guesses, window: int, used: Arm) -> None:
+        """Which arm is usual from now on, and whether another one is tried. After no drafter one has to be tried."""
+        if self.trial is not None:
+            self._owed = max(0.0, self._began - self.account.credit)
         self.end_trial()
         account, before = self.account, self.usual
-        best = max(
-            (arm for arm in guesses if self.windows(arm)), key=lambda arm: self.speed(arm, guesses), default=before
-        )
+        seen = [
+            arm for arm in guesses if self.windows(arm) and (before.depth or not self._trials or arm in (before, used))
+        ]
+        best = max(seen, key=lambda arm: self.speed(arm, guesses), default=before)
         if NO_DRAFTER in guesses and (not account.pays or (account.credit <= 0 and not before.depth)):
             best = self.usual = NO_DRAFTER
         if self.speed(best, guesses) > (MARGIN if best.depth else 1.0) * self.speed(before, guesses):
@@ -183,7 +189,7 @@ class Contest:
         tried = max(others, key=lambda arm: self.hope(arm, guesses), default=self.usual)
         lost = window * guesses[tried].seconds * max(0.0, usual - self.speed(tried, guesses))
         free = account.credit - CREDIT / 4
-        may = free > max(LEAST, lost) and (self._trials < FREE or account.credit >= self._due)
+        may = free > max(LEAST, lost) and (self._trials < FREE or self._owed <= 0)
         if may and self.hope(tried, guesses) > MARGIN * usual:
             self.trial, self._tried, self._least = tried, 0, account.credit - max(LEAST, free / 3)
-            self._due, self._trials = min(account.credit, CREDIT - LEAST), self._trials + 1
+            self._began, self._trials = account.credit, self._trials + 1

@@ -37,6 +37,7 @@ FEW = 2  # requests of a step that waits, as of many one always lacks its draft,
 LONGEST_WAIT = 0.08  # of a step of one request
 SLACK = 1.2  # times a delay seen before that is waited for
 DELAYS = 16  # latest delays of first replies
+ALIKE = 0.5  # of a usual request's chance of its last token: a request with less proposes fewer
 SPEED_SECONDS = 2.0  # after which the speed of a step weighs 1/e
 
 
@@ -188,8 +189,11 @@ class Pacing:
         """How many of each request's guessed tokens are proposed: all that are as likely as a usual request's last."""
         depth = self._contest(self._requests).current.depth
         least = prod(self._acceptance.chances()[:depth])
-        alive = [list(accumulate(offer.chances, mul)) for offer in offers]
-        return [sum(chance >= least for chance in each) for each in alive]
+        alive = [accumulate(offer.chances, mul) for offer in offers]
+        return [
+            sum(chance >= least * (ALIKE if place < depth else 1) for place, chance in enumerate(each))
+            for each in alive
+        ]
 
     def _guesses(self, requests: int) -> Mapping[Arm, Round]:
         alive = list(accumulate(self._acceptance.chances()[: self._most], mul, initial=1.0))
