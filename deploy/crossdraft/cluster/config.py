@@ -30,6 +30,7 @@ from crossdraft.cluster.installed import installed
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
+from crossdraft.serving.backend import AUTO
 from crossdraft.serving.limits import ConnectionLimits, Keys, KeysError
 from crossdraft.serving.logs import LogFormat
 from crossdraft.types.messages import checked_settings
@@ -48,6 +49,12 @@ def _checked_name(name: str) -> str:
     size_of(name)
     if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
         source_of(name)
+    return name
+
+
+def _not_auto(name: str) -> str:
+    if name == AUTO:
+        raise ValueError(f"a drafter may not have the name {AUTO!r}: for requests it stands for the fastest one")
     return name
 
 
@@ -165,7 +172,7 @@ class TargetService(Service):
 class DrafterService(Service):
     """Replicas of a drafter."""
 
-    name: Name  # that requests may choose
+    name: Annotated[Name, AfterValidator(_not_auto)]  # that requests may choose
     tensor_parallel_size: Literal[1] = 1  # it has one device
     trusted: bool = True  # False: only methods whose output does not depend on the rows it sends
     vocab_keep: Annotated[int, Field(ge=1)] | None = None  # rows of its output layer that are kept

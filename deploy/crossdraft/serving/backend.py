@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -20,6 +20,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Repl
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
+from crossdraft.speculation.drafters import DrafterChoice, Gain
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -27,6 +28,7 @@ from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
+AUTO = "auto"  # likewise: the fastest
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
@@ -44,7 +46,7 @@ class OutputRequest:
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
-    drafter: str | None = None  # name of one of the model's drafters; None: its default one; DECODE_PLAINLY: none
+    drafter: str | None = None  # name of one of the model's drafters; DECODE_PLAINLY: none; AUTO, None: the fastest
     trace: bool = False  # stream TraceSpans, too, and each token by itself
     target: str = ""  # fingerprint of the model that made what is committed; no other one goes on with it; "": any
 
@@ -118,7 +120,7 @@ class NamedDrafter:
     """Drafters of one vocabulary, under one name.
 
     Raises:
-        ValueError: the name is empty.
+        ValueError: the name is empty, or AUTO.
     """
 
     name: str
@@ -129,6 +131,8 @@ class NamedDrafter:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a drafter needs a name")
+        if self.name == AUTO:
+            raise ValueError(f"a drafter may not have the name {AUTO!r}: for requests it stands for the fastest one")
 
 
 @dataclass(frozen=True)
@@ -244,9 +248,9 @@ class Connection:
 class LocalBackend:
     """A `Backend` with one pipeline for each model and drafter. Use it with `async with`.
 
-    Pipelines of default drafters are opened at the start, others when a request chooses them. One that cannot be
-    opened is tried again with the next request for it, and whenever `models` is called. Outputs without a drafter are
-    made on the default drafter's pipeline.
+    All are opened at the start; of those of default drafters it is awaited. One that cannot be opened is tried again
+    with the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default
+    drafter's pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
 
     Args:
         models: that are served.
@@ -267,6 +271,7 @@ class LocalBackend:
             for model in models
             for drafter in model.drafters or (None,)
         }
+        self._choices = {model.name: DrafterChoice() for model in models if len(model.drafters) > 1}
         self.running = 0  # outputs
         self._mean_seconds = 0.0  # moving average of an output's duration
 
@@ -285,8 +290,8 @@ class LocalBackend:
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose pipeline is open; begins, without waiting, to open the others."""
-        for model in self._models.values():
-            self._default(model).begin()
+        for connection in self._connections.values():
+            connection.begin()
         found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
         return tuple(
             _served(name, model, made, self._created, self._detail(model, made))
@@ -308,19 +313,50 @@ class LocalBackend:
         return await (await self._default(self._model(model)).open()).written(asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        connection = self._connection(request)
-        with self._admitted():
-            pipeline, begun = await connection.open(), False
+        self._connection(request)  # raises if there is none
+        with self._admitted(), self._choosing(request) as (request, emitted):
+            pipeline, begun = await self._connection(request).open(), False
             while True:
                 try:
                     async with aclosing(self._made(request, pipeline)) as items:
                         async for item in items:
                             begun = True
+                            emitted(item)
                             yield item
                     return
                 except Replaced:
                     if begun or request.target:
                         raise
+
+    @contextmanager
+    def _choosing(self, request: OutputRequest) -> Iterator[tuple[OutputRequest, Callable[[OutputItem], None]]]:
+        """The request with the name of its drafter, and what is to be told what is emitted in the block."""
+        model, asked, tokens = self._model(request.model), request.generation, 0
+        choice = self._choices.get(model.name) if request.drafter in (None, AUTO) else None
+        kind = asked.method, asked.options.temperature
+
+        def emitted(item: OutputItem) -> None:
+            nonlocal tokens
+            tokens += len(item.tokens) if isinstance(item, Committed) else 0
+
+        gains = {} if choice is None else self._gains(model, asked)
+        if choice is None or not gains:
+            name = model.default_drafter if request.drafter in (None, AUTO) else request.drafter
+            yield replace(request, drafter=name), emitted
+            return
+        name, trial = choice.begun(kind, gains)
+        try:
+            yield replace(request, drafter=name), emitted
+        finally:
+            choice.ended(kind, name, trial, tokens, self._gains(model, asked))
+
+    def _gains(self, model: LocalModel, asked: GenerationRequest) -> Mapping[str, Gain]:
+        """Of the drafters that can draft for a request now."""
+        open_ = {name: self._connections[model.name, name].pipeline for name in model.drafter_names}
+        there = {name: pipeline for name, pipeline in open_.items() if pipeline is not None}
+        load = max((pipeline.load for pipeline in there.values()), default=1.0)
+        found = {name: pipeline.gain(asked, load) for name, pipeline in there.items()}
+        return {name: gain for name, gain in found.items() if gain is not None}
 
     async def _made(self, request: OutputRequest, pipeline: Pipeline) -> AsyncGenerator[OutputItem, None]:
         """By the model that is served when it begins; raises Replaced if another one has begun it, or takes over."""
@@ -346,7 +382,7 @@ class LocalBackend:
         pipeline.note_idle()
         assert generation.reason is not None
         assert generation.statistics is not None
-        yield OutputEnded(generation.reason, generation.statistics)
+        yield OutputEnded(generation.reason, replace(generation.statistics, drafter=request.drafter or ""))
 
     async def follow(self, model: LocalModel) -> None:
         """Uses these addresses of a model's services from now on; sessions that run on others move there.
@@ -370,7 +406,7 @@ class LocalBackend:
 
     def _connection(self, request: OutputRequest) -> Connection:
         model = self._model(request.model)
-        name = request.drafter or model.default_drafter
+        name = model.default_drafter if request.drafter in (None, AUTO, DECODE_PLAINLY) else request.drafter
         connection = self._connections.get((model.name, name))
         if connection is None:
             there = ", ".join(model.drafter_names) or "none"
@@ -386,6 +422,8 @@ class LocalBackend:
         return self._connections[model.name, model.default_drafter]
 
     async def _begin(self, model: LocalModel) -> None:
+        for name in model.drafter_names:
+            self._connections[model.name, name].begin()
         try:
             await self._default(model).open()
         except ServiceError as error:

@@ -34,9 +34,12 @@ from crossdraft.session.output import ShownText
 from crossdraft.session.resolution import (
     Models,
     Prompts,
+    choose_method,
+    controller_of,
     prompts_of,
     resolve,
     sampling_of,
+    targets_of,
     with_defaults,
     without_trust,
     written,
@@ -44,6 +47,7 @@ from crossdraft.session.resolution import (
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
+from crossdraft.speculation.drafters import Gain
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
@@ -433,6 +437,26 @@ class Pipeline:
             self._controlled = served
             self._controller = TargetController()
         return self._controller
+
+    @property
+    def load(self) -> float:
+        """Outputs that share a target now, those of others included; 1 if none of this pipeline is under way."""
+        return self._controller.load if self._controller.outputs else 1.0
+
+    def gain(self, request: GenerationRequest, load: float) -> Gain | None:
+        """What was seen of the drafters with requests like this one at this load; None: they cannot draft for it."""
+        models, services = self.models, self._connected.services
+        if models.drafter is None or not len(services.drafters):
+            return None
+        try:
+            request = with_defaults(request, models.target.defaults)
+            request = replace(request if self._trusted else without_trust(request), overlap=Overlap.AUTO)
+            method, targets = choose_method(request, models), targets_of(request, len(services.targets))
+            controller = controller_of(request, method, targets, self._learning, models.copies)
+        except RequestError:
+            return None
+        assert isinstance(controller, OutputController)  # as overlap is automatic
+        return controller.gain(load)
 
     async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
         """Use these services from now on. Sessions that run elsewhere go on, but no new one is opened there."""

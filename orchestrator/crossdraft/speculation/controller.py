@@ -26,6 +26,7 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.contest import Account, Contest
+from crossdraft.speculation.drafters import Gain
 from crossdraft.speculation.estimates import Acceptance, Fared
 
 PATIENCE, FIRST_PATIENCE = 3.0, 0.05  # times the expected wait that a pass waits at most; seconds, where none is known
@@ -33,6 +34,7 @@ SHORT_RUN = 8  # tokens of a plain run while a trial may be near; two of them ar
 CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work for the event loop
 ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
 RECENTLY = 24.0, 60.0  # judged draft tokens, of all and of one output, that are compared with usual ones
+PLAINLY = 3.0  # windows without a drafter after which one that was never tried counts as of no use
 SILENT, EMPTY = 5.0, 4  # seconds, and drafts in a row, without a draft token: a drafter is then shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -158,9 +160,17 @@ class TargetController:
             self.contest.end_trial()
             self.contest, self._pure = self._contests[key], False
 
-    def guesses(self, outputs: Sequence["OutputController"], factor: float = 1.0) -> Mapping[Arm, Round]:
-        """What is expected of each arm, on average over these outputs."""
-        drafting, load, arms = len(self.outputs), self.load, outputs[0].limits.arms
+    def seen_near(self, load: float, limits: Limits) -> Contest:
+        """What these limits' arms have brought at about this load; an empty one if nothing was seen."""
+        like = [(abs(at - log2(load)), number) for number, (at, held) in enumerate(self._contests) if held == limits]
+        return list(self._contests.values())[min(like)[1]] if like else Contest(self.account)
+
+    def guesses(
+        self, outputs: Sequence["OutputController"], factor: float = 1.0, load: float | None = None
+    ) -> Mapping[Arm, Round]:
+        """What is expected of each arm, on average over these outputs, now or at another load."""
+        drafting, arms = len(self.outputs) if load is None else load, outputs[0].limits.arms
+        load = load or self.load
         if len(outputs) > 1:
             arms = self._limits.most_common(1)[0][0].arms
         found = [
@@ -266,6 +276,16 @@ class OutputController:
                 self.acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
         drafting = self._arm.depth > 0 and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
+
+    def gain(self, load: float) -> Gain:
+        """What requests like this one, which has not begun, have seen of the drafter at about this load."""
+        target, contest = self.target, self.target.seen_near(load, self.limits)
+        seen = [arm for arm in self.limits.arms if contest.windows(arm)]
+        if not any(arm.depth for arm in seen) and contest.windows(NO_DRAFTER) < PLAINLY:
+            return Gain()
+        guesses = target.guesses([self], load=load)
+        speeds = [contest.speed(arm, guesses) for arm in (NO_DRAFTER, *seen)]
+        return Gain(max(speeds) / speeds[0], True)
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""
