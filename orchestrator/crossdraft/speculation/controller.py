@@ -35,6 +35,7 @@ CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work
 ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
 RECENTLY = 24.0, 60.0  # judged draft tokens, of all and of one output, that are compared with usual ones
 PLAINLY = 3.0  # windows without a drafter after which one that was never tried counts as of no use
+MOST_LIKELY = 0.7  # probability that a draft's next tokens are reached with which it goes on whatever they cost
 SILENT, EMPTY = 5.0, 4  # seconds, and drafts in a row, without a draft token: a drafter is then shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -60,6 +61,7 @@ class TargetController:
         self._tokens = self._passes = 0.0
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
+        self._pace = Times()  # seconds of a token of each output
         self._asked: dict[OutputController, float] = {}  # who waits for draft tokens, and since when in seconds
         self._empty = 0  # drafts in a row without any draft token
 
@@ -120,6 +122,7 @@ class TargetController:
         contest, arm, number = self.contest, self.contest.current, len(self._sharing)
         if self._began is not None and number and self._tokens:
             seconds, tokens = now - self._began, self._tokens / number
+            self._pace.add(seconds / tokens)
             contest.add(seconds, tokens, self._pure, self.guesses(self._sharing), number)
             if not arm.depth and self._pure:
                 self.costs.handling.add(seconds / tokens - self.costs.target.seconds(self.load), number)
@@ -144,6 +147,10 @@ class TargetController:
     def load(self) -> float:
         """Outputs that share a target, those of other orchestrators included."""
         return max(1.0, self._own + self._others.seconds())
+
+    def worthwhile(self, arm: Arm) -> float:
+        """The probability of being reached with which a further token of a draft brings what its step costs."""
+        return min(MOST_LIKELY, self.costs.step(arm, len(self.outputs)) / max(self._pace.seconds(), 1e-9))
 
     def _choose_contest(self) -> None:
         """That of the load and of most outputs' limits; what another load has shown is a guess for a new one."""
@@ -246,7 +253,7 @@ class OutputController:
         target, costs, overlap = self.target, self.target.costs, self._arm.overlap
         self._drafted += seen.draft_tokens
         copying = self.limits.copies  # which often finds nothing, and soon something
-        self._aside, self._why = ASIDE_FOR if seen.aside and not (copying and self._drafted) else 0, seen.aside
+        self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
         target.answered(self, None if copying else seen.draft_tokens)
         if seen.draft_tokens:
             drafting = sum(one._arm.depth > 0 for one in target.outputs)
@@ -358,7 +365,10 @@ class OutputController:
         wait = arm.wait + chunk if arm.overlap else arm.depth
         patience = PATIENCE * costs.arrival(arm, many, wait) if known else FIRST_PATIENCE
         if not arm.overlap:
-            return Choice(arm.depth, arm.depth, False, patience, tree_nodes=arm.nodes, reason=reason)
+            least = self.target.worthwhile(arm) if arm.nodes and known else 0.0
+            return Choice(
+                arm.depth, arm.depth, False, patience, tree_nodes=arm.nodes, least_likely=least, reason=reason
+            )
         return Choice(
             arm.depth,
             arm.wait,

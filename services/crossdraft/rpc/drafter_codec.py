@@ -196,6 +196,8 @@ def _decode_draft(message: pb.Draft) -> Draft:
     for name, limit in most.items():
         if getattr(message, name) > limit:
             raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
+    if not 0 <= message.least_likely <= 1:  # true for NaN as well
+        raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
     changed = {"letters": codec.decode_letters(message.letters, "letters"), "chunk": chunk, "branch_width": width}
     return Draft(**codec.plain_fields(message) | changed)
 
