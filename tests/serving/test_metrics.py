@@ -17,7 +17,7 @@ from tests.serving.exposed import samples, value
 from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 
 REQUEST = OutputRequest("req-1", "toy", GenerationRequest("a"))
-WHO = {"model_name": "toy", "drafter": "ngram"}
+WHO = {"model_name": "toy", "drafter": "auto"}
 ALL = WHO | {"method": "slem"}
 
 

@@ -52,12 +52,6 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _not_auto(name: str) -> str:
-    if name == AUTO:
-        raise ValueError(f"a drafter may not have the name {AUTO!r}: for requests it stands for the fastest one")
-    return name
-
-
 Model = Annotated[str, AfterValidator(_checked_name)]  # a folder, a hub id, or bundled:NAME
 File = Annotated[Path, AfterValidator(_resolved)]  # relative to the folder of the configuration
 
@@ -172,7 +166,7 @@ class TargetService(Service):
 class DrafterService(Service):
     """Replicas of a drafter."""
 
-    name: Annotated[Name, AfterValidator(_not_auto)]  # that requests may choose
+    name: Name  # that requests may choose
     tensor_parallel_size: Literal[1] = 1  # it has one device
     trusted: bool = True  # False: only methods whose output does not depend on the rows it sends
     vocab_keep: Annotated[int, Field(ge=1)] | None = None  # rows of its output layer that are kept
@@ -201,6 +195,8 @@ class ServedService(Part):
         repeated = _repeated([drafter.name for drafter in self.drafters])
         if repeated:
             raise ValueError(f"two drafters of model {self.name!r} have the name {repeated!r}")
+        if AUTO in (drafter.name for drafter in self.drafters):
+            raise ValueError(f"a drafter of model {self.name!r} has the name {AUTO!r}, which stands for the fastest")
         return self
 
 

@@ -20,7 +20,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Repl
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
-from crossdraft.speculation.drafters import DrafterChoice, Gain
+from crossdraft.speculation.drafters import DrafterChoice, Gains
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -129,10 +129,8 @@ class NamedDrafter:
     trusted: bool = True
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a drafter needs a name")
-        if self.name == AUTO:
-            raise ValueError(f"a drafter may not have the name {AUTO!r}: for requests it stands for the fastest one")
+        if self.name in ("", AUTO):
+            raise ValueError(f"a drafter needs a name, and not {AUTO!r}, which stands for the fastest")
 
 
 @dataclass(frozen=True)
@@ -271,7 +269,7 @@ class LocalBackend:
             for model in models
             for drafter in model.drafters or (None,)
         }
-        self._choices = {model.name: DrafterChoice() for model in models if len(model.drafters) > 1}
+        self._choices = {model.name: DrafterChoice() for model in models}
         self.running = 0  # outputs
         self._mean_seconds = 0.0  # moving average of an output's duration
 
@@ -321,7 +319,7 @@ class LocalBackend:
                     async with aclosing(self._made(request, pipeline)) as items:
                         async for item in items:
                             begun = True
-                            emitted(item)
+                            emitted.append(len(item.tokens) if isinstance(item, Committed) else 0)
                             yield item
                     return
                 except Replaced:
@@ -329,34 +327,26 @@ class LocalBackend:
                         raise
 
     @contextmanager
-    def _choosing(self, request: OutputRequest) -> Iterator[tuple[OutputRequest, Callable[[OutputItem], None]]]:
-        """The request with the name of its drafter, and what is to be told what is emitted in the block."""
-        model, asked, tokens = self._model(request.model), request.generation, 0
-        choice = self._choices.get(model.name) if request.drafter in (None, AUTO) else None
-        kind = asked.method, asked.options.temperature
-
-        def emitted(item: OutputItem) -> None:
-            nonlocal tokens
-            tokens += len(item.tokens) if isinstance(item, Committed) else 0
-
-        gains = {} if choice is None else self._gains(model, asked)
-        if choice is None or not gains:
-            name = model.default_drafter if request.drafter in (None, AUTO) else request.drafter
-            yield replace(request, drafter=name), emitted
+    def _choosing(self, request: OutputRequest) -> Iterator[tuple[OutputRequest, list[int]]]:
+        """The request with the name of its drafter; and where the tokens that the block emits are counted."""
+        model, asked, emitted = self._model(request.model), request.generation, list[int]()
+        kind, name = (asked.method, asked.greedy), request.drafter
+        if name not in (None, AUTO) or not (gains := self._gains(model, asked)):
+            yield replace(request, drafter=model.default_drafter if name in (None, AUTO) else name), emitted
             return
+        choice = self._choices[model.name]
         name, trial = choice.begun(kind, gains)
         try:
             yield replace(request, drafter=name), emitted
         finally:
-            choice.ended(kind, name, trial, tokens, self._gains(model, asked))
+            choice.ended(kind, name, trial, sum(emitted), self._gains(model, asked))
 
-    def _gains(self, model: LocalModel, asked: GenerationRequest) -> Mapping[str, Gain]:
+    def _gains(self, model: LocalModel, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""
-        open_ = {name: self._connections[model.name, name].pipeline for name in model.drafter_names}
-        there = {name: pipeline for name, pipeline in open_.items() if pipeline is not None}
-        load = max((pipeline.load for pipeline in there.values()), default=1.0)
-        found = {name: pipeline.gain(asked, load) for name, pipeline in there.items()}
-        return {name: gain for name, gain in found.items() if gain is not None}
+        pipelines = [(name, self._connections[model.name, name].pipeline) for name in model.drafter_names]
+        there = {name: one for name, one in pipelines if one is not None}
+        load = max((one.load for one in there.values()), default=1.0)
+        return {name: gain for name, one in there.items() if (gain := one.gain(asked, load)) is not None}
 
     async def _made(self, request: OutputRequest, pipeline: Pipeline) -> AsyncGenerator[OutputItem, None]:
         """By the model that is served when it begins; raises Replaced if another one has begun it, or takes over."""

@@ -47,7 +47,6 @@ from crossdraft.session.resolution import (
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
-from crossdraft.speculation.drafters import Gain
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
@@ -443,8 +442,8 @@ class Pipeline:
         """Outputs that share a target now, those of others included; 1 if none of this pipeline is under way."""
         return self._controller.load if self._controller.outputs else 1.0
 
-    def gain(self, request: GenerationRequest, load: float) -> Gain | None:
-        """What was seen of the drafters with requests like this one at this load; None: they cannot draft for it."""
+    def gain(self, request: GenerationRequest, load: float) -> float | None:
+        """As of a controller, of requests like this one; None: the drafters cannot draft for it."""
         models, services = self.models, self._connected.services
         if models.drafter is None or not len(services.drafters):
             return None

@@ -26,7 +26,6 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.contest import Account, Contest
-from crossdraft.speculation.drafters import Gain
 from crossdraft.speculation.estimates import Acceptance, Fared
 
 PATIENCE, FIRST_PATIENCE = 3.0, 0.05  # times the expected wait that a pass waits at most; seconds, where none is known
@@ -284,15 +283,15 @@ class OutputController:
         drafting = self._arm.depth > 0 and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
 
-    def gain(self, load: float) -> Gain:
-        """What requests like this one, which has not begun, have seen of the drafter at about this load."""
+    def gain(self, load: float) -> float:
+        """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
         target, contest = self.target, self.target.seen_near(load, self.limits)
         seen = [arm for arm in self.limits.arms if contest.windows(arm)]
         if not any(arm.depth for arm in seen) and contest.windows(NO_DRAFTER) < PLAINLY:
-            return Gain()
+            return 0.0
         guesses = target.guesses([self], load=load)
         speeds = [contest.speed(arm, guesses) for arm in (NO_DRAFTER, *seen)]
-        return Gain(max(speeds) / speeds[0], True)
+        return max(speeds) / speeds[0]
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""

@@ -8,20 +8,12 @@ controller bounds the loss by itself (`contest`).
 
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 
 from crossdraft.speculation.contest import CREDIT, EARNED, MARGIN
 
-
-@dataclass(frozen=True)
-class Gain:
-    """What was seen of a drafter."""
-
-    speed: float = 1.0  # of outputs, times that without a drafter
-    seen: bool = False
-
-
-Gains = Mapping[str, Gain]  # by the names of drafters, of those that can serve an output; the default one first
+# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
+# outputs were; 0: nothing was seen.
+Gains = Mapping[str, float]
 
 
 class DrafterChoice:
@@ -35,36 +27,32 @@ class DrafterChoice:
 
     def usual(self, kind: Hashable, gains: Gains) -> str:
         """The fastest; until one was seen, and where they are as fast, the one before, and at first the default one."""
-        usual = self._usual.get(kind, "")
-        if usual not in gains:
-            usual = next(iter(gains))
-        best = max((name for name in gains if gains[name].seen), key=lambda name: gains[name].speed, default=usual)
-        if gains[best].speed > MARGIN * gains[usual].speed:
-            usual = best
-        self._usual[kind] = usual
+        usual, best = self._usual.get(kind, ""), max(gains, key=lambda name: gains[name])
+        usual = usual if usual in gains else next(iter(gains))
+        usual = self._usual[kind] = best if gains[best] > MARGIN * gains[usual] else usual
         return usual
 
     def begun(self, kind: Hashable, gains: Gains) -> tuple[str, bool]:
         """The drafter of a new output, of at least one; and whether this is a trial of it."""
         usual = self.usual(kind, gains)
         self._turns.extend(name for name in gains if name not in self._turns)
-        for name in self._turns if gains[usual].seen else ():
-            if name in gains and name != usual and name not in self._tried and self._may_try(gains[name], gains[usual]):
+        for name in self._turns if gains[usual] else ():
+            waits = name not in gains or name == usual or name in self._tried
+            if not waits and self._credit > CREDIT * _lost(gains[name], gains[usual]):
                 self._turns.remove(name)
                 self._turns.append(name)
                 self._tried.add(name)
                 return name, True
         return usual, False
 
-    def _may_try(self, tried: Gain, usual: Gain) -> bool:
-        """Whether the account pays: for what is expected of CREDIT tokens, or where nothing was seen."""
-        lost = max(0.0, 1 - tried.speed / usual.speed) if tried.seen else 0.0
-        return self._credit > CREDIT * lost
-
     def ended(self, kind: Hashable, name: str, trial: bool, tokens: int, gains: Gains) -> None:
         """An output that began so has emitted so many tokens."""
-        lost = 0.0
+        lost = _lost(gains[name], gains[self.usual(kind, gains)]) if trial and name in gains else 0.0
         if trial:
             self._tried.discard(name)
-            lost = max(0.0, 1 - gains.get(name, Gain()).speed / gains[self.usual(kind, gains)].speed) if gains else 0.0
         self._credit = min(CREDIT, self._credit + (EARNED - lost) * tokens)
+
+
+def _lost(gain: float, usual: float) -> float:
+    """Of each token; nothing is known to be lost with a drafter that was not seen."""
+    return max(0.0, 1 - gain / usual) if gain else 0.0
