@@ -200,6 +200,14 @@ async def test_clients_cannot_make_labels() -> None:
     assert drafters == {"unknown", "small", "none"}
 
 
+async def test_an_output_whose_drafter_was_chosen_for_it_is_counted_under_its_name() -> None:
+    metrics, ended = Metrics(), OutputEnded(Reason.STOP, replace(figures(1), drafter="small"))
+    await drained(MeasuredBackend(FakeBackend(end=ended), metrics), replace(REQUEST, drafter="auto"))
+    text = metrics.text()[0].decode()
+    assert {labels["drafter"] for labels, _ in samples(text, "request_success_total")} == {"small"}
+    assert {labels["drafter"] for labels, _ in samples(text, "time_to_first_token_seconds_count")} == {"auto"}
+
+
 async def test_a_model_whose_target_is_not_there_yet_has_its_name() -> None:
     metrics, outputs = Metrics(), FakeBackend(unreached=(replace(TOY, name="late"),))
     with suppress(LookupError):
