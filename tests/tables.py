@@ -354,16 +354,15 @@ class DrafterLane:
         first, draft = self.sent, self.draft
         draft_tokens: list[DraftToken] = []
         branches: list[Branch] = []
+        reason = ""
         for _ in range(self.size):
-            if self.sent == self.wanted:
-                break
             before = self.toy.text
             draft_tokens.append(self._next())
             branches += self._branches(before, draft_tokens[-1], draft)
             self.sent += 1
             if draft.least_likely and draft_tokens[-1].token == 0:  # it ends by what it has drawn itself
-                self.wanted = self.sent
-        reason = "" if self.sent < self.wanted or self.wanted == draft.count else "the rest is unlikely"
+                reason, self.wanted = "the rest is unlikely", self.sent
+                break
         return Drafted(draft.epoch, tuple(draft_tokens), 0.0, reason, first, tuple(branches))
 
     def _next(self) -> DraftToken:

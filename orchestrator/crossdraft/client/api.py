@@ -39,7 +39,6 @@ from crossdraft.session.resolution import (
     prompts_of,
     resolve,
     sampling_of,
-    targets_of,
     with_defaults,
     without_trust,
     written,
@@ -444,14 +443,13 @@ class Pipeline:
 
     def gain(self, request: GenerationRequest, load: float) -> float | None:
         """As of a controller, of requests like this one; None: the drafters cannot draft for it."""
-        models, services = self.models, self._connected.services
-        if models.drafter is None or not len(services.drafters):
+        models = self.models
+        if models.drafter is None or not len(self._connected.services.drafters):
             return None
         try:
             request = with_defaults(request, models.target.defaults)
             request = replace(request if self._trusted else without_trust(request), overlap=Overlap.AUTO)
-            method, targets = choose_method(request, models), targets_of(request, len(services.targets))
-            controller = controller_of(request, method, targets, self._learning, models.copies)
+            controller = controller_of(request, choose_method(request, models), 1, self._learning, models.copies)
         except RequestError:
             return None
         assert isinstance(controller, OutputController)  # as overlap is automatic

@@ -137,7 +137,7 @@ def resolve(
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
-    targets = targets_of(request, targets)
+    targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
     controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, shared, models.copies)
     assignment = Assignment(
         pair=pair,
@@ -157,11 +157,6 @@ def resolve(
     if fault := fault_of_committed(assignment):
         raise RequestError(fault)
     return assignment
-
-
-def targets_of(request: GenerationRequest, there: int) -> int:
-    """How many targets an output uses at once; where there is none now, one may come."""
-    return min(2, max(1, there)) if request.speculation else 1
 
 
 def with_defaults(request: GenerationRequest, own: SamplingDefaults) -> GenerationRequest:
