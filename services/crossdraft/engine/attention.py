@@ -26,6 +26,7 @@ except ImportError:  # torch brings it for CUDA
     triton = None
 
 constexpr: Any = int if triton is None else tl.constexpr  # a number that a kernel is compiled for
+KERNEL_FAILURES = () if triton is None else (triton.TritonError,)  # a device that has too little for the kernel
 NAME = "crossdraft"  # of the implementation, in a model's configuration
 SCORES = 1 << 26  # that exist at a time, where no kernel computes them block by block
 TILE = 8  # tokens of one session that read their keys together, at most
@@ -89,7 +90,7 @@ class Marks(NamedTuple, Generic[Row]):
     """What each token of a flat batch sees, int64 (tokens,); slots are those of the KV cache, bits those of a tree."""
 
     targets: Row  # the slot that its key and value are written to
-    blocks: Row  # here so many tokens of one session begin, up to TILE; -1: it is one of these; 0: padding, sees nothing
+    blocks: Row  # so many tokens of a session begin here, up to TILE; -1: it is one of these; 0: padding, sees nothing
     firsts: Row  # it sees the slots from this one on
     limits: Row  # ... to before this one,
     bases: Row  # ... and from here on, where a tree begins,
@@ -275,7 +276,9 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Sc
     grid = (tokens, key_heads * -(-share // together), parts)
     with torch.cuda.device_of(query):
         _attend_part[grid](
-            query, key, value, marks, sums, peaks, totals, scaling, softcap, *sizes, TILE, together, read, wide_key, wide_value
+            *(query, key, value, marks, sums, peaks, totals, scaling, softcap, *sizes),
+            *(TILE, together, read, wide_key, wide_value),
+            num_stages=2,
         )
         _add_parts[tokens, heads](
             sums, peaks, totals, marks, how.sinks, found, tokens, parts, out, how.sinks is not None, PARTS, wide_value
@@ -285,7 +288,9 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Sc
 
 def _jit(function: Any) -> Any:
     """A kernel of Triton's, which is run for each part of a grid; no argument is worth another program."""
-    return function if triton is None else triton.jit(function, do_not_specialize=["tokens", "parts"])
+    if triton is None:
+        return function
+    return triton.jit(function, do_not_specialize=["tokens", "parts"], do_not_specialize_on_alignment=["marks"])
 
 
 @_jit
@@ -326,8 +331,8 @@ def _attend_part(  # type: ignore[no-untyped-def]
     for start in range(begin, end, read):
         slots = start + tl.arange(0, read)
         there = (slots < end)[:, None]  # others' slots may hold NaN, which no mask hides
-        at = key_number * key_head + slots * key_slot
-        keys = tl.load(key + at[:, None] + key_places, there & (key_places < width), 0.0)
+        at_keys = (key_number * key_head + slots * key_slot)[:, None]
+        keys = tl.load(key + at_keys + key_places, there & (key_places < width), 0.0)
         scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scaling
         if softcap > 0:
             scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
@@ -340,8 +345,8 @@ def _attend_part(  # type: ignore[no-untyped-def]
         weights = tl.exp(scores - higher[:, None])
         kept = tl.exp(peak - higher)
         peak, total = higher, total * kept + tl.sum(weights, 1)
-        at = key_number * value_head + slots * value_slot
-        values = tl.load(value + at[:, None] + value_places, there & (value_places < out), 0.0)
+        at_values = (key_number * value_head + slots * value_slot)[:, None]
+        values = tl.load(value + at_values + value_places, there & (value_places < out), 0.0)
         summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
     at = (part * tokens + token + rows // together).to(tl.int64) * (tl.num_programs(1) // kinds * share) + heads
     tl.store(peaks + at, peak, live)
