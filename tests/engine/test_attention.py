@@ -1,5 +1,8 @@
 """Groups of sessions, and attention over a layout against one softmax a token."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -147,6 +150,32 @@ def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float) -> 
     with patch.object(attention, "PARTS", 4):
         found = attention._by_kernel(query, key, value, marks, how)
     torch.testing.assert_close(found, attention._by_marks(query, key, value, marks, how), atol=apart, rtol=0)
+
+
+FOR_A_GPU = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from crossdraft.engine import attention
+
+def shared(kernel, pointers, fixed):
+    types = {one.name: pointers.get(one.name, "constexpr" if one.name in fixed else "i32") for one in kernel.params}
+    made = triton.compile(ASTSource(kernel, types, fixed), target=GPUTarget("cuda", 90, 32), options={"num_stages": 2})
+    assert made.asm["cubin"]
+    return made.metadata.shared
+
+own = {name: "*fp32" for name in ("sums", "peaks", "totals")} | {"marks": "*i64"}
+given = {name: "*bf16" for name in ("query", "key", "value", "sinks", "found")} | {"scaling": "fp32", "softcap": "fp32"}
+sizes = {"tile": 8, "together": 4, "read": 64, "wide_key": 128, "wide_value": 128}
+assert shared(attention._attend_part, own | given, sizes) < 99 << 10
+assert shared(attention._add_parts, own | given, {"sinking": True, "most": 32, "wide_value": 128}) < 99 << 10
+"""
+
+
+def test_the_kernels_are_code_for_a_gpu() -> None:
+    """Triton makes it without one, not in a process that interprets kernels, and is stricter about their types."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", FOR_A_GPU], env=environment, check=True)
 
 
 def _expected(

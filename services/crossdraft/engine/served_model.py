@@ -53,11 +53,6 @@ class ModelOptions:
     generation_config: str = NEUTRAL  # of a target: as in `load_model`
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.graph_sizes is not None and not all(0 < size <= MOST_CAPTURED for size in self.graph_sizes):
-            given = ",".join(map(str, self.graph_sizes))
-            raise NumberOutOfRangeError(f"--cuda-graph-sizes must be from 1 to {MOST_CAPTURED} tokens, got {given}")
-
     @property
     def captured(self) -> tuple[int, ...] | None:
         """Tokens of forwards that are captured as CUDA graphs at start; None: as many as memory allows."""
@@ -153,6 +148,9 @@ def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepF
 
 def load(options: ModelOptions) -> LoadedModel:
     """Loads a model; raises ValueError with a text that says what to change."""
+    if not all(1 <= size <= MOST_CAPTURED for size in options.graph_sizes or ()):
+        given = ",".join(map(str, options.graph_sizes or ()))
+        raise NumberOutOfRangeError(f"--cuda-graph-sizes must be from 1 to {MOST_CAPTURED} tokens, got {given}")
     if options.threads is not None:
         if options.threads < 1:
             raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
