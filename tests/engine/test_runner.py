@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from crossdraft.engine.runner import ModelRunner
 from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
-from tests.engine.test_engine import BRANCHES, PROMPT, plain, serve
+from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
 from tests.engine.tiny import tiny_llama
 
 SIZES = (1, 4, 16, 64)
@@ -85,6 +85,16 @@ def test_shapes_captured_after_start_none(llama: PreTrainedModel, caplog: pytest
     assert engine.runner.graphs.sizes == SIZES
 
 
+def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -> None:
+    engine, chain = Engine(llama, graphs=True, graph_sizes=(384,)), TokenTree((1,) * 5, (-1, 0, 1, 2, 3))
+    requests = [Request(number, (number, 1, 2), chain) for number in range(64)]
+    engine.forward([Request(one.session, one.context[:2]) for one in requests])
+    with patch.object(engine.runner, "_call", Mock(side_effect=AssertionError)):
+        found = engine.forward(requests)
+    for number in (0, 31, 63):
+        assert_right(llama, requests[number], found[number])
+
+
 def test_sizes_are_those_that_are_named_or_none(llama: PreTrainedModel) -> None:
     named, eager = (Engine(llama, graphs=True, graph_sizes=sizes).runner.graphs for sizes in ((32, 8, 8), ()))
     assert [named.size_for(tokens) for tokens in (1, 8, 9, 32, 33)] == [8, 8, 32, 32, 33]
@@ -93,14 +103,17 @@ def test_sizes_are_those_that_are_named_or_none(llama: PreTrainedModel) -> None:
     assert serve(engine, Request("a", PROMPT, BRANCHES), Request("b", PROMPT * 3)) == 24 + len(BRANCHES)
 
 
-def test_sizes_go_no_further_than_a_step_and_the_memory(
-    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+def test_sizes_go_no_further_than_steps_and_memory(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner, "unused_memory", lambda *_: 8.0 * runner.LOGITS)  # MiB
-    graphs = Engine(llama, graphs=True).runner.graphs
+    graphs = Engine(llama, graphs=True, graph_sizes=()).runner.graphs
     assert graphs.fitting(15, 1) == (1, 4, 16)
     assert graphs.fitting(17, 1) == SIZES
     assert graphs.fitting(10**6, 1 << 20) == (1, 4)
+    assert caplog.text == ""
+    assert graphs.fitting(10**6, 1 << 30) == ()
+    assert "no memory is left for CUDA graphs" in caplog.text
 
 
 def test_what_is_too_large_is_not_captured_and_what_is_smaller_is(

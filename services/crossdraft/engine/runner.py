@@ -111,7 +111,10 @@ class GraphRunner:
     def fitting(self, longest: int, row: int) -> tuple[int, ...]:
         """Those of SIZES up to forwards of so many tokens, whose logits of so many bytes each take little memory."""
         room = unused_memory(self._device, 1, self._cache.ranks) * MIB / LOGITS
-        return tuple(size for size in SIZES[: bisect_left(SIZES, longest) + 1] if size * row <= room)
+        found = tuple(size for size in SIZES[: bisect_left(SIZES, longest) + 1] if size * row <= room)
+        if not found:
+            log.warning("no memory is left for CUDA graphs: set a smaller --gpu-memory-utilization or --cache-mib")
+        return found
 
     @torch.inference_mode()
     def capture_all(self, sizes: Sequence[int]) -> None:
