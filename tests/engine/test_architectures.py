@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from crossdraft.engine import compatibility, runner
+from crossdraft.engine import attention, compatibility, runner
 from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError, window_of
 from crossdraft.engine.engine import Engine
@@ -45,6 +45,18 @@ def test_logits_are_the_models_own_beyond_the_window(name: str, graphs: bool) ->
     assert serve(engine, Request("d", (*TEXT[:30], *TEXT[:12])), Request("c", (*TEXT[5:15], 2))) == 42 + 1
     engine.close("d")
     assert serve(engine, Request("e", (*TEXT[:30], *TEXT[:6], 1, 2))) == 2  # what it has in common with d
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "gpt_oss" else pytest.mark.full) for name in ARCHITECTURES]
+)
+def test_so_they_are_by_the_kernel_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter."""
+    monkeypatch.setattr(attention, "_by_marks", attention._by_kernel)
+    monkeypatch.setattr(attention, "PARTS", 2)
+    engine = Engine(made(name), chunk=2 * WINDOW - 1, graphs=True, graph_sizes=(8,))
+    serve(engine, Request("a", TEXT[: WINDOW + 2]), Request("b", TEXT[:3]))
+    serve(engine, Request("a", (*TEXT[: WINDOW + 2], 9), tree_of([(50, 51), (50, 3)], 3)))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
