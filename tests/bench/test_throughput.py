@@ -63,12 +63,15 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
 
 
 def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_only() -> None:
-    there, here = plan(device="cuda:0", concurrency="1,16", tokens=64, enforce_eager=True), plan(way=("crossdraft",))
+    there, here = (
+        plan(device="cuda:0", concurrency="1,16", tokens=64, cuda_graph_sizes=(1, 8)),
+        plan(way=("crossdraft",)),
+    )
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
     for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
         ours = throughput.served(one)
-        assert all(isinstance(each, Wanted) and ("--enforce-eager" in each.more) == (one is there) for each in ours)
+        assert all(isinstance(each, Wanted) and ("1,8" in each.more) == (one is there) for each in ours)
         served = [*ours, throughput.transformers_process(one, 1)]
         assert [bool(service.prefix) for service in served] == [is_bound] * len(served)
         assert ("thread on the first" in one.conditions) == (one is here)

@@ -233,6 +233,7 @@ class ThroughputPlan(PromptsPlan):
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
     enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
 
 
 # Robustness.

@@ -34,7 +34,7 @@ from crossdraft.bench.services import NO_DEFAULTS
 from crossdraft.bench.transformers_peer import Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import Running, Startable, Wanted, patience, running
+from crossdraft.console.processes import EngineOptions, Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -352,7 +352,8 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
 def served(bench: Throughput) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
     plan = bench.plan
-    where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
+    graphs, eager = plan.cuda_graph_sizes, plan.enforce_eager
+    where = EngineOptions(dtype=plan.dtype, device=plan.device, cuda_graph_sizes=graphs, enforce_eager=eager).arguments
     quantized = ("--quantization", plan.quantization) if plan.quantization else ()
     cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
     own = (*NO_DEFAULTS, *where, *quantized, *cache, "--metrics-port", "0")

@@ -109,7 +109,8 @@ class Engine:
         budget: int | MemoryShare = BUDGET,  # MiB for keys and values
         chunk: int = CHUNK,  # tokens of one step, unless a tree alone has more
         reuse: bool = True,  # a session may begin with a prefix that another one computed
-        graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
+        graphs: bool | None = None,  # forwards read numbers of tokens, as CUDA graphs need it; None: on CUDA
+        graph_sizes: Sequence[int] | None = None,  # tokens of those captured at start; empty: none; None: by memory
     ) -> None:
         context = length_of(model, max_length)
         self._begin(model, chunk)
@@ -134,8 +135,8 @@ class Engine:
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
         self._check_agreement(expected)
-        if graphs or (graphs is None and self.device.type == "cuda"):
-            self._use_graphs(expected)
+        if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):
+            self._use_graphs(expected, graph_sizes)
         self.computed = 0
 
     def _begin(self, model: PreTrainedModel, chunk: int) -> None:
@@ -262,16 +263,26 @@ class Engine:
         check_agreement(self.model, self.forward, expected)
         self.close(PROBE.session)
 
-    def _use_graphs(self, expected: Sequence[Tensor]) -> None:
-        """Changes to forwards in buckets, unless they do not compute what flat batches do."""
-        self.runner.use_graphs(self.max_length)
-        try:
-            for _ in ("captured", "replayed"):
-                self._check_agreement(expected)
-        except UnsupportedModelError as error:
-            log.warning("forwards of fixed shapes are not used: %s", error)
+    def _use_graphs(self, expected: Sequence[Tensor], sizes: Sequence[int] | None) -> None:
+        """Changes to forwards that read numbers, and captures some, unless they do not compute what flat batches do."""
+        graphs = self.runner.use_graphs()
+        if not self._agrees(expected, "attention in one kernel is not used"):
             self.runner.graphs = None
+            return
+        if sizes is None:
+            sizes = graphs.fitting(self.chunk + MOST_NODES, self.vocabulary_size * self.model.dtype.itemsize)
+        graphs.capture_all(sizes)
+        if graphs.sizes and not self._agrees(expected, "CUDA graphs are not used"):
+            graphs.drop()
+
+    def _agrees(self, expected: Sequence[Tensor], otherwise: str) -> bool:
+        try:
+            self._check_agreement(expected)
+        except UnsupportedModelError as error:
+            log.warning("%s: %s", otherwise, error)
             self.close(PROBE.session)
+            return False
+        return True
 
     def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""

@@ -27,6 +27,8 @@ from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
+MOST_CAPTURED = 8192  # tokens of a forward that is captured as a CUDA graph
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -43,12 +45,18 @@ class ModelOptions:
     emulation: Emulation = NOTHING_EMULATED
     reuse: bool = True  # a session may begin with a prefix that another one computed
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
+    graph_sizes: tuple[int, ...] | None = None  # tokens of forwards that are; None: as many as memory allows
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
     tensor_parallel_size: int = 1  # processes that share it, each with a device of its own (`tensor_parallel`)
     lora: LoraModule | None = None
     generation_config: str = NEUTRAL  # of a target: as in `load_model`
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def captured(self) -> tuple[int, ...] | None:
+        """Tokens of forwards that are captured as CUDA graphs at start; None: as many as memory allows."""
+        return () if self.eager else self.graph_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +76,7 @@ class RunningModel:
         budget: int | MemoryShare = WHAT_IS_THERE,
         emulation: Emulation = NOTHING_EMULATED,
         reuse: bool = True,
-        eager: bool = False,
+        graph_sizes: Sequence[int] | None = None,
     ) -> "RunningModel":
         """Starts a loaded model in a thread; it is changed, and only the engine may use it from here on.
 
@@ -78,7 +86,7 @@ class RunningModel:
         about = loaded.description
         tokenization = tokenization_of(about, side)
         pack(loaded.model)
-        engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
+        engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
@@ -140,6 +148,9 @@ def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepF
 
 def load(options: ModelOptions) -> LoadedModel:
     """Loads a model; raises ValueError with a text that says what to change."""
+    if not all(1 <= size <= MOST_CAPTURED for size in options.graph_sizes or ()):
+        given = ",".join(map(str, options.graph_sizes or ()))
+        raise NumberOutOfRangeError(f"--cuda-graph-sizes must be from 1 to {MOST_CAPTURED} tokens, got {given}")
     if options.threads is not None:
         if options.threads < 1:
             raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
@@ -162,7 +173,8 @@ def load(options: ModelOptions) -> LoadedModel:
 
 def run_model(options: ModelOptions, side: Side) -> RunningModel:
     """Loads and starts a model; takes seconds. Raises ValueError with a text that says what to change."""
-    running = RunningModel.of(load(options), side, options.budget, options.emulation, options.reuse, options.eager)
+    sizes = options.captured
+    running = RunningModel.of(load(options), side, options.budget, options.emulation, options.reuse, sizes)
     try:
         running.thread.engine.populate()
     except NumberOutOfRangeError:

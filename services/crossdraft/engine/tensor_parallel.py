@@ -194,9 +194,9 @@ def follow(options: ModelOptions, number: int, host: str, port: int, connection:
     calls: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_receive, args=(connection, calls), daemon=True).start()
     _join(options, number, TCPStore(host, port, is_master=False, timeout=LOADING))
-    loaded, graphs = load(options), False if options.eager else None
+    loaded = load(options)
     pack(loaded.model)
-    engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graphs=graphs)
+    engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graph_sizes=options.captured)
     engine.populate()
     contexts: dict[int, tuple[int, ...]] = {}
     while (call := calls.get()) is not None:
