@@ -19,7 +19,7 @@ from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, Servi
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.log_context import current
-from crossdraft.rpc.transport import MessageLimit
+from crossdraft.rpc.transport import Channel, MessageLimit
 from crossdraft.types.messages import (
     Advance,
     Draft,
@@ -365,7 +365,7 @@ class Link:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        channel: Channel,
         path: str,
         codec: FrameCodec[Any, Any],
         limit: MessageLimit,

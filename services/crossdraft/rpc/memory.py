@@ -1,0 +1,216 @@
+"""Links within a process: the other side is handed the messages themselves, without gRPC, protobuf or a socket.
+
+What is here takes the place of gRPC's channel, of its calls, and of their contexts in the service. `links` and
+`handlers` are the two sides of such a link as of any other.
+"""
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import count
+from typing import Any, NoReturn, Protocol
+from weakref import WeakValueDictionary
+
+import grpc
+
+from crossdraft.rpc.frames import FrameCodec, weight_of
+
+HOST = "in-process"  # in place of a host's name; the port is a number of the service
+MOST_IN_FLIGHT = 2  # frames of a direction that the other side has not taken: then the writer waits
+Metadata = Sequence[tuple[str, str]]
+Status = tuple[grpc.StatusCode, str]
+STOPPED: Status = grpc.StatusCode.UNAVAILABLE, "it was stopped"
+_numbers = count(1)
+_endpoints: "WeakValueDictionary[str, MemoryEndpoint]" = WeakValueDictionary()  # those that serve, by address
+
+
+class MemoryFrame(bytes):
+    """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
+
+    messages: tuple[tuple[int, Any], ...]
+
+    @staticmethod
+    def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
+        frame = MemoryFrame()
+        frame.messages = tuple(messages)
+        return frame
+
+
+MEMORY_CODEC: FrameCodec[Any, Any] = FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], weight_of)
+
+
+class Handling(Protocol):
+    """What a service answers with (`handlers.Handlers`)."""
+
+    async def describe(self, request: bytes, context: Any, /) -> bytes:
+        """The description."""
+        ...
+
+    async def link(self, requests: AsyncIterator[bytes], context: Any, /) -> None:
+        """All sessions of one client."""
+        ...
+
+
+class Pipe:
+    """Frames of one direction."""
+
+    def __init__(self) -> None:
+        self._frames: deque[bytes] = deque()
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    async def put(self, frame: bytes) -> None:
+        """Waits while as many frames wait as may."""
+        while len(self._frames) >= MOST_IN_FLIGHT and not self._ended:
+            await self._change()
+        self._frames.append(frame)
+        self._changed.set()
+
+    async def get(self) -> bytes | None:
+        """The next frame; None at the end."""
+        while not (self._frames or self._ended):
+            await self._change()
+        self._changed.set()
+        return self._frames.popleft() if self._frames else None
+
+    def end(self) -> None:
+        """Nothing comes after what waits."""
+        self._ended = True
+        self._changed.set()
+
+    async def _change(self) -> None:
+        """Only one side waits at a time: the writer for room, or the reader for a frame."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (frame := await self.get()) is not None:
+            yield frame
+
+
+class MemoryContext:
+    """Of the service's handler of a stream, as gRPC's."""
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]], metadata: Metadata) -> None:
+        self.write = write
+        self.status: Status | None = None  # why the handler has aborted
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
+
+    def peer(self) -> str:
+        return f"{HOST}:0"
+
+    def peer_identities(self) -> None:
+        """There is no certificate."""
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """There is nobody to send it to."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        self.status = code, details
+        raise grpc.aio.AbortError
+
+
+class MemoryCall:
+    """A client's stream to a service, as gRPC's."""
+
+    def __init__(self, handling: Handling | None, metadata: Metadata) -> None:
+        self._requests, self._replies = Pipe(), Pipe()
+        self.write, self.read = self._requests.put, self._replies.get
+        self._context = MemoryContext(self._replies.put, metadata)
+        # Without a context: log lines of all sessions must not name the request of the first.
+        self.task = asyncio.create_task(self._handled(handling), context=contextvars.Context())
+
+    async def _handled(self, handling: Handling | None) -> None:
+        try:
+            if handling is None:
+                self._context.status = STOPPED
+            else:
+                await handling.link(aiter(self._requests), self._context)
+        except grpc.aio.AbortError:
+            pass
+        finally:
+            self._requests.end()
+            self._replies.end()
+
+    def cancel(self) -> bool:
+        return self.task.cancel()
+
+    def cancelled(self) -> bool:
+        return self.task.cancelled()
+
+    def done(self) -> bool:
+        return self.task.done()
+
+    async def code(self) -> grpc.StatusCode:
+        return (await self._status())[0]
+
+    async def details(self) -> str:
+        return (await self._status())[1]
+
+    async def _status(self) -> Status:
+        await asyncio.wait([self.task])
+        return STOPPED if self.task.cancelled() else self._context.status or (grpc.StatusCode.OK, "")
+
+
+class MemoryChannel:
+    """A client's to the service with an address, as gRPC's; the service may come later."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        there = self._address in _endpoints
+        return grpc.ChannelConnectivity.READY if there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    def unary_unary(self, path: str, *_: object) -> Callable[..., Awaitable[bytes]]:
+        return self._described
+
+    def stream_stream(self, path: str, *_: object) -> Callable[..., MemoryCall]:
+        return self._called
+
+    async def close(self, grace: float | None = None) -> None:
+        """Each call is ended by its link."""
+
+    async def _described(self, request: bytes, **_: float) -> bytes:
+        endpoint, nothing = _endpoints.get(self._address), grpc.aio.Metadata()
+        if endpoint is None:
+            raise grpc.aio.AioRpcError(STOPPED[0], nothing, nothing, STOPPED[1])
+        return await endpoint.handling.describe(request, None)
+
+    def _called(self, _: None, metadata: Metadata) -> MemoryCall:
+        endpoint = _endpoints.get(self._address)
+        call = MemoryCall(None if endpoint is None else endpoint.handling, metadata)
+        if endpoint is not None:
+            endpoint.calls.add(call.task)
+            call.task.add_done_callback(endpoint.calls.discard)
+        return call
+
+
+class MemoryEndpoint:
+    """Where this process's own clients find a service."""
+
+    def __init__(self, handling: Handling) -> None:
+        self.handling = handling
+        self.address = f"{HOST}:{next(_numbers)}"
+        self.calls: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        _endpoints[self.address] = self
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes no new call, lets open ones go on for the grace period, and ends."""
+        _endpoints.pop(self.address, None)
+        if calls := [*self.calls]:
+            _, late = await asyncio.wait(calls, timeout=grace_seconds)
+            for one in late:
+                one.cancel()
+            await asyncio.wait(calls)
+
+
+def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, Any]:
+    """Of a link on this channel, or in this handler's context."""
+    return MEMORY_CODEC if isinstance(side, MemoryChannel | MemoryContext) else otherwise
