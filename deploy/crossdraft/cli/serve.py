@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -28,13 +28,14 @@ from crossdraft.cli.options import (
     HttpApiOptions,
     LogOptions,
     ModelChoice,
+    ModelSettings,
     ServiceOptions,
     TargetOptions,
     check_addresses,
 )
 from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
-from crossdraft.console.processes import end_with_stdin
+from crossdraft.console.processes import end_with_stdin, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.clients import Patience
@@ -55,26 +56,31 @@ from crossdraft.text.frequencies import FrequenciesError
 from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
+    from crossdraft.console.models import Servers
+    from crossdraft.drafter.service import ServeDrafter
     from crossdraft.engine.emulation import Pace
     from crossdraft.engine.loader import LoraModule, Pruning
     from crossdraft.engine.served_model import ModelOptions
     from crossdraft.serving.http.server import HttpServer
+    from crossdraft.target.service import ServeTarget
 
 MIB = 2**20
+NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
 
 def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    own = vars(target) | {"override_generation_config": _override(target.override_generation_config)}
-    options = ServeTarget(replace(_model_options(model, service), **own), _listening(service))
+    options = _target_options(model.name, model.settings, target, service.max_sessions, service.pace)
+    options = ServeTarget(options, _listening(service))
     _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
-    options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
+    options = _model_options(model.name, model.settings, service.max_sessions, service.pace, drafting.logit_noise)
+    options = replace(options, pruning=_pruning(drafting))
     served = ServeDrafter(options, _listening(service), drafting.affinity)
     _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
 
@@ -124,9 +130,9 @@ def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOpt
         _serve_workers(api, {"--port": http.port} | ({} if grpc is None else {"--grpc-port": grpc.port}))
         return
 
-    async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
+    async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         app = make_app(outputs, replace(options, metrics=metrics.text))
-        server = HttpServer(app, listening, {"model": api.name}, limits)
+        server = HttpServer(app, listening, {"model": api.name, **marks}, limits)
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
@@ -145,10 +151,11 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         _serve_workers(api, {"--port": port}, metrics_port)
         return
 
-    async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
+    async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
+        server.marks |= marks
         if metrics_port is not None and not shared:
-            server.metrics = exporter.start(listening.host, metrics_port)
+            server.marks["metrics"] = exporter.start(listening.host, metrics_port)
         try:
             await serve_until_signalled(server)
         finally:
@@ -160,27 +167,79 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
 def _serve_api(
     api: ApiOptions,
     local: LocalOptions,
-    serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]],
+    serve: Callable[[MeasuredBackend, Metrics, Mapping[str, str]], Coroutine[Any, Any, None]],
     listening: Sequence[Listening],
 ) -> None:
-    model = _local_model(api)
+    _local_model(api, NOT_STARTED)
+    own = _own_models(api)
 
     async def outputs() -> None:
-        for one in listening:
+        for one in (*listening, *(service.listening for service in own if service is not None)):
             one.check_free()
         metrics = Metrics()
         metrics.lag.start()
-        folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
-        backend = LocalBackend((model,), local) if folder is None else learning_backend((model,), local, Path(folder))
-        async with backend as made:
-            await serve(MeasuredBackend(made, metrics), metrics)
+        async with AsyncExitStack() as stack:
+            servers = await stack.enter_async_context(_own_services(*own))
+            for server in servers.values():
+                metrics.registry.register(server.own_metrics)
+            models = (_local_model(api, {role: server.here for role, server in servers.items()}),)
+            folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
+            backend = LocalBackend(models, local) if folder is None else learning_backend(models, local, Path(folder))
+            made = await stack.enter_async_context(backend)
+            marks = {role: server.address for role, server in servers.items() if server.address != server.here}
+            await serve(MeasuredBackend(made, metrics), metrics, marks)
 
     _run(outputs(), api.log, api.until_stdin_ends)
 
 
+def _own_services(
+    target: "ServeTarget | None", drafter: "ServeDrafter | None"
+) -> "AbstractAsyncContextManager[Servers]":
+    """Without one torch is not imported."""
+    if target is None and drafter is None:
+        return nullcontext({})
+    from crossdraft.console.models import serving
+
+    return serving(target, drafter)
+
+
+def _own_models(api: ApiOptions) -> "tuple[ServeTarget | None, ServeDrafter | None]":
+    """What --target-model, --drafter-model and the options for them say."""
+    own = api.own
+    if not own.used:
+        if given := replace(own.settings.engine, cache_mib=None).arguments:
+            raise UsageError(f"{given[0]} is for --target-model and --drafter-model: with --target leave it out")
+        return None, None
+    from crossdraft.drafter.service import ServeDrafter
+    from crossdraft.target.service import ServeTarget
+
+    sessions = max(SessionLimits().sessions, api.max_outputs)
+    engine = own.settings.engine
+    if own.target_model is not None and own.drafter_model is not None and engine.threads is None:
+        own = replace(own, settings=replace(own.settings, engine=replace(engine, threads=threads_each(2))))
+
+    def listening(port: int | None) -> Listening:
+        limits = SessionLimits(sessions)
+        return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.tls.files(), sessions=limits)
+
+    with checked_options():
+        places = listening(own.target_port), listening(own.drafter_port)
+    target = drafter = None
+    if own.target_model is not None:
+        options = _target_options(own.target_model, own.settings, own.sampling, sessions)
+        target = ServeTarget(options, places[0])
+    if own.drafter_model is not None:
+        drafter = ServeDrafter(_model_options(own.drafter_model, own.of_drafter, sessions), places[1])
+    return target, drafter
+
+
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
-    _local_model(api)  # what is wrong with the options is said once, and not by each worker
+    if api.own.used:
+        raise UsageError(
+            "each worker would load the models: with --workers give --target and --drafter, and start these"
+        )
+    _local_model(api, {})  # what is wrong with the options is said once, and not by each worker
     shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds)
 
     async def serve(folder: str) -> None:
@@ -228,16 +287,25 @@ def _listening(service: ServiceOptions) -> Listening:
         )
 
 
-def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: float = 0.0) -> "ModelOptions":
+def _target_options(
+    name: str, settings: ModelSettings, target: TargetOptions, sessions: int, pace: str | None = None
+) -> "ModelOptions":
+    own = vars(target) | {"override_generation_config": _override(target.override_generation_config)}
+    return replace(_model_options(name, settings, sessions, pace), **own)
+
+
+def _model_options(
+    name: str, settings: ModelSettings, sessions: int, pace: str | None = None, logit_noise: float = 0.0
+) -> "ModelOptions":
     from crossdraft.engine.emulation import Emulation
     from crossdraft.engine.kv_cache import MemoryShare
 
     with checked_options():
-        emulation = Emulation(_pace(service.pace), logit_noise)
-        share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
-    _check_template(model.chat_template)
-    more = {"emulation": emulation, "chat_template": model.chat_template, "lora": _lora(model.lora_modules)}
-    return model.engine.model_options(model.name, share, **more)
+        emulation = Emulation(_pace(pace), logit_noise)
+        share = MemoryShare(settings.engine.gpu_memory_utilization, sessions)
+    _check_template(settings.chat_template)
+    more = {"emulation": emulation, "chat_template": settings.chat_template, "lora": _lora(settings.lora_modules)}
+    return settings.engine.model_options(name, share, **more)
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -305,11 +373,16 @@ def _local_options(api: ApiOptions) -> LocalOptions:
     return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, api.tls.files())
 
 
-def _local_model(api: ApiOptions) -> LocalModel:
-    """What --model, --target, --drafter and --untrusted-drafter say together."""
-    untrusted = frozenset(api.untrusted_drafter or ())
-    targets = _addresses("--target", ",".join(api.target))
+def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
+    """What --model, --target, --drafter and --untrusted-drafter say together, and own models at addresses by role."""
+    untrusted, models = frozenset(api.untrusted_drafter or ()), api.own
+    if not (api.target or models.target_model):
+        raise UsageError("give --target-model, a model to run here, or --target, where one runs")
+    here = (own["target"],) if models.target_model else ()
+    targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())
+    if models.drafter_model:
+        drafters = NamedDrafter(models.drafter_model, (own["drafter"],)), *drafters
     unknown = untrusted - {one.name for one in drafters}
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")

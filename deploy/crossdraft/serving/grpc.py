@@ -159,7 +159,7 @@ class GenerationServer(Serving):
 
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
-        return json.dumps(line | ({"metrics": self.metrics} if self.metrics else {}))
+        return json.dumps(line | self.marks)
 
 
 LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session

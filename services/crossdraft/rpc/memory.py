@@ -178,7 +178,7 @@ class MemoryChannel:
     async def _described(self, request: bytes, **_: float) -> bytes:
         endpoint, nothing = _endpoints.get(self._address), grpc.aio.Metadata()
         if endpoint is None:
-            raise grpc.aio.AioRpcError(STOPPED[0], nothing, nothing, STOPPED[1])
+            raise grpc.aio.AioRpcError(STOPPED[0], nothing, nothing, STOPPED[1], None)
         return await endpoint.handling.describe(request, None)
 
     def _called(self, _: None, metadata: Metadata) -> MemoryCall:
