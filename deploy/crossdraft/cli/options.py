@@ -357,16 +357,14 @@ def _listed(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WhereToGenerate:
-    """Which services or which server generate."""
+    """Which models, services or server generate."""
 
-    target: str | None = option(
-        None, "Targets, all of the same model; by default a bundled one is started.", metavar="HOST:PORT,..."
+    target_model: str | None = option(
+        None, "Target to run here: a folder, a hub id, or bundled:NAME; without any the bundled pair.", metavar="MODEL"
     )
-    drafter: str | None = option(
-        None,
-        "Drafters; none decodes without. Without --target a bundled one is started, with --target none.",
-        metavar="HOST:PORT,...",
-    )
+    drafter_model: str | None = option(None, "Drafter to run here.", metavar="MODEL")
+    target: str | None = option(None, "Targets that run elsewhere, all of the same model.", metavar="HOST:PORT,...")
+    drafter: str | None = option(None, "Drafters that run elsewhere; none decodes without.", metavar="HOST:PORT,...")
     untrusted_drafter: bool = option(
         False, "Use only methods whose output no drafter can change.", "--untrusted-drafter"
     )

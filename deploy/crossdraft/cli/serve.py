@@ -71,8 +71,8 @@ NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses
 def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    options = _target_options(model.name, model.settings, target, service.max_sessions, service.pace)
-    options = ServeTarget(options, _listening(service))
+    own = _target_options(model.name, model.settings, target, service.max_sessions, service.pace)
+    options = ServeTarget(own, _listening(service))
     _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 
@@ -127,7 +127,7 @@ def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOpt
         limits = ConnectionLimits(**vars(connections))
 
     if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": http.port} | ({} if grpc is None else {"--grpc-port": grpc.port}))
+        _serve_workers(api, {"--port": http.port} | ({} if http.grpc_port is None else {"--grpc-port": http.grpc_port}))
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
@@ -237,7 +237,7 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
     if api.own.used:
         raise UsageError(
-            "each worker would load the models: with --workers give --target and --drafter, and start these"
+            "each of --workers would load the models: give --target and --drafter, and serve these by themselves"
         )
     _local_model(api, {})  # what is wrong with the options is said once, and not by each worker
     shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds)

@@ -69,7 +69,7 @@ class GenerationServer(Serving):
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
         self.running = 0  # outputs
-        self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
+        self.marks: dict[str, str] = {}  # further fields of the ready line
         handlers = GenerationHandlers(self, options.stalled_seconds)
         listening = listening or Listening(limit=REQUEST_LIMIT)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)

@@ -6,10 +6,9 @@ What is here takes the place of gRPC's channel, of its calls, and of their conte
 
 import asyncio
 import contextvars
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
@@ -17,7 +16,6 @@ import grpc
 from crossdraft.rpc.frames import FrameCodec, weight_of
 
 HOST = "in-process"  # in place of a host's name; the port is a number of the service
-MOST_IN_FLIGHT = 2  # frames of a direction that the other side has not taken: then the writer waits
 Metadata = Sequence[tuple[str, str]]
 Status = tuple[grpc.StatusCode, str]
 STOPPED: Status = grpc.StatusCode.UNAVAILABLE, "it was stopped"
@@ -40,52 +38,23 @@ class MemoryFrame(bytes):
 MEMORY_CODEC: FrameCodec[Any, Any] = FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], weight_of)
 
 
-class Handling(Protocol):
-    """What a service answers with (`handlers.Handlers`)."""
+class Pipe(asyncio.Queue[bytes | None]):
+    """Frames of one direction; None is their end."""
 
-    async def describe(self, request: bytes, context: Any, /) -> bytes:
-        """The description."""
-        ...
+    async def write(self, frame: bytes) -> None:
+        """Returns once it is taken: whoever does not read holds up the other side."""
+        self.put_nowait(frame)
+        await self.join()
 
-    async def link(self, requests: AsyncIterator[bytes], context: Any, /) -> None:
-        """All sessions of one client."""
-        ...
-
-
-class Pipe:
-    """Frames of one direction."""
-
-    def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._ended = False
-        self._changed = asyncio.Event()
-
-    async def put(self, frame: bytes) -> None:
-        """Waits while as many frames wait as may."""
-        while len(self._frames) >= MOST_IN_FLIGHT and not self._ended:
-            await self._change()
-        self._frames.append(frame)
-        self._changed.set()
-
-    async def get(self) -> bytes | None:
-        """The next frame; None at the end."""
-        while not (self._frames or self._ended):
-            await self._change()
-        self._changed.set()
-        return self._frames.popleft() if self._frames else None
-
-    def end(self) -> None:
-        """Nothing comes after what waits."""
-        self._ended = True
-        self._changed.set()
-
-    async def _change(self) -> None:
-        """Only one side waits at a time: the writer for room, or the reader for a frame."""
-        self._changed.clear()
-        await self._changed.wait()
+    async def read(self) -> bytes | None:
+        frame = await self.get()
+        self.task_done()
+        if frame is None:
+            self.put_nowait(None)  # it stays the end
+        return frame
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (frame := await self.get()) is not None:
+        while (frame := await self.read()) is not None:
             yield frame
 
 
@@ -117,14 +86,15 @@ class MemoryContext:
 class MemoryCall:
     """A client's stream to a service, as gRPC's."""
 
-    def __init__(self, handling: Handling | None, metadata: Metadata) -> None:
+    def __init__(self, handling: Any, metadata: Metadata) -> None:
         self._requests, self._replies = Pipe(), Pipe()
-        self.write, self.read = self._requests.put, self._replies.get
-        self._context = MemoryContext(self._replies.put, metadata)
+        self.write, self.read = self._requests.write, self._replies.read
+        self._context = MemoryContext(self._replies.write, metadata)
         # Without a context: log lines of all sessions must not name the request of the first.
         self.task = asyncio.create_task(self._handled(handling), context=contextvars.Context())
+        self.task.add_done_callback(self._end)  # also of one that is cancelled before it begins
 
-    async def _handled(self, handling: Handling | None) -> None:
+    async def _handled(self, handling: Any) -> None:
         try:
             if handling is None:
                 self._context.status = STOPPED
@@ -132,9 +102,10 @@ class MemoryCall:
                 await handling.link(aiter(self._requests), self._context)
         except grpc.aio.AbortError:
             pass
-        finally:
-            self._requests.end()
-            self._replies.end()
+
+    def _end(self, _: object) -> None:
+        for pipe in (self._requests, self._replies):
+            pipe.put_nowait(None)
 
     def cancel(self) -> bool:
         return self.task.cancel()
@@ -179,7 +150,8 @@ class MemoryChannel:
         endpoint, nothing = _endpoints.get(self._address), grpc.aio.Metadata()
         if endpoint is None:
             raise grpc.aio.AioRpcError(STOPPED[0], nothing, nothing, STOPPED[1], None)
-        return await endpoint.handling.describe(request, None)
+        raw: bytes = await endpoint.handling.describe(request, None)
+        return raw
 
     def _called(self, _: None, metadata: Metadata) -> MemoryCall:
         endpoint = _endpoints.get(self._address)
@@ -193,8 +165,8 @@ class MemoryChannel:
 class MemoryEndpoint:
     """Where this process's own clients find a service."""
 
-    def __init__(self, handling: Handling) -> None:
-        self.handling = handling
+    def __init__(self, handling: Any) -> None:
+        self.handling = handling  # `handlers.Handlers`
         self.address = f"{HOST}:{next(_numbers)}"
         self.calls: set[asyncio.Task[None]] = set()
 
