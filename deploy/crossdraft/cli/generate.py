@@ -4,19 +4,21 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
+from crossdraft.cli.serve import own_services
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, patience
 from crossdraft.console.running import METHODS, CommandFailed, UsageError, checked_options, run_to_end
-from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
+from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
+NOWHERE = Listening(port=None, grace_seconds=0)
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
@@ -59,12 +61,14 @@ def generate(
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit, verbose=verbose)
     if where.server is None:
         _check_for_services(where)
+        where = _with_bundled(where)
         work = _with_services(request, where, screen)
     else:
         _check_for_server(where, where.server)
         work = _on_server(request, where, where.server, screen)
-    models = _own_models(where)
-    alone = where.drafter == NO_DRAFTER or (where.server is None and not (where.drafter or models.get("drafter")))
+    alone = where.drafter == NO_DRAFTER or (where.server is None and not (where.drafter or where.own.drafter_model))
+    if alone and where.drafter is None:
+        print("crossdraft: no --drafter and no --drafter-model, so the target decodes alone", file=sys.stderr)
     notes = [f"the prompt is the default one, {DEFAULT_PROMPT!r}"] * (request.prompt == DEFAULT_PROMPT)
     for note in [*notes, *without_effect(request, where, alone, rounds)]:
         print(f"crossdraft: {note}", file=sys.stderr)
@@ -87,14 +91,14 @@ def _check_for_services(where: WhereToGenerate) -> None:
     if where.model is not None:
         raise UsageError("--model names a model of a server: give --server, or the addresses of services with --target")
     for own, elsewhere in (("target", target), ("drafter", drafter)):
-        if elsewhere is not None and getattr(where, f"{own}_model") is not None:
+        if elsewhere is not None and getattr(where.own, f"{own}_model") is not None:
             raise UsageError(f"--{own} and --{own}-model do not go together: give the one or the other")
     if target is not None:
         check_addresses("--target", target)
     if drafter is not None and drafter != NO_DRAFTER:
         check_addresses("--drafter", drafter)
-        if target is None and where.target_model is None:
-            raise UsageError("--drafter is given without a target: give --target or --target-model, too")
+        if target is None and where.own.target_model is None:
+            raise UsageError("--drafter is given without a target: give --target or --target-model, too, or neither")
     if target is None and where.tls.files() is not None:
         raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
@@ -123,9 +127,10 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
 
 def _engine_options(where: WhereToGenerate) -> list[str]:
     """Options for services that are started, where none is; what comes from the environment is left out."""
-    if where.target is None and where.server is None:
+    if where.server is None and (where.target is None or where.own.drafter_model is not None):
         return []
-    names = [one.name for one in fields(EngineOptions) if getattr(where.engine, one.name) != getattr(STARTED, one.name)]
+    engine = where.own.settings.engine
+    names = [one.name for one in fields(EngineOptions) if getattr(engine, one.name) != getattr(STARTED, one.name)]
     return [f"--{name.replace('_', '-')}" for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
 
 
@@ -161,12 +166,13 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
     screen.end(generation)
 
 
-def _own_models(where: WhereToGenerate) -> dict[str, str]:
-    """By role those that run in this process; the bundled ones where nothing is given."""
-    bundled = where.target is None and where.target_model is None and where.server is None
-    target = ModelNames.target if bundled else where.target_model
-    drafter = where.drafter_model or (ModelNames.drafter if bundled and where.drafter is None else None)
-    return {role: model for role, model in (("target", target), ("drafter", drafter)) if model is not None}
+def _with_bundled(where: WhereToGenerate) -> WhereToGenerate:
+    """With the bundled pair where no target is named; without its drafter where that is not wanted."""
+    own = where.own
+    if where.target is not None or own.target_model is not None:
+        return where
+    drafter = own.drafter_model or (ModelNames.drafter if where.drafter is None else None)
+    return replace(where, own=replace(own, target_model=ModelNames.target, drafter_model=drafter))
 
 
 @asynccontextmanager
@@ -176,20 +182,13 @@ async def services(where: WhereToGenerate) -> AsyncIterator[tuple[str, str | Non
     Raises:
         CommandFailed: there is no such model, or it cannot be run.
     """
-    own, drafter = _own_models(where), None if where.drafter == NO_DRAFTER else where.drafter
-    if where.drafter is None and "drafter" not in own:
-        print("crossdraft: no drafter, so the target decodes alone", file=sys.stderr)
+    drafter = None if where.drafter == NO_DRAFTER else where.drafter
     async with AsyncExitStack() as stack:
-        here: dict[str, str] = {}
-        if own:
-            try:
-                for model in own.values():
-                    source_of(model)  # a name that is wrong is said before torch is imported
-                from crossdraft.console.models import running_here
-
-                here = await stack.enter_async_context(running_here(own, where.engine))
-            except ValueError as error:
-                raise CommandFailed(str(error)) from error
+        try:
+            servers = await stack.enter_async_context(own_services(where.own, NOWHERE))
+        except ValueError as error:
+            raise CommandFailed(str(error)) from error
+        here = {role: server.here for role, server in servers.items()}
         yield here.get("target") or where.target or "", here.get("drafter", drafter)
 
 

@@ -227,18 +227,13 @@ class OwnModels:
         None, "--cache-mib of the drafter; without either both caches of a device hold about as many tokens."
     )
     settings: ModelSettings
-    sampling: TargetOptions
+    sampling: TargetOptions = TargetOptions()
 
-    @property
-    def used(self) -> bool:
-        return self.target_model is not None or self.drafter_model is not None
-
-    @property
-    def of_drafter(self) -> ModelSettings:
-        """With what the drafter runs."""
+    def of_drafter(self, engine: EngineOptions) -> ModelSettings:
+        """With what the drafter runs, where these are the shared options."""
         given = {name: getattr(self, f"drafter_{name}") for name in ("device", "dtype", "cache_mib")}
         given = {name: value for name, value in given.items() if value is not None}
-        return ModelSettings(engine=replace(self.settings.engine, **given, quantization=self.drafter_quantization))
+        return ModelSettings(engine=replace(engine, **given, quantization=self.drafter_quantization))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,10 +354,7 @@ def _listed(text: str) -> list[str]:
 class WhereToGenerate:
     """Which models, services or server generate."""
 
-    target_model: str | None = option(
-        None, "Target to run here: a folder, a hub id, or bundled:NAME; without any the bundled pair.", metavar="MODEL"
-    )
-    drafter_model: str | None = option(None, "Drafter to run here.", metavar="MODEL")
+    own: OwnModels = OwnModels(settings=ModelSettings(engine=STARTED))
     target: str | None = option(None, "Targets that run elsewhere, all of the same model.", metavar="HOST:PORT,...")
     drafter: str | None = option(None, "Drafters that run elsewhere; none decodes without.", metavar="HOST:PORT,...")
     untrusted_drafter: bool = option(
@@ -378,7 +370,6 @@ class WhereToGenerate:
     target_wait_seconds: TargetWaitSeconds = 30.0
     reply_wait_seconds: ReplyWaitSeconds = 30.0
     tls: TlsOptions = TlsOptions()
-    engine: EngineOptions = STARTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -29,6 +29,7 @@ from crossdraft.cli.options import (
     LogOptions,
     ModelChoice,
     ModelSettings,
+    OwnModels,
     ServiceOptions,
     TargetOptions,
     check_addresses,
@@ -37,7 +38,7 @@ from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
-from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.names import NumberOutOfRangeError, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
@@ -57,12 +58,10 @@ from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
     from crossdraft.console.models import Servers
-    from crossdraft.drafter.service import ServeDrafter
     from crossdraft.engine.emulation import Pace
     from crossdraft.engine.loader import LoraModule, Pruning
     from crossdraft.engine.served_model import ModelOptions
     from crossdraft.serving.http.server import HttpServer
-    from crossdraft.target.service import ServeTarget
 
 MIB = 2**20
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
@@ -155,7 +154,7 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
         server.marks |= marks
         if metrics_port is not None and not shared:
-            server.marks["metrics"] = exporter.start(listening.host, metrics_port)
+            server.metrics = exporter.start(listening.host, metrics_port)
         try:
             await serve_until_signalled(server)
         finally:
@@ -170,16 +169,18 @@ def _serve_api(
     serve: Callable[[MeasuredBackend, Metrics, Mapping[str, str]], Coroutine[Any, Any, None]],
     listening: Sequence[Listening],
 ) -> None:
-    _local_model(api, NOT_STARTED)
-    own = _own_models(api)
+    _local_model(api, NOT_STARTED)  # what is wrong with the options is said before a model is loaded
+    tls = api.tls.files()
 
     async def outputs() -> None:
-        for one in (*listening, *(service.listening for service in own if service is not None)):
+        for one in listening:
             one.check_free()
         metrics = Metrics()
         metrics.lag.start()
         async with AsyncExitStack() as stack:
-            servers = await stack.enter_async_context(_own_services(*own))
+            limits = SessionLimits(max(SessionLimits().sessions, local.max_outputs))
+            place = Listening(api.host, grace_seconds=api.grace_seconds, tls=tls, sessions=limits)
+            servers = await stack.enter_async_context(own_services(api.own, place))
             for server in servers.values():
                 metrics.registry.register(server.own_metrics)
             models = (_local_model(api, {role: server.here for role, server in servers.items()}),)
@@ -192,50 +193,45 @@ def _serve_api(
     _run(outputs(), api.log, api.until_stdin_ends)
 
 
-def _own_services(
-    target: "ServeTarget | None", drafter: "ServeDrafter | None"
-) -> "AbstractAsyncContextManager[Servers]":
-    """Without one torch is not imported."""
-    if target is None and drafter is None:
-        return nullcontext({})
+@asynccontextmanager
+async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Servers]":
+    """Services of the models that run in this process, by role, for the time of the block.
+
+    Raises:
+        UsageError: an option does not fit.
+        ValueError: a model cannot be run.
+        CannotListen: a port cannot be had.
+    """
+    named = [model for model in (own.target_model, own.drafter_model) if model is not None]
+    engine = own.settings.engine
+    if not named:
+        yield {}
+        return
+    for model in named:
+        source_of(model)  # a name that is wrong is said before torch is imported
     from crossdraft.console.models import serving
-
-    return serving(target, drafter)
-
-
-def _own_models(api: ApiOptions) -> "tuple[ServeTarget | None, ServeDrafter | None]":
-    """What --target-model, --drafter-model and the options for them say."""
-    own = api.own
-    if not own.used:
-        if given := replace(own.settings.engine, cache_mib=None).arguments:
-            raise UsageError(f"{given[0]} is for --target-model and --drafter-model: with --target leave it out")
-        return None, None
     from crossdraft.drafter.service import ServeDrafter
     from crossdraft.target.service import ServeTarget
 
-    sessions = max(SessionLimits().sessions, api.max_outputs)
-    engine = own.settings.engine
-    if own.target_model is not None and own.drafter_model is not None and engine.threads is None:
-        own = replace(own, settings=replace(own.settings, engine=replace(engine, threads=threads_each(2))))
-
-    def listening(port: int | None) -> Listening:
-        limits = SessionLimits(sessions)
-        return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.tls.files(), sessions=limits)
-
-    with checked_options():
-        places = listening(own.target_port), listening(own.drafter_port)
+    settings = replace(own.settings, engine=replace(engine, threads=engine.threads or threads_each(len(named))))
     target = drafter = None
+    with checked_options():
+        places = [replace(place, port=port) for port in (own.target_port, own.drafter_port)]
+    for one in places:
+        one.check_free()
     if own.target_model is not None:
-        options = _target_options(own.target_model, own.settings, own.sampling, sessions)
+        options = _target_options(own.target_model, settings, own.sampling, place.sessions.sessions)
         target = ServeTarget(options, places[0])
     if own.drafter_model is not None:
-        drafter = ServeDrafter(_model_options(own.drafter_model, own.of_drafter, sessions), places[1])
-    return target, drafter
+        options = _model_options(own.drafter_model, own.of_drafter(settings.engine), place.sessions.sessions)
+        drafter = ServeDrafter(options, places[1])
+    async with serving(target, drafter) as servers:
+        yield servers
 
 
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
-    if api.own.used:
+    if api.own.target_model or api.own.drafter_model:
         raise UsageError(
             "each of --workers would load the models: give --target and --drafter, and serve these by themselves"
         )
@@ -378,6 +374,9 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
     untrusted, models = frozenset(api.untrusted_drafter or ()), api.own
     if not (api.target or models.target_model):
         raise UsageError("give --target-model, a model to run here, or --target, where one runs")
+    given = replace(models.settings.engine, cache_mib=None).arguments
+    if given and not (models.target_model or models.drafter_model):
+        raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
     here = (own["target"],) if models.target_model else ()
     targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())

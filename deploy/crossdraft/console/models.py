@@ -4,18 +4,16 @@ To be imported where they are run: torch takes seconds.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from crossdraft.console.processes import EngineOptions, threads_each
 from crossdraft.drafter.service import DrafterService, ServeDrafter, load_service, server_of
 from crossdraft.engine.kv_cache import MemoryShare
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Server
 from crossdraft.target.service import ServeTarget, target_server
 
-NOWHERE = Listening(port=None, grace_seconds=0)
 Servers = dict[str, Server[Any, Any, Any]]  # by role
 
 
@@ -57,16 +55,3 @@ async def _loaded(target: ServeTarget | None, drafter: ServeDrafter | None) -> S
     if drafter is not None:
         servers["drafter"] = server_of(helping[0], drafter)
     return servers
-
-
-@asynccontextmanager
-async def running_here(models: Mapping[str, str], engine: EngineOptions) -> AsyncIterator[dict[str, str]]:
-    """Addresses of models by role, for clients in this process, for the time of the block; raises ValueError."""
-    engine = replace(engine, threads=engine.threads or threads_each(len(models)))
-    options = {role: engine.model_options(model, MemoryShare()) for role, model in models.items()}
-    target, drafter = options.get("target"), options.get("drafter")
-    async with serving(
-        None if target is None else ServeTarget(replace(target, generation_config="auto"), NOWHERE),
-        None if drafter is None else ServeDrafter(drafter, NOWHERE),
-    ) as servers:
-        yield {role: server.here for role, server in servers.items()}
