@@ -13,9 +13,13 @@ import pytest_asyncio
 
 from crossdraft.bench.services import Killable
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
+from crossdraft.console import models
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.endtoend.stack import AT_ONCE, TARGET, model
 from tests.prompts import prompts
@@ -113,6 +117,36 @@ async def test_a_target_that_is_killed_is_replaced_by_another(target: TargetServ
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sorted(figure.targets_lost for figure in figures) == [0, 1]
         assert [figure.drafters_lost for figure in figures] == [0, 0]
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize("port", [0, None], ids=["gRPC", "memory"])
+async def test_services_of_this_process_that_end_in_the_middle(port: int | None) -> None:
+    """First the drafter, then the target, whose outputs have nobody else."""
+    listening = Listening(port=port, grace_seconds=0)
+    paced = ServeTarget(model(TARGET, Emulation(Pace.parsed(PACE))), listening)
+    async with (
+        models.serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
+        connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
+    ):
+        await pipeline.drafter_known()
+        assert all((server.address == server.here) == (port is None) for server in servers.values())
+        wanted = await undisturbed(pipeline)
+
+        async def without(role: str) -> Generation:
+            """An output that loses its service after some tokens."""
+            generation, left = pipeline.run(request(Overlap.ON)), False
+            async for _ in generation:
+                if len(generation.ids) >= BEFORE and not left:
+                    left = True
+                    await servers[role].drain()
+            return generation
+
+        drafted = await without("drafter")
+        assert drafted.statistics is not None
+        assert (drafted.text, drafted.statistics.drafters_lost) == (wanted, 1)
+        with pytest.raises(Unreachable):
+            await without("target")
 
 
 @pytest.mark.full

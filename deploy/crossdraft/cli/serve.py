@@ -207,6 +207,10 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
     if not named:
         yield {}
         return
+    with checked_options():
+        places = [replace(place, port=port) for port in (own.target_port, own.drafter_port)]
+    for one in places:
+        one.check_free()
     for model in named:
         source_of(model)  # a name that is wrong is said before torch is imported
     from crossdraft.console.models import serving
@@ -215,10 +219,6 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
 
     settings = replace(own.settings, engine=replace(engine, threads=engine.threads or threads_each(len(named))))
     target = drafter = None
-    with checked_options():
-        places = [replace(place, port=port) for port in (own.target_port, own.drafter_port)]
-    for one in places:
-        one.check_free()
     if own.target_model is not None:
         options = _target_options(own.target_model, settings, own.sampling, place.sessions.sessions)
         target = ServeTarget(options, places[0])
