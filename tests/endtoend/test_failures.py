@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.bench.services import Killable
+from crossdraft.cli.serve import serving
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
-from crossdraft.console import models
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
@@ -126,7 +126,7 @@ async def test_services_of_this_process_that_end_in_the_middle(port: int | None)
     listening = Listening(port=port, grace_seconds=0)
     paced = ServeTarget(model(TARGET, Emulation(Pace.parsed(PACE))), listening)
     async with (
-        models.serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
+        serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
         connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
     ):
         await pipeline.drafter_known()

@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.frames import RoleCodec
-from crossdraft.rpc.links import Link, LinkSession, Listener
-from crossdraft.rpc.memory import codec_of
+from crossdraft.rpc.links import Link, LinkSession, Listener, codec_of
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 from crossdraft.rpc.transport import Channel, MessageLimit, ServiceChannel
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget

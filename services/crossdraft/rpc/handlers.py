@@ -28,8 +28,8 @@ from crossdraft.rpc.errors import (
     to_status,
 )
 from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
-from crossdraft.rpc.links import Inbox, Join, Outbox
-from crossdraft.rpc.memory import MemoryContext, codec_of
+from crossdraft.rpc.links import Inbox, Join, Outbox, codec_of
+from crossdraft.rpc.memory import MemoryContext
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
 

@@ -7,13 +7,12 @@ What is here takes the place of gRPC's channel, of its calls, and of their conte
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
-
-from crossdraft.rpc.frames import FrameCodec, weight_of
 
 HOST = "in-process"  # in place of a host's name; the port is a number of the service
 Metadata = Sequence[tuple[str, str]]
@@ -21,21 +20,6 @@ Status = tuple[grpc.StatusCode, str]
 STOPPED: Status = grpc.StatusCode.UNAVAILABLE, "it was stopped"
 _numbers = count(1)
 _endpoints: "WeakValueDictionary[str, MemoryEndpoint]" = WeakValueDictionary()  # those that serve, by address
-
-
-class MemoryFrame(bytes):
-    """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
-
-    messages: tuple[tuple[int, Any], ...]
-
-    @staticmethod
-    def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
-        frame = MemoryFrame()
-        frame.messages = tuple(messages)
-        return frame
-
-
-MEMORY_CODEC: FrameCodec[Any, Any] = FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], weight_of)
 
 
 class Pipe(asyncio.Queue[bytes | None]):
@@ -83,38 +67,26 @@ class MemoryContext:
         raise grpc.aio.AbortError
 
 
-class MemoryCall:
-    """A client's stream to a service, as gRPC's."""
+class MemoryCall(asyncio.Task[None]):
+    """A client's stream to a service, as gRPC's: the task in which the service handles it."""
 
     def __init__(self, handling: Any, metadata: Metadata) -> None:
         self._requests, self._replies = Pipe(), Pipe()
         self.write, self.read = self._requests.write, self._replies.read
-        self._context = MemoryContext(self._replies.write, metadata)
+        self._serving = MemoryContext(self._replies.write, metadata)
         # Without a context: log lines of all sessions must not name the request of the first.
-        self.task = asyncio.create_task(self._handled(handling), context=contextvars.Context())
-        self.task.add_done_callback(self._end)  # also of one that is cancelled before it begins
+        super().__init__(self._handled(handling), loop=asyncio.get_running_loop(), context=contextvars.Context())
+        self.add_done_callback(self._end)  # also of one that is cancelled before it begins
 
     async def _handled(self, handling: Any) -> None:
-        try:
+        with suppress(grpc.aio.AbortError):
             if handling is None:
-                self._context.status = STOPPED
-            else:
-                await handling.link(aiter(self._requests), self._context)
-        except grpc.aio.AbortError:
-            pass
+                await self._serving.abort(*STOPPED)
+            await handling.link(aiter(self._requests), self._serving)
 
     def _end(self, _: object) -> None:
         for pipe in (self._requests, self._replies):
             pipe.put_nowait(None)
-
-    def cancel(self) -> bool:
-        return self.task.cancel()
-
-    def cancelled(self) -> bool:
-        return self.task.cancelled()
-
-    def done(self) -> bool:
-        return self.task.done()
 
     async def code(self) -> grpc.StatusCode:
         return (await self._status())[0]
@@ -123,8 +95,8 @@ class MemoryCall:
         return (await self._status())[1]
 
     async def _status(self) -> Status:
-        await asyncio.wait([self.task])
-        return STOPPED if self.task.cancelled() else self._context.status or (grpc.StatusCode.OK, "")
+        await asyncio.wait([self])
+        return STOPPED if self.cancelled() else self._serving.status or (grpc.StatusCode.OK, "")
 
 
 class MemoryChannel:
@@ -157,8 +129,8 @@ class MemoryChannel:
         endpoint = _endpoints.get(self._address)
         call = MemoryCall(None if endpoint is None else endpoint.handling, metadata)
         if endpoint is not None:
-            endpoint.calls.add(call.task)
-            call.task.add_done_callback(endpoint.calls.discard)
+            endpoint.calls.add(call)
+            call.add_done_callback(endpoint.calls.discard)
         return call
 
 
@@ -181,8 +153,3 @@ class MemoryEndpoint:
             for one in late:
                 one.cancel()
             await asyncio.wait(calls)
-
-
-def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, Any]:
-    """Of a link on this channel, or in this handler's context."""
-    return MEMORY_CODEC if isinstance(side, MemoryChannel | MemoryContext) else otherwise
