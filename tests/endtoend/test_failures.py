@@ -16,7 +16,10 @@ from crossdraft.cli.serve import serving
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine import engine
 from crossdraft.engine.emulation import Emulation, Pace
+from crossdraft.engine.kv_cache import KVCache
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.server import Listening
@@ -147,6 +150,25 @@ async def test_services_of_this_process_that_end_in_the_middle(port: int | None)
         assert (drafted.text, drafted.statistics.drafters_lost) == (wanted, 1)
         with pytest.raises(Unreachable):
             await without("target")
+
+
+async def test_models_of_this_process_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the target's cache is made of is what the drafter's has left."""
+    left = [64.0]
+
+    def unused(*_: object) -> float:
+        return left[0]
+
+    def populated(cache: KVCache, _: int | None) -> None:
+        left[0] -= cache.mib
+
+    monkeypatch.setattr(engine, "unused_memory", unused)
+    monkeypatch.setattr(KVCache, "populate", populated)
+    options = [ModelOptions(f"bundled:{name}", threads=1) for name in (TARGET, "drafter-a")]
+    async with serving(ServeTarget(options[0], AT_ONCE), ServeDrafter(options[1], AT_ONCE)) as servers:
+        slots = [server._statistics().kv_slots for server in servers.values() if server._statistics is not None]
+        assert slots[0] == pytest.approx(slots[1], rel=0.1)
+        assert 0 <= left[0] < 4
 
 
 @pytest.mark.full
