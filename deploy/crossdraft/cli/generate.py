@@ -99,7 +99,7 @@ def _check_for_services(where: WhereToGenerate) -> None:
         check_addresses("--drafter", drafter)
         if target is None and where.own.target_model is None:
             raise UsageError("--drafter is given without a target: give --target or --target-model, too, or neither")
-    if target is None and where.tls.files() is not None:
+    if target is None and drafter in (None, NO_DRAFTER) and where.tls.files() is not None:
         raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
 

@@ -96,6 +96,8 @@ class MemoryCall(asyncio.Task[None]):
 
     async def _status(self) -> Status:
         await asyncio.wait([self])
+        if not self.cancelled() and (fault := self.exception()) is not None:
+            return grpc.StatusCode.UNKNOWN, repr(fault)
         return STOPPED if self.cancelled() else self._serving.status or (grpc.StatusCode.OK, "")
 
 
