@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -277,3 +278,26 @@ async def test_a_job_may_read_before_its_first_work_or_without_any(worker: Model
         return found
 
     assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "priority", "stream"), [("cuda", -1, ("cuda", -1)), ("cuda", 0, None), ("cpu", -1, None)]
+)
+async def test_a_thread_with_priority_has_a_stream_of_its_own(monkeypatch, kind, priority, stream):
+    """On CUDA; whoever makes tensors for its steps does so there, too."""
+    used: list[object] = []
+
+    @contextmanager
+    def entered(one: object) -> Iterator[None]:
+        used.append(one)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: (device.type, priority))
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    engine = Engine(MODEL)
+    monkeypatch.setattr(engine, "device", torch.device(kind))
+    thread = ModelThread(engine, priority=priority)
+    thread.close()
+    assert used == [stream]
+    with thread.on_stream():
+        assert used == [stream, stream]

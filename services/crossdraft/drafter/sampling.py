@@ -54,7 +54,8 @@ class DrawSource(ABC):
         self._running = running
         self._opening = opening
         columns = running.columns(allowed)
-        self._columns = None if columns is None else Columns.of(columns, running.thread.engine.device)
+        with running.thread.on_stream():
+            self._columns = None if columns is None else Columns.of(columns, running.thread.engine.device)
         self.obstacle = ""  # why there is nothing to draw; empty if there is
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)

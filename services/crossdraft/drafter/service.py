@@ -210,11 +210,15 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
     Raises:
         ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
-    service = await asyncio.to_thread(_load, options)
+    return server_of(await asyncio.to_thread(load_service, options), options)
+
+
+def server_of(service: DrafterService, options: ServeDrafter) -> DrafterServer:
     return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.statistics)
 
 
-def _load(options: ServeDrafter) -> DrafterService:
+def load_service(options: ServeDrafter) -> DrafterService:
+    """Raises ValueError as `drafter_server`."""
     try:
         affinity = None if options.affinity is None else load_affinity(options.affinity)
     except OSError as error:

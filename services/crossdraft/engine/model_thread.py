@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer
@@ -212,10 +213,15 @@ class ModelThread:
         engine: what the thread runs.
         step: called in place of the engine's own `step`, which it calls in turn; None: that itself.
         clock: in seconds.
+        priority: of its CUDA stream; those below 0 go before others. 0: the default stream.
     """
 
     def __init__(
-        self, engine: Engine, step: StepFunction | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        engine: Engine,
+        step: StepFunction | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        priority: int = 0,
     ) -> None:
         self.engine = engine  # to be used in this thread's jobs only
         self.steps = 0  # forwards so far, of however many sessions
@@ -225,6 +231,8 @@ class ModelThread:
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
         self._clock = clock
+        own = priority and engine.device.type == "cuda"
+        self._stream = torch.cuda.Stream(engine.device, priority) if own else None
         self._scheduler = Scheduler(engine.chunk, shared=not engine.unbatched)
         self._admission = Admission(engine.admits, engine.close)
         self._outbox = LoopCalls()
@@ -255,6 +263,10 @@ class ModelThread:
                 raise ModelThreadClosedError("the model thread is closed")
             self._arrivals.put(running)
         return running.future
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Context of other threads that make tensors for it."""
+        return torch.cuda.stream(self._stream)
 
     def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         """For jobs: an event loop is to make this call, in order with what else the step has for it."""
@@ -290,15 +302,16 @@ class ModelThread:
     def _run(self) -> None:
         pause: float | None = None
         try:
-            while self._arrived(pause):
-                now = self._clock()
-                admitted = self._admitted(now)
-                decided = self._scheduler.next([self._ready(job) for job in admitted], now)
-                if isinstance(decided, Pause):
-                    pause = decided.seconds
-                else:
-                    self._step(admitted, decided)
-                    pause = 0.0
+            with self.on_stream():
+                while self._arrived(pause):
+                    now = self._clock()
+                    admitted = self._admitted(now)
+                    decided = self._scheduler.next([self._ready(job) for job in admitted], now)
+                    if isinstance(decided, Pause):
+                        pause = decided.seconds
+                    else:
+                        self._step(admitted, decided)
+                        pause = 0.0
         finally:
             self._ended()
 

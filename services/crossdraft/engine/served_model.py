@@ -1,6 +1,6 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from crossdraft.engine.device import device_of
 from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
@@ -28,6 +30,9 @@ from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
 MOST_CAPTURED = 8192  # tokens of a forward that is captured as a CUDA graph
+# Is called when a model is loaded and has no KV cache yet, with its device, and bytes of a token in that cache: makes
+# what is to have memory beside it.
+MakeBeside = Callable[[torch.device, int], object]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,13 @@ class ModelOptions:
     def captured(self) -> tuple[int, ...] | None:
         """Tokens of forwards that are captured as CUDA graphs at start; None: as many as memory allows."""
         return () if self.eager else self.graph_sizes
+
+    def beside(self, device: torch.device, token_bytes: int) -> "ModelOptions":
+        """The same, where another model has a KV cache made later (as `MakeBeside`): both hold about as many tokens."""
+        own = torch.empty(0, device=device_of(self.device)).device
+        if own != device or not isinstance(self.budget, MemoryShare):
+            return self
+        return replace(self, budget=replace(self.budget, beside=token_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +102,8 @@ class RunningModel:
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
-            ModelThread(engine, _step_of(engine, loaded, emulation)),
+            # A step of the drafter's is short, and what a pass of the target on the same device waits for.
+            ModelThread(engine, _step_of(engine, loaded, emulation), priority=-1 if side is Side.DRAFTER else 0),
             tokenization,
             KeyedNoise.of(tokenization.vocabulary),
             about,
@@ -171,13 +184,25 @@ def load(options: ModelOptions) -> LoadedModel:
     )
 
 
-def run_model(options: ModelOptions, side: Side) -> RunningModel:
+def run_model(options: ModelOptions, side: Side, beside: MakeBeside = lambda _, __: None) -> RunningModel:
     """Loads and starts a model; takes seconds. Raises ValueError with a text that says what to change."""
-    sizes = options.captured
-    running = RunningModel.of(load(options), side, options.budget, options.emulation, options.reuse, sizes)
+    loaded = load(options)
+    beside(loaded.model.device, token_bytes_of(loaded.model))
+    running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.captured)
     try:
         running.thread.engine.populate()
     except NumberOutOfRangeError:
         running.close()
         raise
+    if running.thread.engine.device.type == "cuda":
+        torch.cuda.synchronize()  # what was done so far was on the default stream
     return running
+
+
+def token_bytes_of(model: PreTrainedModel) -> int:
+    """About how many bytes of keys and values a token has on a device, as the configuration says."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * kept * width * model.dtype.itemsize // (model.tp_size or 1))

@@ -13,7 +13,7 @@ from crossdraft.engine.distributions import History, Logits, LogitsProcessor, No
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
-from crossdraft.engine.served_model import ModelOptions, RunningModel
+from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
@@ -53,7 +53,7 @@ class ServeTarget:
 
     model: ModelOptions
     listening: Listening = field(default_factory=Listening)
-    run: Callable[[ModelOptions, Side], RunningModel] = run_ranks
+    run: Callable[[ModelOptions, Side, MakeBeside], RunningModel] = run_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,13 +360,13 @@ def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> Pa
     return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
 
 
-async def target_server(options: ServeTarget) -> TargetServer:
+async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:
     """Loads the model; the server does not listen yet.
 
     Raises:
         ValueError: the model cannot be run with these options.
     """
-    running = await asyncio.to_thread(options.run, options.model, Side.TARGET)
+    running = await asyncio.to_thread(options.run, options.model, Side.TARGET, beside)
     if own := running.description.defaults.given:
         text = "the model's own settings are the defaults of requests, %s; if not intended: --generation-config vllm"
         log.warning(text, own)
