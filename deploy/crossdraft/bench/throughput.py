@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,7 +33,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.services import NO_DEFAULTS
 from crossdraft.bench.transformers_peer import Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
-from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
@@ -48,11 +48,20 @@ from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.session.resolution import requested_method
 
-CONFIGURATIONS = CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
+CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
+FIXED: dict[str, dict[str, Any]] = {  # choices in place of the controller's, and what a request says for each
+    "lock-step": {"overlap": Overlap.OFF, "num_speculative_tokens": 5},
+    "tree": {"overlap": Overlap.OFF, "num_speculative_tokens": 5, "tree_nodes": 16},
+    "overlapped": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 0},
+}
+DRAFTED = (CROSSDRAFT, *FIXED)
+CONFIGURATIONS = (*DRAFTED, CROSSDRAFT_PLAIN, ASSISTED)
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
-FEWEST = 4  # outputs of a run
+MOST_CLIENTS = 1024  # that are tried
+CLOSE = 4  # a number of clients that is fast enough and one that is too slow: they differ by a quarter at most
 ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: more would only take longer
+LEAST_CACHE_MIB = 512  # of a drafter; more where the target's is more than eight times as large
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
 FULL = 0.9  # cores; an event loop that takes more may be what outputs wait for
@@ -128,9 +137,16 @@ class ThroughputResult:
     drafter_cores: float
     loop_cores: float  # of the thread of the orchestrator's event loop
     tokens_per_target_second: float  # of its processor: what a busy machine changes least
+    draft_ms: float | None = None  # in the drafter's model, for each draft of it; None: there were none
+    temperature: float = 0.0
+    to_plain: float | None = None  # tokens/s as a ratio to no drafter's; None: that was not measured
+
+    def fast(self, speed: float) -> bool:
+        """Whether nine outputs in ten were made at least at this speed, in tokens/s after the first token."""
+        return self.per_token_ms is not None and self.per_token_ms.p90 * speed <= MILLISECONDS
 
 
-def measured(configuration: str, at_once: int, runs: Sequence[RunResult]) -> ThroughputResult:
+def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temperature: float = 0.0) -> ThroughputResult:
     """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
@@ -166,7 +182,25 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult]) -> Thr
         drafter_cores=drafter / seconds,
         loop_cores=loop / seconds,
         tokens_per_target_second=tokens / target if target else 0.0,
+        draft_ms=_ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
+        temperature=temperature,
     )
+
+
+def beside_plain(cell: Sequence[ThroughputResult]) -> list[ThroughputResult]:
+    """The same results, of the same outputs, with their ratios to no drafter."""
+    plain = next((one.tokens_per_second for one in cell if one.configuration == CROSSDRAFT_PLAIN), None)
+    return [replace(one, to_plain=plain and one.tokens_per_second / plain) for one in cell]
+
+
+def clients_served(results: Sequence[ThroughputResult], speed: float) -> Iterator[str]:
+    """For each configuration and temperature, how many clients at once get this many tokens/s."""
+    for temperature, name in dict.fromkeys((one.temperature, one.configuration) for one in results):
+        found = [one for one in results if (one.temperature, one.configuration) == (temperature, name)]
+        fast = max((one.at_once for one in found if one.fast(speed)), default=0)
+        slow = min((one.at_once for one in found if one.at_once > fast), default=None)
+        most = f"at least {fast}" if slow is None else f"{fast}, and not {slow}"
+        yield f"Clients that get {speed:g} tokens/s, nine in ten, T = {temperature:g}, {name}: {most}"
 
 
 def streaming(runs: Iterable[Sequence[Made]]) -> float | None:
@@ -188,10 +222,15 @@ def _quantile(spread: Spread | None, name: str, digits: int) -> str:
     return "" if spread is None else f"{getattr(spread, name):.{digits}f}"
 
 
-SPEEDS: Columns = {
+NAMES: Columns = {
     "at once": lambda one: one.at_once,
     "configuration": lambda one: one.configuration,
+    "T": lambda one: f"{one.temperature:g}",
+}
+SPEEDS: Columns = {
+    **NAMES,
     "tokens/s": lambda one: f"{one.tokens_per_second:.1f}",
+    "to no drafter": lambda one: optional(one.to_plain, ".2f"),
     "while all stream": lambda one: optional(one.streaming, ".1f"),
     "first token, ms: p50": lambda one: _quantile(one.first_token_ms, "p50", 0),
     "first token: p99": lambda one: _quantile(one.first_token_ms, "p99", 0),
@@ -202,12 +241,12 @@ SPEEDS: Columns = {
     "whole output: p99": lambda one: _quantile(one.end_to_end_ms, "p99", 0),
 }
 WORK: Columns = {
-    "at once": lambda one: one.at_once,
-    "configuration": lambda one: one.configuration,
+    **NAMES,
     "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
     "accepted": lambda one: optional(one.acceptance, ".2f"),
     "sessions a forward": lambda one: optional(one.sessions, ".1f"),
     "ms a forward": lambda one: optional(one.forward_ms, ".2f"),
+    "ms a draft": lambda one: optional(one.draft_ms, ".2f"),
     "target's model busy": lambda one: optional(one.busy, ".0%"),
     "cores: target": lambda one: f"{one.target_cores:.2f}",
     "drafter": lambda one: f"{one.drafter_cores:.2f}",
@@ -219,18 +258,29 @@ WORK: Columns = {
 # The benchmark.
 
 
-def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
-    """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
-    later. Raises UsageError if there are too few."""
+def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> int | None:
+    """How many clients to try next, given results of one configuration: twice as many as are fast enough, until they
+    are not, then numbers between; None: that is close enough, or more than `most`, or one is too slow."""
+    fast = max((one.at_once for one in known if one.fast(speed)), default=0)
+    slow = min((one.at_once for one in known if one.at_once > fast), default=None)
+    if slow is None:
+        return min(2 * fast, most) if fast < most else None
+    between = (fast + slow) // 2
+    return between if fast < between and CLOSE * (slow - fast) > slow else None
+
+
+def prompts_of(texts: Sequence[Ids], count: int, longest: int, most: int | None = None) -> list[Ids]:
+    """`count` prompts of at most `longest` tokens, or as many as there are up to `most`, no two with the same
+    beginning: a text that is used again begins later. Raises UsageError if there are too few."""
     found: list[Ids] = []
-    for turn in range(1 + count // len(texts)):
+    for turn in range(1 + (most or count) // len(texts)):
         later = [ids[SHIFT * turn :][:longest] for ids in texts]
         found += [ids for ids in later if len(ids) >= SHORTEST]
     if len(found) < count:
         raise UsageError(
             f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts"
         )
-    return found[:count]
+    return found[: most or count]
 
 
 class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
@@ -250,9 +300,11 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         return self.plan.threads if ASSISTED in self.plan.way else ()
 
     @property
-    def total(self) -> int:
-        ours = sum(way in self.plan.way for way in (CROSSDRAFT, CROSSDRAFT_PLAIN))
-        return len(self.at_once) * self.plan.repeat * (ours + len(self.theirs))
+    def total(self) -> int | None:
+        if self.plan.clients_at:
+            return None
+        ours = sum(way in self.plan.way for way in (*DRAFTED, CROSSDRAFT_PLAIN))
+        return len(self.at_once) * len(self.plan.temperatures) * self.plan.repeat * (ours + len(self.theirs))
 
     @property
     def warm_ups(self) -> tuple[tuple[int, int], ...]:
@@ -268,7 +320,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
-        return max(FEWEST, at_once * self.plan.each)
+        return max(self.plan.min_outputs, at_once * self.plan.each)
 
     def check(self) -> None:
         unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
@@ -276,34 +328,64 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
             raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
         assert self.at_once
+        if self.theirs and len(self.plan.temperatures) > 1:
+            raise UsageError("assisted generation has one temperature: give one, or leave it out by --configuration")
         with checked_options():
-            requested_method(self.request())
+            for temperature in self.plan.temperatures:
+                requested_method(self.request(temperature))
 
-    def request(self) -> GenerationRequest:
+    def request(self, temperature: float) -> GenerationRequest:
         """One output, whatever its prompt; raises ValueError."""
-        options = SamplingOptions(self.plan.temperature)
+        options = SamplingOptions(temperature, top_k=self.plan.top_k)
         return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
         async with AsyncExitStack() as stack:
             configurations, texts = await start(self, stack)
-            prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens)
+            most = MOST_CLIENTS if self.plan.clients_at else self.outputs(max(self.at_once))
+            prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens, most)
             for one in configurations:
                 await one.warm_up(prompts)
-            for at_once in self.at_once:
+            for temperature in self.plan.temperatures:
+                found: list[ThroughputResult] = []
+                for at_once in self.at_once:
+                    cell = await self._cell(configurations, prompts, at_once, temperature, advance)
+                    found += cell
+                    for result in cell:
+                        yield result
+                for one in configurations if self.plan.clients_at else ():
+                    known = [result for result in found if result.configuration == one.name]
+                    while (
+                        clients := next_clients(known, self.plan.clients_at, len(prompts) // self.plan.each)
+                    ) is not None:
+                        known += await self._cell([one], prompts, clients, temperature, advance)
+                        yield known[-1]
 
-                async def run(configuration: Ours | Theirs, _: int, at_once: int = at_once) -> RunResult:
-                    found = await configuration.run(prompts[: self.outputs(at_once)], self.plan.tokens, at_once)
-                    advance()
-                    return found
+    async def _cell(
+        self,
+        configurations: Sequence["Ours | Theirs"],
+        prompts: Sequence[Ids],
+        at_once: int,
+        temperature: float,
+        advance: ProgressCounter,
+    ) -> list[ThroughputResult]:
+        """Each of them with so many outputs at once, in turns."""
 
-                for one, found in (await in_turns(configurations, self.plan.repeat, run)).items():
-                    yield measured(one.name, at_once, found)
+        async def run(configuration: Ours | Theirs, _: int) -> RunResult:
+            given, options = prompts[: self.outputs(at_once)], self.request(temperature).options
+            found = await configuration.run(given, self.plan.tokens, at_once, options)
+            advance()
+            return found
+
+        turns = await in_turns(configurations, self.plan.repeat, run)
+        return beside_plain([measured(one.name, at_once, found, temperature) for one, found in turns.items()])
 
     def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
         yield self.conditions
         yield Table.of(results, SPEEDS)
         yield Table.of(results, WORK)
+        if self.plan.clients_at:
+            yield from clients_served(results, self.plan.clients_at)
         full = [f"{one.configuration} with {one.at_once}" for one in results if one.loop_cores >= FULL]
         if full:
             yield f"This process's event loop was as busy as it can be, and outputs waited for it: {', '.join(full)}"
@@ -312,11 +394,12 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def conditions(self) -> str:
         """Models, sizes, cores."""
         plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
+        temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + (f", top-k {plan.top_k}" * bool(plan.top_k))
         cpu = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
         weights = plan.dtype + (f", {plan.quantization} in our target" if plan.quantization else "")
         return (
-            f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after "
-            f"prompts of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} "
+            f"Target {plan.target}, drafter {plan.drafter}, T = {temperatures}, {plan.tokens} tokens after prompts of "
+            f"at most {plan.prompt_tokens}, {plan.each} in each place and {plan.min_outputs} at least, {plan.repeat} "
             f"runs of each configuration; {weights} on {plan.device}; {cores}{cpu}; {plan.cache_mib} MiB of keys "
             "and values."
         )
@@ -335,13 +418,16 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
     target, *others = await stack.enter_async_context(running(wanted))
     plain = await stack.enter_async_context(connect(target.address, patience=patience()))
     found: list[Ours | Theirs] = []
-    if CROSSDRAFT in bench.plan.way:
+    if set(DRAFTED) & set(bench.plan.way):
         drafter = others.pop(0)
+    base = bench.request(bench.plan.temperatures[0])
+    for name in (one for one in DRAFTED if one in bench.plan.way):  # each learns by its own connection
         pipeline = connect(target.address, drafter.address, patience(), needs_drafter=True)
+        request = replace(base, **FIXED.get(name, {}))
         drafted = await stack.enter_async_context(pipeline)
-        found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
+        found.append(Ours(name, drafted, request, target, drafter, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
-        found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))
+        found.append(Ours(CROSSDRAFT_PLAIN, plain, base, target, None, bench.warm_ups))
     for threads, process in zip(bench.theirs, others, strict=True):
         found.append(Theirs(f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}", process))
     freeze_heap()
@@ -355,16 +441,20 @@ def served(bench: Throughput) -> list[Startable]:
     where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
     quantized = ("--quantization", plan.quantization) if plan.quantization else ()
     cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
-    own = (*NO_DEFAULTS, *where, *quantized, *cache, "--metrics-port", "0")
+    sessions = ("--max-sessions", str(MOST_CLIENTS)) if plan.clients_at else ()
+    own = (*NO_DEFAULTS, *where, *quantized, *cache, *sessions, "--metrics-port", "0")
     target = Wanted("target", plan.target, 1, own, bench.core(0))
-    return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
+    if not set(DRAFTED) & set(plan.way):
+        return [target]
+    small = ("--cache-mib", str(max(LEAST_CACHE_MIB, plan.cache_mib // 8)))
+    return [target, Wanted("drafter", plan.drafter, 1, (*where, *small, *sessions), bench.core(1))]
 
 
 def transformers_process(bench: Throughput, threads: int) -> Startable:
     """The process of one of transformers' configurations."""
     plan, prefix = bench.plan, bench.core(0) if threads == 1 else ()
     where = (plan.dtype, plan.device, prefix)
-    return TransformersProcess(plan.target, plan.drafter, threads, plan.temperature, *where)
+    return TransformersProcess(plan.target, plan.drafter, threads, plan.temperatures[0], *where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,14 +471,15 @@ class Ours:
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
         """A few outputs."""
         for at_once, tokens in self.warm_ups:
-            await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
+            await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once, self.request.options)
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
+        asked = replace(self.request, max_tokens=tokens, options=options)
         forwards, spent = await forward_counts(self.target.ready["metrics"]), self._spent()
         began = time.monotonic()
 
         async def made(number: int) -> tuple[Made, Statistics]:
-            return await self._output(prompts[number], number, tokens, began)
+            return await self._output(replace(asked, prompt=prompts[number], choice=number), began)
 
         found = await gathered(made, range(len(prompts)), at_once)
         seconds, after = time.monotonic() - began, self._spent()
@@ -396,8 +487,7 @@ class Ours:
         outputs, statistics = zip(*found, strict=True)
         return RunResult(outputs, seconds, difference(after, spent), forwards, statistics)
 
-    async def _output(self, prompt: Ids, number: int, tokens: int, began: float) -> tuple[Made, Statistics]:
-        request = replace(self.request, prompt=prompt, max_tokens=tokens, choice=number)
+    async def _output(self, request: GenerationRequest, began: float) -> tuple[Made, Statistics]:
         asked, ids, moments = time.monotonic() - began, [], []
         async with self.pipeline.run(request) as generation:
             async for token in generation:
@@ -430,7 +520,7 @@ class Theirs:
         self.k = min(seconds, key=lambda k: seconds[k])
         self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
         before = _spent(self.process)
         answer = await ask(self.process.address, Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
         return RunResult(answer.outputs, answer.seconds, difference(_spent(self.process), before))
