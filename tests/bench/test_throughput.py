@@ -91,7 +91,6 @@ def test_prompts_are_enough_and_no_two_begin_alike() -> None:
     assert [plan(each=2).outputs(count) for count in (1, 3)] == [4, 6]  # a few at least
     with pytest.raises(UsageError, match=r"enough for \d+ outputs, and 20 are asked for"):
         prompts_of(texts, 20, 10)
-    assert found == prompts_of(texts, 1, 10, 1000)[:5]
 
 
 def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain") -> ThroughputResult:
@@ -111,7 +110,7 @@ def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain
 )
 def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[int], line: str) -> None:
     known = [served(count, most) for count in (1, 16, 64)]
-    while (count := next_clients(known, 20, 200)) is not None:
+    while count := next_clients(known, 20, 200):
         known.append(served(count, most))
     assert [one.at_once for one in known] == tried
     other = served(1, 1, 0.7, "crossdraft")
@@ -198,8 +197,10 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     assert of_one[: len(cells)] == [(0.0, way, count, 4, 12) for way, count in cells]
     assert [(0.7, *one[1:]) for one in of_one] == [one for one in ran if one[0] == 0.7]
     more = [count for _, way, count, *_ in of_one[len(cells) :] if way == "plain"]
-    assert more[:2] == [4, 8]
-    assert [(one[1], one[2]) for one in of_one[len(cells) :]] == [(way, count) for way in ways for count in more]
+    assert more == [4, 8, 16]
+    assert [(one[1], one[2]) for one in of_one[len(cells) :]] == [
+        (way, count) for way in ("crossdraft", "plain") for count in more
+    ]
     assert all(one["sessions"] == 2 for one in found)
     assert all(one["tokens_per_pass"] >= 1 for one in found)
     assert all((one["to_plain"] == 1) == (one["configuration"] == "plain") for one in found if one["at_once"] <= 2)

@@ -216,16 +216,10 @@ class ControllerPlan:
 @command("throughput", SPEED, "throughput.Throughput")
 @dataclass(frozen=True)
 class ThroughputPlan(PromptsPlan):
-    """Many outputs at once: with the drafter (auto, or a fixed choice), without, and by transformers' assisted
-    generation."""
+    """Many outputs at once: crossdraft (auto), plain (no drafter), lock-step, tree, overlapped, assisted (transformers)."""
 
     drafter: OneDrafter = DRAFTER
-    way: tuple[str, ...] = option(
-        ("crossdraft", "plain", "assisted"),
-        f"crossdraft (auto), plain (no drafter), lock-step, tree, overlapped or assisted; {COMMAS}.",
-        "--configuration",
-        "--way",
-    )
+    way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
     concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
     min_outputs: int = option(4, "Outputs of a run, at least.", min=1)
@@ -234,9 +228,7 @@ class ThroughputPlan(PromptsPlan):
     prompt_tokens: int = option(64, "Max tokens of a prompt.", min=8)
     temperatures: Temperatures = (0.0,)
     top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
-    clients_at: float = option(
-        0.0, "Also find how many clients at once get so many tokens/s, nine in ten of them.", min=0.0, metavar="SPEED"
-    )
+    clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
     method: Method = None
     cache_mib: CacheMib = 512
     threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)

@@ -34,7 +34,7 @@ from crossdraft.bench.services import NO_DEFAULTS
 from crossdraft.bench.transformers_peer import Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import Running, Startable, Wanted, patience, running
+from crossdraft.console.processes import STARTED, Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -58,10 +58,9 @@ DRAFTED = (CROSSDRAFT, *FIXED)
 CONFIGURATIONS = (*DRAFTED, CROSSDRAFT_PLAIN, ASSISTED)
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
-MOST_CLIENTS = 1024  # that are tried
+MORE_CLIENTS = 8  # times the most outputs at once that are asked for: clients that are tried at most
 CLOSE = 4  # a number of clients that is fast enough and one that is too slow: they differ by a quarter at most
 ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: more would only take longer
-LEAST_CACHE_MIB = 512  # of a drafter; more where the target's is more than eight times as large
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
 FULL = 0.9  # cores; an event loop that takes more may be what outputs wait for
@@ -141,10 +140,6 @@ class ThroughputResult:
     temperature: float = 0.0
     to_plain: float | None = None  # tokens/s as a ratio to no drafter's; None: that was not measured
 
-    def fast(self, speed: float) -> bool:
-        """Whether nine outputs in ten were made at least at this speed, in tokens/s after the first token."""
-        return self.per_token_ms is not None and self.per_token_ms.p90 * speed <= MILLISECONDS
-
 
 def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temperature: float = 0.0) -> ThroughputResult:
     """Figures of at least one run."""
@@ -185,22 +180,6 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
         draft_ms=_ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
         temperature=temperature,
     )
-
-
-def beside_plain(cell: Sequence[ThroughputResult]) -> list[ThroughputResult]:
-    """The same results, of the same outputs, with their ratios to no drafter."""
-    plain = next((one.tokens_per_second for one in cell if one.configuration == CROSSDRAFT_PLAIN), None)
-    return [replace(one, to_plain=plain and one.tokens_per_second / plain) for one in cell]
-
-
-def clients_served(results: Sequence[ThroughputResult], speed: float) -> Iterator[str]:
-    """For each configuration and temperature, how many clients at once get this many tokens/s."""
-    for temperature, name in dict.fromkeys((one.temperature, one.configuration) for one in results):
-        found = [one for one in results if (one.temperature, one.configuration) == (temperature, name)]
-        fast = max((one.at_once for one in found if one.fast(speed)), default=0)
-        slow = min((one.at_once for one in found if one.at_once > fast), default=None)
-        most = f"at least {fast}" if slow is None else f"{fast}, and not {slow}"
-        yield f"Clients that get {speed:g} tokens/s, nine in ten, T = {temperature:g}, {name}: {most}"
 
 
 def streaming(runs: Iterable[Sequence[Made]]) -> float | None:
@@ -258,29 +237,44 @@ WORK: Columns = {
 # The benchmark.
 
 
-def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> int | None:
+def limits_of(results: Iterable[ThroughputResult], speed: float) -> tuple[int, int]:
+    """The most clients at once of which nine in ten get so many tokens/s after the first token, and the fewest above
+    of which fewer do; 0: there is no such number among what was measured."""
+    times = {one.at_once: one.per_token_ms for one in results}
+    fast = max((count for count, ms in times.items() if ms and ms.p90 * speed <= MILLISECONDS), default=0)
+    return fast, min((count for count in times if count > fast), default=0)
+
+
+def clients_served(results: Sequence[ThroughputResult], speed: float) -> Iterator[str]:
+    """For each configuration and temperature, how many clients at once get this many tokens/s."""
+    for temperature, name in dict.fromkeys((one.temperature, one.configuration) for one in results):
+        found = (one for one in results if (one.temperature, one.configuration) == (temperature, name))
+        fast, slow = limits_of(found, speed)
+        most = f"{fast}, and not {slow}" if slow else f"at least {fast}"
+        yield f"Clients that get {speed:g} tokens/s, nine in ten, T = {temperature:g}, {name}: {most}"
+
+
+def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> int:
     """How many clients to try next, given results of one configuration: twice as many as are fast enough, until they
-    are not, then numbers between; None: that is close enough, or more than `most`, or one is too slow."""
-    fast = max((one.at_once for one in known if one.fast(speed)), default=0)
-    slow = min((one.at_once for one in known if one.at_once > fast), default=None)
-    if slow is None:
-        return min(2 * fast, most) if fast < most else None
-    between = (fast + slow) // 2
-    return between if fast < between and CLOSE * (slow - fast) > slow else None
+    are not, then numbers between; 0: that is close enough, or more than `most`, or one is too slow."""
+    fast, slow = limits_of(known, speed)
+    if not slow:
+        return min(2 * fast, most) if fast < most else 0
+    return (fast + slow) // 2 if fast + 1 < slow and CLOSE * (slow - fast) > slow else 0
 
 
-def prompts_of(texts: Sequence[Ids], count: int, longest: int, most: int | None = None) -> list[Ids]:
-    """`count` prompts of at most `longest` tokens, or as many as there are up to `most`, no two with the same
-    beginning: a text that is used again begins later. Raises UsageError if there are too few."""
+def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
+    """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
+    later. Raises UsageError if there are too few."""
     found: list[Ids] = []
-    for turn in range(1 + (most or count) // len(texts)):
+    for turn in range(1 + count // len(texts)):
         later = [ids[SHIFT * turn :][:longest] for ids in texts]
         found += [ids for ids in later if len(ids) >= SHORTEST]
     if len(found) < count:
         raise UsageError(
             f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts"
         )
-    return found[: most or count]
+    return found[:count]
 
 
 class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
@@ -301,10 +295,14 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
     @property
     def total(self) -> int | None:
-        if self.plan.clients_at:
-            return None
         ours = sum(way in self.plan.way for way in (*DRAFTED, CROSSDRAFT_PLAIN))
-        return len(self.at_once) * len(self.plan.temperatures) * self.plan.repeat * (ours + len(self.theirs))
+        cells = len(self.at_once) * len(self.plan.temperatures) * self.plan.repeat
+        return None if self.plan.clients_at else cells * (ours + len(self.theirs))
+
+    @property
+    def most_clients(self) -> int:
+        """Outputs at once, at most."""
+        return max(self.at_once) * (MORE_CLIENTS if self.plan.clients_at else 1)
 
     @property
     def warm_ups(self) -> tuple[tuple[int, int], ...]:
@@ -340,45 +338,35 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
+        plan, most = self.plan, self.outputs(self.most_clients)
         async with AsyncExitStack() as stack:
-            configurations, texts = await start(self, stack)
-            most = MOST_CLIENTS if self.plan.clients_at else self.outputs(max(self.at_once))
-            prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens, most)
-            for one in configurations:
+            ways, texts = await start(self, stack)
+            prompts = prompts_of(texts, most, plan.prompt_tokens)
+            for one in ways:
                 await one.warm_up(prompts)
-            for temperature in self.plan.temperatures:
+
+            async def cell(ways: Sequence[Way], at_once: int, options: SamplingOptions) -> list[ThroughputResult]:
+                async def run(way: Way, _: int) -> RunResult:
+                    found = await way.run(prompts[: self.outputs(at_once)], plan.tokens, at_once, options)
+                    advance()
+                    return found
+
+                runs = (await in_turns(ways, plan.repeat, run)).items()
+                found = [measured(way.name, at_once, one, options.temperature) for way, one in runs]
+                plain = next((one.tokens_per_second for one in found if one.configuration == CROSSDRAFT_PLAIN), None)
+                return [replace(one, to_plain=plain and one.tokens_per_second / plain) for one in found]
+
+            for options in (self.request(temperature).options for temperature in plan.temperatures):
                 found: list[ThroughputResult] = []
                 for at_once in self.at_once:
-                    cell = await self._cell(configurations, prompts, at_once, temperature, advance)
-                    found += cell
-                    for result in cell:
+                    found += await cell(ways, at_once, options)
+                    for result in found[-len(ways) :]:
                         yield result
-                for one in configurations if self.plan.clients_at else ():
+                for one in (way for way in ways if plan.clients_at and way.name in (CROSSDRAFT, CROSSDRAFT_PLAIN)):
                     known = [result for result in found if result.configuration == one.name]
-                    while (
-                        clients := next_clients(known, self.plan.clients_at, len(prompts) // self.plan.each)
-                    ) is not None:
-                        known += await self._cell([one], prompts, clients, temperature, advance)
+                    while clients := next_clients(known, plan.clients_at, self.most_clients):
+                        known += await cell([one], clients, options)
                         yield known[-1]
-
-    async def _cell(
-        self,
-        configurations: Sequence["Ours | Theirs"],
-        prompts: Sequence[Ids],
-        at_once: int,
-        temperature: float,
-        advance: ProgressCounter,
-    ) -> list[ThroughputResult]:
-        """Each of them with so many outputs at once, in turns."""
-
-        async def run(configuration: Ours | Theirs, _: int) -> RunResult:
-            given, options = prompts[: self.outputs(at_once)], self.request(temperature).options
-            found = await configuration.run(given, self.plan.tokens, at_once, options)
-            advance()
-            return found
-
-        turns = await in_turns(configurations, self.plan.repeat, run)
-        return beside_plain([measured(one.name, at_once, found, temperature) for one, found in turns.items()])
 
     def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
         yield self.conditions
@@ -394,7 +382,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def conditions(self) -> str:
         """Models, sizes, cores."""
         plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
-        temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + (f", top-k {plan.top_k}" * bool(plan.top_k))
+        temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + f", top-k {plan.top_k or 'all'}"
         cpu = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
         weights = plan.dtype + (f", {plan.quantization} in our target" if plan.quantization else "")
         return (
@@ -408,7 +396,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 # The configurations.
 
 
-async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | Theirs"], list[Ids]]:
+async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], list[Ids]]:
     """Starts all processes, until the stack is left; the configurations, and the prompts' ids.
 
     Raises:
@@ -417,14 +405,13 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
     wanted = [*served(bench), *(transformers_process(bench, threads) for threads in bench.theirs)]
     target, *others = await stack.enter_async_context(running(wanted))
     plain = await stack.enter_async_context(connect(target.address, patience=patience()))
-    found: list[Ours | Theirs] = []
+    found: list[Way] = []
     if set(DRAFTED) & set(bench.plan.way):
         drafter = others.pop(0)
     base = bench.request(bench.plan.temperatures[0])
     for name in (one for one in DRAFTED if one in bench.plan.way):  # each learns by its own connection
         pipeline = connect(target.address, drafter.address, patience(), needs_drafter=True)
-        request = replace(base, **FIXED.get(name, {}))
-        drafted = await stack.enter_async_context(pipeline)
+        drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
         found.append(Ours(name, drafted, request, target, drafter, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, base, target, None, bench.warm_ups))
@@ -441,12 +428,12 @@ def served(bench: Throughput) -> list[Startable]:
     where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
     quantized = ("--quantization", plan.quantization) if plan.quantization else ()
     cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
-    sessions = ("--max-sessions", str(MOST_CLIENTS)) if plan.clients_at else ()
+    sessions = ("--max-sessions", str(bench.most_clients)) if plan.clients_at else ()
     own = (*NO_DEFAULTS, *where, *quantized, *cache, *sessions, "--metrics-port", "0")
     target = Wanted("target", plan.target, 1, own, bench.core(0))
     if not set(DRAFTED) & set(plan.way):
         return [target]
-    small = ("--cache-mib", str(max(LEAST_CACHE_MIB, plan.cache_mib // 8)))
+    small = ("--cache-mib", str(max(STARTED.cache_mib or 0, plan.cache_mib // 8)))
     return [target, Wanted("drafter", plan.drafter, 1, (*where, *small, *sessions), bench.core(1))]
 
 
@@ -524,6 +511,9 @@ class Theirs:
         before = _spent(self.process)
         answer = await ask(self.process.address, Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
         return RunResult(answer.outputs, answer.seconds, difference(_spent(self.process), before))
+
+
+Way = Ours | Theirs  # a configuration
 
 
 def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:

@@ -25,11 +25,7 @@ from crossdraft.cluster.installed import installed, on_disk
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
-INNER = (
-    "node:",
-    "memory",
-    "object_store",
-)  # beginnings of resources that every node has: `node:ADDRESS` is asked for by those who choose a node
+INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
 SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
 SEARCHED = 100  # replicas; with more of them each takes the first place that is found

@@ -121,8 +121,9 @@ class RequestSettings:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         # The pipeline's own checks: nothing is sent that it would refuse.
         options = SamplingOptions(self.temperature)
-        given = GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options, **self.forced)
-        requested_method(given)
+        requested_method(
+            GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options, **self.forced)
+        )
 
     @property
     def forced(self) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from typing import Any
 COARSE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 PARTS = 10
 BOUNDS = tuple(
-    round(low + (high - low) * part / PARTS, 9)
-    for low, high in pairwise((0.0, *COARSE))
-    for part in range(1, PARTS + 1)
+    round(a + (b - a) * part / PARTS, 9) for a, b in pairwise((0.0, *COARSE)) for part in range(1, PARTS + 1)
 )
 
 
