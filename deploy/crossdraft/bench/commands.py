@@ -216,7 +216,7 @@ class ControllerPlan:
 @command("throughput", SPEED, "throughput.Throughput")
 @dataclass(frozen=True)
 class ThroughputPlan(PromptsPlan):
-    """Many outputs at once: crossdraft (auto), plain (no drafter), lock-step, tree, overlapped, assisted (transformers)."""
+    """Many outputs at once: crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers)."""
 
     drafter: OneDrafter = DRAFTER
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")

@@ -238,8 +238,7 @@ WORK: Columns = {
 
 
 def limits_of(results: Iterable[ThroughputResult], speed: float) -> tuple[int, int]:
-    """The most clients at once of which nine in ten get so many tokens/s after the first token, and the fewest above
-    of which fewer do; 0: there is no such number among what was measured."""
+    """The most clients of which nine in ten get so many tokens/s, and the fewest above of which fewer do; 0: none."""
     times = {one.at_once: one.per_token_ms for one in results}
     fast = max((count for count, ms in times.items() if ms and ms.p90 * speed <= MILLISECONDS), default=0)
     return fast, min((count for count in times if count > fast), default=0)
@@ -372,8 +371,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         yield self.conditions
         yield Table.of(results, SPEEDS)
         yield Table.of(results, WORK)
-        if self.plan.clients_at:
-            yield from clients_served(results, self.plan.clients_at)
+        yield from clients_served(results, self.plan.clients_at) if self.plan.clients_at else ()
         full = [f"{one.configuration} with {one.at_once}" for one in results if one.loop_cores >= FULL]
         if full:
             yield f"This process's event loop was as busy as it can be, and outputs waited for it: {', '.join(full)}"
