@@ -527,6 +527,12 @@ class LoadRequests:
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default its first one.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
+    num_speculative_tokens: int | None = option(
+        None,
+        "Have the server draft in lock-step rounds of so many tokens; by default it decides.",
+        "--num-speculative-tokens",
+        "-k",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from crossdraft.cluster.installed import installed, on_disk
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
-INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, and nobody asks for
+INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
 SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
 SEARCHED = 100  # replicas; with more of them each takes the first place that is found
@@ -167,8 +167,9 @@ class _Packing:
 
     def _unknown(self, need: Need) -> str:
         """Resources that no node has, with those that there are; empty: there are all."""
-        offered = sorted({name for has in self._nodes.values() for name in has if not name.startswith(INNER)})
-        unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if name not in offered)
+        known = {name for has in self._nodes.values() for name in has}
+        offered = sorted(name for name in known if not name.startswith(INNER))
+        unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if name not in known)
         return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
 
     def _left(self, node: str) -> str:

@@ -28,7 +28,7 @@ from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
-from crossdraft.types.statistics import BOUNDS, LaneFigures
+from crossdraft.types.statistics import COARSE, LaneFigures
 
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
@@ -160,7 +160,7 @@ class Metrics:
         self._trips = self._histogram(
             "round_trip_seconds",
             "Seconds from a request to a service to its first reply, less those in its model.",
-            BOUNDS,
+            COARSE,
             ("role", "peer"),
         )
 
@@ -215,7 +215,7 @@ class Metrics:
         if lane.address:
             self._wire.labels(lane.role, lane.address, "sent").inc(lane.bytes_sent)
             self._wire.labels(lane.role, lane.address, "received").inc(lane.bytes_received)
-            self._trips.labels(lane.role, lane.address).merge(lane.trips.counts, lane.trips.seconds)
+            self._trips.labels(lane.role, lane.address).merge(lane.trips.coarse, lane.trips.seconds)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
