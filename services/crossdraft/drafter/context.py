@@ -10,6 +10,7 @@ from crossdraft.text.tokenization import Tokenization, last_word_boundary
 # fed again, and must be rare.
 KEPT_NUMERATOR, KEPT_DENOMINATOR = 3, 4
 CONTINUATION_BYTES = range(0x80, 0xC0)  # bytes of UTF-8 within a character
+MOST_AGAIN = 32  # letters of a word that are tokenized again with what follows them; some texts have no word boundaries
 
 
 class NoRoomError(Exception):
@@ -74,7 +75,8 @@ class Context:
             self._keep(0)
         whole = bisect_right(self._ends, position)
         if letters or self._end_of(whole) < position:
-            whole = min(whole, bisect_right(self._ends, last_word_boundary(self._text, position)))
+            boundary = last_word_boundary(self._text, position, position - MOST_AGAIN)
+            whole = min(whole, bisect_right(self._ends, boundary))
         self._keep(whole)
         self._go_on(self._end_of(whole))
 
