@@ -1085,3 +1085,29 @@ async def test_a_session_that_always_has_more_lets_others_through():
     outbox.put(2, (10,))
     await outbox.write(send, lambda session, *_: order.append(session))
     assert order.index(2) < 20
+
+
+# A round of many sessions costs a frame each way, not one for each of them.
+
+
+async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link, service):
+    numbers = range(1, 33)
+    await opened(link, *numbers)
+    await link.send(*((number, one_pass(1)) for number in numbers))
+    raw = await link.call.read()
+    assert [(number, type(reply)) for number, reply in TARGET.client(None).decode(raw)] == [
+        (number, PassDone) for number in numbers
+    ]
+
+
+async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch):
+    monkeypatch.setattr(links, "TURN_SECONDS", float("inf"))
+    async with a_client() as (service, client):
+        stream, heard, sessions = await begun(service, client, 32)
+        for one, session in zip(heard, sessions, strict=True):  # what each sends depends on its reply
+            monkeypatch.setattr(
+                one, "received", lambda reply, session=session: session.send(one_pass(1 + reply.number))
+            )
+        await stream.send(*((number, done(1)) for number in range(1, 33)))
+        _, asked = await service.frame()
+        assert [(number, request.number) for number, request in asked] == [(number, 2) for number in range(1, 33)]

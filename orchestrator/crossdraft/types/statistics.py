@@ -158,6 +158,7 @@ class Statistics(Times):
 class Kind(Enum):
     """How verification produced an emitted token."""
 
+    __hash__ = object.__hash__  # Enum's is in Python, and each token is counted by its kind
     ACCEPTED = "accepted"  # agrees with the draft
     CORRECTED = "corrected"  # replaces a refused draft token
     BONUS = "bonus"  # drawn with no draft token left
