@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -129,6 +130,14 @@ async def test_losses_are_counted_and_how_long_the_client_waited() -> None:
     names = ("orchestrators_lost_total", "output_resume_seconds_count", "output_resume_seconds_sum")
     found = [registry.get_sample_value(f"crossdraft_{name}", {"model_name": "small"}) for name in names]
     assert found == [1, 1, 0.5]  # two pauses
+
+
+@simulated
+async def test_an_orchestrator_that_was_lost_is_avoided_and_one_that_is_busy_is_not() -> None:
+    other = replace(BEGAN, orchestrator="there 2")
+    one = Scripted([BEGAN, tokens(1), None], [DIED], [other, Refusal(OverloadedError("full"))], [BEGAN, ENDED])
+    await taken(one)
+    assert one.avoided == [BEGAN.orchestrator]
 
 
 @simulated

@@ -165,11 +165,28 @@ def test_old_ones_end_before_new_ones_are_there_only_where_there_is_no_room(
 ) -> None:
     changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {ports[1]}"))
     doing = Simulated(changed, free, ports[0])
-    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    nodes = "ab" if ports[1] else "a"  # of what has a fixed port a node takes one
+    monkeypatch.setattr(rollout, "free_nodes", lambda: dict.fromkeys(nodes, doing.free))
     doing.begin()
     assert doing.did == begun
     doing.finish()
     assert [one.replace("small/target/", "") for one in doing.did[len(begun) :]] == after
+
+
+def test_of_what_has_a_fixed_port_each_node_takes_one_however_much_room_another_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, after = (parse(BEFORE.replace("grpc: {}", f"grpc: {{replicas: 2, port: {port}}}")) for port in (9000, 9001))
+    changed = changes(fronts_of(after), [one.name for one in fronts_of(before)])
+    doing = Simulated(changed, 0.0, 9000)
+    nodes = {"a": {"CPU": 2.0}, "b": doing.free}
+    monkeypatch.setattr(rollout, "free_nodes", lambda: nodes)
+    doing.begin()
+    assert doing.did == ["+grpc/0"]
+    (name,) = alone_on_a_node(changed.replaced[0][1])
+    nodes["a"][name] = 0.0  # it is there
+    doing.finish()  # there is room on the other node once what was there has ended
+    assert doing.did[1:] == ["~grpc/0", "-grpc/0", "~grpc/1", "-grpc/1", "+grpc/1"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +236,7 @@ def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> 
 
 def test_of_what_has_a_fixed_port_a_node_takes_one_of_each_version() -> None:
     def taken(grpc: str) -> list[dict[str, float]]:
-        return [alone_on_a_node(one.config) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
+        return [alone_on_a_node(one) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
 
     first, second = taken("{replicas: 2}")
     assert first == second

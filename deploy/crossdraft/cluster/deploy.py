@@ -15,6 +15,7 @@ import yaml
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application, Deployment
+from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _check_cached_client_alive, _get_global_client
 from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
@@ -37,7 +38,6 @@ from crossdraft.cluster.capacity import (
 from crossdraft.cluster.config import (
     APPLICATION,
     DIRECTORY,
-    FRONT_ENVIRONMENT,
     INGRESS,
     NAMESPACE,
     Configuration,
@@ -74,7 +74,8 @@ from crossdraft.cluster.rollout import (
     services_of,
     starts,
 )
-from crossdraft.serving.http.connections import LIMITS, limit_uvicorn
+from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
+from crossdraft.serving.http.connections import LIMITS
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,6 @@ HEALTH_SECONDS = 15.0  # for an answer
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FINISHER = "finisher"  # an actor
-PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # Serve's, of what its proxies call before they listen
 PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise it has not started in time
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 1.0
@@ -243,9 +243,8 @@ def _serve_started(http: Http) -> Iterator[None]:
             )
         yield
         return
-    limits = {PROXY_CALLBACK: f"{limit_uvicorn.__module__}.{limit_uvicorn.__name__}"}
-    limits |= {LIMITS: json.dumps(vars(http.connections))}
-    starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": limits})  # which proxies inherit
+    proxies = PROXY | {LIMITS: json.dumps(vars(http.connections))}
+    starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": proxies})  # which proxies inherit
     try:
         ray.get(starting.remote(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port}))
     except (RayError, TimeoutError) as error:
@@ -313,6 +312,7 @@ def _orchestrators(model: ServedService, configuration: Configuration, room: Has
         name=name,
         max_ongoing_requests=model.outputs + EXTRA_CALLS,
         ray_actor_options=_actor_options(resources, name, config.digest, most),
+        request_router_config=RequestRouterConfig.model_validate({"request_router_class": Elsewhere}),
         **_number(model.orchestrators),
         **_lifecycle(configuration, resources, room),
     )(Orchestrator)
@@ -323,12 +323,11 @@ def _ingress(configuration: Configuration, room: HasRoom, plan: Placement) -> De
     http, what = configuration.http, shown(Role.HTTP, "")
     alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
     version = digest_of(FrontConfig.of(configuration).digest, alone)
-    options = _actor_options(http.resources, INGRESS, version, plan.most(what)) | {"runtime_env": FRONT_ENVIRONMENT}
     deployment = serve.deployment(
         name=INGRESS,
         num_replicas=http.replicas,
         max_ongoing_requests=MAX_STREAMS,
-        ray_actor_options=options,
+        ray_actor_options=_actor_options(http.resources, INGRESS, version, plan.most(what)),
         **_lifecycle(configuration, http.resources, room),
     )(serve.ingress()(Ingress))
     return _versioned(deployment, version)

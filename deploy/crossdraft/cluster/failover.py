@@ -83,6 +83,10 @@ class Orchestrators(Protocol):
         """The replies of one of them; raises Lost."""
         ...
 
+    def avoid(self, orchestrator: str) -> None:
+        """Sends nothing to the one of this name for a while, if there are others."""
+        ...
+
 
 class Lost(Exception):  # noqa: N818 - it says what happened
     """An orchestrator died, or cannot be reached; or, as the error `busy` says, it has no room."""
@@ -118,6 +122,7 @@ class Journal:
     prompt: int = 0  # tokens of the prompt, with their log-probabilities
     target: str = ""  # fingerprint of the model that made them; empty: there are none
     kinds: Counter[Kind] = field(default_factory=Counter)  # of the tokens
+    orchestrator: str = ""  # that works on it; empty: it is not known yet
     resumed: bool = False  # more than one orchestrator has worked on it
     lost_at: float | None = None  # when the lost orchestrator was heard last; None: none is lost, or it is replaced
     given_up: float = 0.0  # when it was given up, where `lost_at` is not None
@@ -228,7 +233,10 @@ class ClusterBackend:
         match reply:
             case Refusal():
                 raise _meant(reply.error, journal)
-            case Began() | Alive():
+            case Began():
+                journal.orchestrator = reply.orchestrator
+                return None
+            case Alive():
                 return None
             case PromptTokens():
                 new = replace(reply, first=journal.prompt, tokens=reply.tokens[max(0, journal.prompt - reply.first) :])
@@ -260,6 +268,9 @@ class ClusterBackend:
         if not isinstance(error, Lost):
             raise error
         request, now = journal.request, self._clock()
+        if error.busy is None and journal.orchestrator:
+            self._models[request.model].avoid(journal.orchestrator)
+        journal.orchestrator = ""
         fault = "" if exact_after_loss(request) else NOT_RESUMED.format(request.generation.method)
         if not fault:
             journal.resumed = True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
+from grpc.aio import AioRpcError
 from pydantic import BaseModel
 from ray import serve
 from ray.exceptions import RayError
@@ -42,6 +43,7 @@ from crossdraft.cluster.directory import (
 )
 from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
+from crossdraft.cluster.serve_grpc import Elsewhere
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
@@ -85,7 +87,7 @@ class ServeOrchestrators:
     """The replicas of one deployment; Serve sends each call to one with a short queue."""
 
     def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
-        self._handle = handle
+        self._handle = handle.options(_by_reference=False)  # by gRPC
 
     async def models(self) -> tuple[ServedModel, ...]:
         """As `Orchestrators.models`."""
@@ -98,6 +100,10 @@ class ServeOrchestrators:
         with _foreign_errors():
             found: Written | Refusal = await self._handle.written.remote(asked, special)
         return found
+
+    def avoid(self, orchestrator: str) -> None:
+        """As `Orchestrators.avoid`."""
+        Elsewhere.avoid(orchestrator.rpartition(" ")[2])
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """As `Orchestrators.stream`; closing it early cancels the replica's work."""
@@ -119,7 +125,7 @@ def _foreign_errors() -> Iterator[None]:
         raise OverloadedError(
             "all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS
         ) from error
-    except (RayError, RayServeException) as error:
+    except (RayError, RayServeException, AioRpcError) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

@@ -21,6 +21,7 @@ from crossdraft.cluster.directory import (
     node_address,
 )
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
+from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
@@ -39,6 +40,7 @@ PULSE = 0.5  # seconds: a stream is never silent for longer
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
+keep_alive()  # now: Serve loads the class of a replica before it makes its server
 
 
 class Orchestrator:

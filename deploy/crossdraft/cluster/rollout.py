@@ -28,7 +28,7 @@ from crossdraft.cluster.capacity import (
     taken,
     written,
 )
-from crossdraft.cluster.config import FRONT_ENVIRONMENT, NAMESPACE, Configuration, actor_name, slot_name, slot_of
+from crossdraft.cluster.config import NAMESPACE, Configuration, actor_name, slot_name, slot_of
 from crossdraft.cluster.directory import Entry
 from crossdraft.cluster.fronts import GrpcFrontConfig
 
@@ -114,7 +114,11 @@ def named_actors() -> set[str]:
 
 def free_nodes() -> Nodes:
     """Free resources of each node, by Ray's id of the node."""
-    found: Nodes = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
+    has = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
+    found = {node: dict(amounts) for node, amounts in has.items()}
+    for one in actors():  # Ray leaves out what is used up, which of an implicit resource means one
+        if slot_of(one.name) and one.node in found:
+            found[one.node][_alone(one.name)] = 0.0
     return found
 
 
@@ -138,7 +142,7 @@ class Replica:
     @property
     def amounts(self) -> Amounts:
         """What each of its processes takes of a node."""
-        return amounts_of(self.config.resources)
+        return amounts_of(self.config.resources) | alone_on_a_node(self)
 
 
 @dataclass(frozen=True)
@@ -378,11 +382,10 @@ def _started(replica: Replica, node: str | None) -> Any:
             scheduling_strategy=_near(node) if config.ranks == 1 else _first_place(replica),
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
-            resources=dict(resources.custom) | alone_on_a_node(config),
+            resources=dict(resources.custom) | alone_on_a_node(replica),
             max_restarts=ALWAYS,
             max_task_retries=0,
             max_concurrency=MAX_CALLS,
-            runtime_env=FRONT_ENVIRONMENT if is_front(replica.name) else None,
         )
         .remote(config)
     )
@@ -402,12 +405,16 @@ def _groups() -> dict[str, PlacementGroup]:
     return {name: PlacementGroup(PlacementGroupID.from_hex(id)) for name, id in found.items()}
 
 
-def alone_on_a_node(config: ServerConfig) -> dict[str, float]:
+def alone_on_a_node(replica: Replica) -> dict[str, float]:
     """A resource of which each node has 1, for what has a fixed port.
 
     Ray starts an actor that has lost its node wherever there is room, also where another one has the port.
     """
-    return {f"{IMPLICIT_RESOURCE}{config.digest}": 1.0} if config.port else {}
+    return {_alone(replica.name): 1.0} if replica.config.port else {}
+
+
+def _alone(name: str) -> str:
+    return f"{IMPLICIT_RESOURCE}{name.rpartition('@')[2]}"
 
 
 def _near(node: str | None) -> Any:
