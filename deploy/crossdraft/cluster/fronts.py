@@ -41,7 +41,7 @@ from crossdraft.cluster.directory import (
     entry_of,
     node_address,
 )
-from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Refusal, Replies
+from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import Elsewhere
 from crossdraft.rpc.metrics import Exporter
@@ -72,8 +72,8 @@ class FrontBackend:
             model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
             for model in config.models
         }
-        limits = DetectionLimits(search=config.target_wait_seconds)
-        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry), limits=limits)
+        losses = LossMetrics(self.metrics.registry)
+        backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
         self.backend = MeasuredBackend(backend, self.metrics)
         self._exporter = Exporter(self.metrics.registry) if config.metrics else None
 

@@ -16,7 +16,6 @@ from ray.serve._private.request_router import replica_wrapper
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
 from crossdraft.rpc.transport import CLIENT_OPTIONS, SERVER_OPTIONS, ChannelOptions
-from crossdraft.serving.http.connections import limit_uvicorn
 
 AVOID_SECONDS = 30.0  # by then Serve knows of a replica that is lost
 UNLIMITED: ChannelOptions = (("grpc.max_receive_message_length", -1),)  # fronts limit what clients send
@@ -37,6 +36,8 @@ def _made(make: Any, changed: dict[str, int], *given: Any, options: Any = (), **
 
 def set_up_proxy() -> list[object]:
     """Serve calls it in its proxies before they listen; middleware."""
+    from crossdraft.serving.http.connections import limit_uvicorn
+
     keep_alive()
     return limit_uvicorn()
 
