@@ -60,6 +60,22 @@ def deploy(configuration: Path, address: str, check: bool, wait_seconds: float, 
     print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
         print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
+    if open_fronts := "; ".join(exposed(wanted)):
+        print(f"{open_fronts}: whoever reaches that can use it and read what passes (docs/security.md)")
+
+
+def exposed(wanted: Configuration) -> Iterator[str]:
+    """Of each front that other machines can reach, where it listens, and what protects nobody there."""
+    from crossdraft.rpc.server import Listening
+
+    lacks = [] if wanted.security.api_keys else ["API keys"]
+    for name, front, tls in (
+        ("HTTP", wanted.http, False),
+        ("gRPC", wanted.grpc, wanted.grpc and wanted.grpc.certificate),
+    ):
+        missing = [*lacks, *([] if tls else ["TLS"])]
+        if front is not None and missing and not Listening(front.host).local:
+            yield f"{name} listens on {front.host} without {' and '.join(missing)}"
 
 
 def status(address: str, as_json: bool) -> None:
