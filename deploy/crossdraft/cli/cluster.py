@@ -141,7 +141,7 @@ def _cluster(address: str) -> Iterator[None]:
     try:
         import ray
         from ray._private.services import canonicalize_bootstrap_address
-        from ray.exceptions import AuthenticationError
+        from ray.exceptions import AuthenticationError, RayError
     except ImportError as error:
         raise CommandFailed(MISSING) from error
     _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
@@ -159,6 +159,10 @@ def _cluster(address: str) -> Iterator[None]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
+    except RayError as error:
+        from crossdraft.cluster.deploy import in_short
+
+        raise CommandFailed(f"the cluster does not answer as it should, ask again: {in_short(str(error))}") from error
     finally:
         ray.shutdown()
 

@@ -91,7 +91,7 @@ PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise i
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 1.0
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
-RUNNING = "RUNNING"
+RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
 DEPLOYMENT = ("name", "state", "replicas", "message")
 MISSING = ("what", "serving", "configured")
 HasRoom = Callable[[Resources], bool]
@@ -249,7 +249,7 @@ def _serve_started(http: Http) -> Iterator[None]:
         ray.get(starting.remote(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port}))
     except (RayError, TimeoutError) as error:
         serve.shutdown()
-        why = _last_line(error)
+        why = in_short(str(error)) or type(error).__name__
         advice = "choose another port" if PORT_TAKEN in str(error) else "deploy again"
         raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}; {advice}") from error
     try:
@@ -282,7 +282,7 @@ def _unhealthy() -> Iterator[str]:
     found = serve.status().applications.get(APPLICATION)
     for name, one in () if found is None else found.deployments.items():
         if one.status.value != "HEALTHY":
-            yield f"{name}: {_running(one)} replicas serve; {one.message or one.status.value.lower()}"
+            yield f"{name}: {replicas_of(one)[0]} replicas serve; {in_short(one.message) or one.status.value.lower()}"
 
 
 def has_room() -> HasRoom:
@@ -371,8 +371,10 @@ def _actor_options(resources: Resources, name: str, version: str, most: float) -
     return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": dict(resources.custom) | share}
 
 
-def _last_line(error: Exception) -> str:
-    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+def in_short(text: str) -> str:
+    """The first and the last line of what Ray says, without the traceback between them."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
 
 
 def build(args: Mapping[str, object]) -> Application:
@@ -455,8 +457,10 @@ def deployed() -> Deployed:
     missing = tuple(_missing({one.id for one in entries}, {} if found is None else found.deployments))
     if found is None:
         return Deployed(tuple(entries), "not started", (), loads, restarts, missing)
-    deployments = ((name, one.status.value, _running(one), one.message) for name, one in found.deployments.items())
-    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts, missing)
+    deployments = tuple(
+        (name, one.status.value, replicas_of(one)[0], in_short(one.message)) for name, one in found.deployments.items()
+    )
+    return Deployed(tuple(entries), found.status.value, deployments, loads, restarts, missing)
 
 
 def _missing(
@@ -467,9 +471,12 @@ def _missing(
     for one in servers():
         kinds.setdefault(slot_of(one.name).rpartition("/")[0].replace("/", " "), []).append(one.id in serving)
     counts = {kind: (sum(serve), len(serve)) for kind, serve in kinds.items()}
-    counts |= {name: (_running(one), sum(one.replica_states.values())) for name, one in deployments.items()}
+    counts |= {name: replicas_of(one) for name, one in deployments.items()}
     yield from ((what, serve, wanted) for what, (serve, wanted) in sorted(counts.items()) if serve < wanted)
 
 
-def _running(deployment: DeploymentStatusOverview) -> int:
-    return sum(count for state, count in deployment.replica_states.items() if state == RUNNING)
+def replicas_of(deployment: DeploymentStatusOverview) -> tuple[int, int]:
+    """How many serve, and how many are to: those that Serve ends count as neither."""
+    states = deployment.replica_states.items()
+    serving = sum(count for state, count in states if state == RUNNING)
+    return serving, sum(count for state, count in states if state != STOPPING)
