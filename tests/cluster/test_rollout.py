@@ -9,14 +9,13 @@ import pytest
 
 from crossdraft.cluster import rollout
 from crossdraft.cluster.actors import ServerConfig
-from crossdraft.cluster.capacity import NotServedError
+from crossdraft.cluster.capacity import IMPLICIT_RESOURCE, NotServedError
 from crossdraft.cluster.config import parse, slot_of
 from crossdraft.cluster.rollout import (
     Changes,
     Means,
     Replica,
     Rollout,
-    alone_on_a_node,
     changes,
     fronts_of,
     is_front,
@@ -116,6 +115,11 @@ def test_what_starts_does_so_where_it_was_placed_and_nothing_else_moves() -> Non
     assert starts(changed, at, places) == {"small/target/2": "z"}
 
 
+def alone(replica: Replica) -> dict[str, float]:
+    """Of what it takes, that of which each node has one."""
+    return {name: amount for name, amount in replica.amounts.items() if name.startswith(IMPLICIT_RESOURCE)}
+
+
 class Simulated(Rollout):
     """On one node, of which each replica takes one CPU: what starts (+), drains (~) and ends (-), in order."""
 
@@ -183,8 +187,7 @@ def test_of_what_has_a_fixed_port_each_node_takes_one_however_much_room_another_
     monkeypatch.setattr(rollout, "free_nodes", lambda: nodes)
     doing.begin()
     assert doing.did == ["+grpc/0"]
-    (name,) = alone_on_a_node(changed.replaced[0][1])
-    nodes["a"][name] = 0.0  # it is there
+    nodes["a"] |= dict.fromkeys(alone(changed.replaced[0][1]), 0.0)  # it is there
     doing.finish()  # there is room on the other node once what was there has ended
     assert doing.did[1:] == ["~grpc/0", "-grpc/0", "~grpc/1", "-grpc/1", "+grpc/1"]
 
@@ -236,7 +239,7 @@ def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> 
 
 def test_of_what_has_a_fixed_port_a_node_takes_one_of_each_version() -> None:
     def taken(grpc: str) -> list[dict[str, float]]:
-        return [alone_on_a_node(one) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
+        return [alone(one) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
 
     first, second = taken("{replicas: 2}")
     assert first == second

@@ -68,14 +68,11 @@ def exposed(wanted: Configuration) -> Iterator[str]:
     """Of each front that other machines can reach, where it listens, and what protects nobody there."""
     from crossdraft.rpc.server import Listening
 
-    lacks = [] if wanted.security.api_keys else ["API keys"]
-    for name, front, tls in (
-        ("HTTP", wanted.http, False),
-        ("gRPC", wanted.grpc, wanted.grpc and wanted.grpc.certificate),
-    ):
-        missing = [*lacks, *([] if tls else ["TLS"])]
-        if front is not None and missing and not Listening(front.host).local:
-            yield f"{name} listens on {front.host} without {' and '.join(missing)}"
+    keys = bool(wanted.security.api_keys)
+    for name, front in (("HTTP", wanted.http), ("gRPC", wanted.grpc)):
+        lacks = [*["API keys"][keys:], *["TLS"][bool(getattr(front, "certificate", None)) :]]
+        if front is not None and lacks and not Listening(front.host).local:
+            yield f"{name} listens on {front.host} without {' and '.join(lacks)}"
 
 
 def status(address: str, as_json: bool) -> None:

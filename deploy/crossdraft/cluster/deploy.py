@@ -454,13 +454,12 @@ def deployed() -> Deployed:
     (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
     restarts = {one.id: one.restarts for one in actors()}
     found = serve.status().applications.get(APPLICATION)
-    missing = tuple(_missing({one.id for one in entries}, {} if found is None else found.deployments))
-    if found is None:
-        return Deployed(tuple(entries), "not started", (), loads, restarts, missing)
+    state, has = ("not started", {}) if found is None else (found.status.value, found.deployments)
+    missing = tuple(_missing({one.id for one in entries}, has))
     deployments = tuple(
-        (name, one.status.value, replicas_of(one)[0], in_short(one.message)) for name, one in found.deployments.items()
+        (name, one.status.value, replicas_of(one)[0], in_short(one.message)) for name, one in has.items()
     )
-    return Deployed(tuple(entries), found.status.value, deployments, loads, restarts, missing)
+    return Deployed(tuple(entries), state, deployments, loads, restarts, missing)
 
 
 def _missing(

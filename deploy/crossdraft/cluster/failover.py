@@ -46,7 +46,7 @@ NOT_RESUMED = (
 class Began:
     """The first reply: the orchestrator has received the request."""
 
-    orchestrator: str  # its name, which no other process ever has
+    orchestrator: str  # its actor's id
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Orchestrators(Protocol):
         ...
 
     def avoid(self, orchestrator: str) -> None:
-        """Sends nothing to the one of this name for a while, if there are others."""
+        """Sends nothing to the one with this actor for a while, if there are others."""
         ...
 
 

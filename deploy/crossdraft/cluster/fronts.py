@@ -103,7 +103,7 @@ class ServeOrchestrators:
 
     def avoid(self, orchestrator: str) -> None:
         """As `Orchestrators.avoid`."""
-        Elsewhere.avoid(orchestrator.rpartition(" ")[2])
+        Elsewhere.avoid(orchestrator)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """As `Orchestrators.stream`; closing it early cancels the replica's work."""

@@ -60,8 +60,7 @@ class Orchestrator:
         node = node_address()
         metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
         self._entry = entry = entry_of(Role.ORCHESTRATOR, config.model, "", "", metrics, node)
-        # With the actor's id, as a node may give the same process id again.
-        self._began = Began(f"{entry.node} {entry.process} {entry.id}")
+        self._began = Began(entry.id)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:

@@ -17,6 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from crossdraft.cluster.actors import ModelServerConfig, ServerActor, ServerConfig
 from crossdraft.cluster.capacity import (
     ANSWER_SECONDS,
+    CPUS,
+    GPUS,
     IMPLICIT_RESOURCE,
     PROGRESS_SECONDS,
     Amounts,
@@ -141,8 +143,11 @@ class Replica:
 
     @property
     def amounts(self) -> Amounts:
-        """What each of its processes takes of a node."""
-        return amounts_of(self.config.resources) | alone_on_a_node(self)
+        """What each of its processes takes of a node: with a fixed port also a resource of which each node has 1.
+
+        Ray starts an actor that has lost its node wherever there is room, also where another one has the port.
+        """
+        return amounts_of(self.config.resources) | ({_alone(self.name): 1.0} if self.config.port else {})
 
 
 @dataclass(frozen=True)
@@ -371,7 +376,7 @@ class Rollout:
 
 
 def _started(replica: Replica, node: str | None) -> Any:
-    config, resources = replica.config, replica.config.resources
+    config, takes = replica.config, dict(replica.amounts)
     return (
         ray.remote(ServerActor)
         .options(
@@ -380,9 +385,9 @@ def _started(replica: Replica, node: str | None) -> Any:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=_near(node) if config.ranks == 1 else _first_place(replica),
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            resources=dict(resources.custom) | alone_on_a_node(replica),
+            num_cpus=takes.pop(CPUS, 0),
+            num_gpus=takes.pop(GPUS, 0),
+            resources=takes,
             max_restarts=ALWAYS,
             max_task_retries=0,
             max_concurrency=MAX_CALLS,
@@ -403,14 +408,6 @@ def _groups() -> dict[str, PlacementGroup]:
     """Placement groups by the names of their replicas; Ray itself finds only names of its own job's namespace."""
     found = {one["name"]: id for id, one in placement_group_table().items() if one["state"] != "REMOVED"}
     return {name: PlacementGroup(PlacementGroupID.from_hex(id)) for name, id in found.items()}
-
-
-def alone_on_a_node(replica: Replica) -> dict[str, float]:
-    """A resource of which each node has 1, for what has a fixed port.
-
-    Ray starts an actor that has lost its node wherever there is room, also where another one has the port.
-    """
-    return {_alone(replica.name): 1.0} if replica.config.port else {}
 
 
 def _alone(name: str) -> str:
