@@ -170,7 +170,7 @@ def test_old_ones_end_before_new_ones_are_there_only_where_there_is_no_room(
     changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {ports[1]}"))
     doing = Simulated(changed, free, ports[0])
     nodes = "ab" if ports[1] else "a"  # of what has a fixed port a node takes one
-    monkeypatch.setattr(rollout, "free_nodes", lambda: dict.fromkeys(nodes, doing.free))
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {node: dict(doing.free) for node in nodes})
     doing.begin()
     assert doing.did == begun
     doing.finish()
@@ -184,7 +184,7 @@ def test_of_what_has_a_fixed_port_each_node_takes_one_however_much_room_another_
     changed = changes(fronts_of(after), [one.name for one in fronts_of(before)])
     doing = Simulated(changed, 0.0, 9000)
     nodes = {"a": {"CPU": 2.0}, "b": doing.free}
-    monkeypatch.setattr(rollout, "free_nodes", lambda: nodes)
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {node: dict(has) for node, has in nodes.items()})
     doing.begin()
     assert doing.did == ["+grpc/0"]
     nodes["a"] |= dict.fromkeys(alone(changed.replaced[0][1]), 0.0)  # it is there
@@ -205,7 +205,7 @@ def test_what_ended_for_one_that_cannot_be_served_is_started_again(
 ) -> None:
     changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {port}"))
     doing = Simulated(changed, free, port, fails=True)
-    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": dict(doing.free)})
     monkeypatch.setattr(rollout, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(rollout, "kill", lambda _: None)
     doing.begin()

@@ -157,9 +157,7 @@ def _cluster(address: str) -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        from crossdraft.cluster.deploy import in_short
-
-        raise CommandFailed(f"the cluster does not answer as it should, ask again: {in_short(str(error))}") from error
+        raise CommandFailed(f"the cluster does not answer as it should: {str(error).splitlines()[0]}") from error
     finally:
         ray.shutdown()
 

@@ -225,7 +225,7 @@ def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1
         return False
     for _ in range(times):
         has = next(has for has in free.values() if _times(amounts, has) >= 1)
-        has.update({name: _offered(name, has) - amount for name, amount in amounts.items()})
+        has.update({name: has.get(name, 1.0) - amount for name, amount in amounts.items()})
     return True
 
 
@@ -238,11 +238,8 @@ def written(amounts: Amounts) -> str:
 
 def _times(amounts: Amounts, has: Amounts) -> float:
     """How many replicas fit on a node."""
-    return min(((_offered(name, has) + EXACT) // amount for name, amount in amounts.items()), default=inf)
-
-
-def _offered(name: str, has: Amounts) -> float:
-    return has.get(name, float(name.startswith(IMPLICIT_RESOURCE)))
+    found = {name: has.get(name, float(name.startswith(IMPLICIT_RESOURCE))) for name in amounts}
+    return min(((found[name] + EXACT) // amount for name, amount in amounts.items()), default=inf)
 
 
 POLL_SECONDS = 1.0

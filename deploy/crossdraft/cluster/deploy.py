@@ -193,7 +193,7 @@ def places_now(configuration: Configuration) -> dict[str, list[str]]:
 
 def _room_for_serve(plan: Placement) -> bool:
     """Whether each of Serve's deployments can have the replicas that it lacks, and one to replace others with."""
-    free = {node: dict(has) for node, has in free_nodes().items()}
+    free = free_nodes()
     serves = [need for need in plan.needs if need.spread]
     lacking = ((need, max(1, len(plan.places[need.what]) - len(need.there))) for need in serves)
     return all(taken(need.amounts, free) for need, count in lacking for _ in range(count))

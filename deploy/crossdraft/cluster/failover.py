@@ -318,13 +318,9 @@ def exact_after_loss(request: OutputRequest) -> bool:
 
 
 async def _audible(stream: AsyncGenerator[Replies, None]) -> AsyncGenerator[Replies, None]:
-    """The replies of an orchestrator, closed at the end.
+    """The replies of an orchestrator, closed at the end; raises Lost if it lives and does nothing.
 
-    gRPC tells of a process that is gone, frozen or cut off, also where all others are too busy to answer in time: its
-    pings wait for no event loop. Here remains one that lives and does nothing.
-
-    Raises:
-        Lost: it was silent for too long, or what `stream` raised.
+    gRPC tells of one that is gone, frozen or cut off: its pings wait for no event loop, however busy.
     """
     async with aclosing(stream):
         while True:

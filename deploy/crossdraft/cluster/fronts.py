@@ -86,6 +86,8 @@ class FrontBackend:
 class ServeOrchestrators:
     """The replicas of one deployment; Serve sends each call to one with a short queue."""
 
+    avoid = staticmethod(Elsewhere.avoid)  # as `Orchestrators.avoid`
+
     def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
         self._handle = handle.options(_by_reference=False)  # by gRPC
 
@@ -100,10 +102,6 @@ class ServeOrchestrators:
         with _foreign_errors():
             found: Written | Refusal = await self._handle.written.remote(asked, special)
         return found
-
-    def avoid(self, orchestrator: str) -> None:
-        """As `Orchestrators.avoid`."""
-        Elsewhere.avoid(orchestrator)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """As `Orchestrators.stream`; closing it early cancels the replica's work."""

@@ -22,7 +22,6 @@ from crossdraft.cluster.capacity import (
     IMPLICIT_RESOURCE,
     PROGRESS_SECONDS,
     Amounts,
-    Nodes,
     NotServedError,
     Say,
     amounts_of,
@@ -114,7 +113,7 @@ def named_actors() -> set[str]:
     return {one["name"] for one in named if one["namespace"] == NAMESPACE}
 
 
-def free_nodes() -> Nodes:
+def free_nodes() -> dict[str, dict[str, float]]:
     """Free resources of each node, by Ray's id of the node."""
     has = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
     found = {node: dict(amounts) for node, amounts in has.items()}
@@ -194,7 +193,7 @@ class Rollout:
         """
         waiting, at_once = self._waiting, list[tuple[str, Replica]]()
         self._before = self._configured([*self._over, *(old for old, _ in waiting if old)])
-        self._waiting, free = [], _free()
+        self._waiting, free = [], free_nodes()
         for old, new in waiting:
             beside = self._beside(old, new) and taken(new.amounts, free, new.config.ranks)
             (at_once if beside else self._waiting).append((old, new))
@@ -303,7 +302,7 @@ class Rollout:
 
     def _wait(self, replicas: Sequence[Replica]) -> None:
         """Starts actors, unless they run, and returns once all of them serve; raises NotServedError."""
-        free, began = _free(), time.monotonic()
+        free, began = free_nodes(), time.monotonic()
         roomy = {one.name for one in replicas if taken(one.amounts, free, one.config.ranks)}
         waiting = {_started(one, self._node(one)).ready.remote(): one for one in replicas}
         while waiting:
@@ -429,12 +428,8 @@ def _address(node: str) -> str:
     return next((str(one["NodeManagerAddress"]) for one in ray.nodes() if one["NodeID"] == node), node)
 
 
-def _free() -> dict[str, dict[str, float]]:
-    return {node: dict(has) for node, has in free_nodes().items()}
-
-
 def _fits(replica: Replica) -> bool:
-    return taken(replica.amounts, _free(), replica.config.ranks)
+    return taken(replica.amounts, free_nodes(), replica.config.ranks)
 
 
 def _soon(holds: Callable[[], bool], until: float = inf) -> bool:

@@ -24,14 +24,15 @@ PROXY = {"RAY_SERVE_PROXY_USE_GRPC": "1", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_
 
 def keep_alive() -> None:
     """Gives the channels and servers that Serve makes in this process from now on the options of services."""
-    clients, servers = dict(CLIENT_OPTIONS + UNLIMITED), dict(SERVER_OPTIONS + UNLIMITED)
-    channel, server = grpc_utils.init_grpc_channel, grpc_utils.create_grpc_server_with_interceptors
-    vars(replica_wrapper)["init_grpc_channel"] = partial(_made, channel, clients)
-    vars(replica)["create_grpc_server_with_interceptors"] = partial(_made, server, servers)
+    for module, name, more in (
+        (replica_wrapper, "init_grpc_channel", CLIENT_OPTIONS),
+        (replica, "create_grpc_server_with_interceptors", SERVER_OPTIONS),
+    ):
+        vars(module)[name] = partial(_made, getattr(grpc_utils, name), dict(more + UNLIMITED))
 
 
-def _made(make: Any, changed: dict[str, int], *given: Any, options: Any = (), **named: Any) -> Any:
-    return make(*given, options=tuple((dict(options) | changed).items()), **named)
+def _made(make: Any, more: dict[str, int], *given: Any, options: Any = (), **named: Any) -> Any:
+    return make(*given, options=tuple((dict(options) | more).items()), **named)
 
 
 def set_up_proxy() -> list[object]:
