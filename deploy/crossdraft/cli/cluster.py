@@ -95,9 +95,7 @@ def status(address: str, as_json: bool) -> None:
     for name, state, replicas, message in found.deployments:
         print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
     for what, serving, configured in found.missing:
-        print(
-            f"{what}: {serving} of {configured} serve; what is missing is being started, or waits for a node with room"
-        )
+        print(f"{what}: {serving} of {configured} serve; the rest is being started, or waits for a node with room")
 
 
 def table_of(found: "Deployed", now: float) -> Table:
