@@ -33,6 +33,12 @@ def commands(cluster: dict[str, Any]) -> list[str]:
     return [one for name, ones in cluster.items() if name.endswith("_commands") for one in ones]
 
 
+def launched(commands: list[str], environment: dict[str, str]) -> list[str]:
+    """As `ray up` runs them."""
+    found: list[str] = pytest.importorskip("ray.autoscaler._private.util").with_envs(commands, environment)
+    return found
+
+
 def called(command: str, home: Path, folder: Path) -> list[str]:
     """The arguments that `ray start` gets when a node runs a command."""
     ray = folder / "ray"
@@ -130,6 +136,20 @@ def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tm
     arguments = called(start, tmp_path, tmp_path)
     assert offered(arguments) == {"drafter": 2}
     assert {"--address=10.0.0.1:6379", "--node-ip-address=10.0.0.2"} <= set(arguments)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_usage_statistics_are_off_where_the_launcher_has_switched_them_on(file: str, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    ray = tmp_path / "ray"
+    ray.write_text(f'#!/bin/sh\necho "$1 $RAY_USAGE_STATS_ENABLED" >> {said}\n', encoding="ascii")
+    ray.chmod(0o755)
+    for name in ("head", "worker"):
+        for command in launched(read(file)[f"{name}_start_ray_commands"], {"RAY_USAGE_STATS_ENABLED": "1"}):
+            environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+            subprocess.run(["bash", "-c", command], env=environment, stderr=subprocess.DEVNULL, check=True)
+    started = [line for line in said.read_text(encoding="ascii").splitlines() if line.startswith("start")]
+    assert started == ["start 0"] * 2
 
 
 def offered(arguments: list[str]) -> dict[str, float]:

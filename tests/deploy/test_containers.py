@@ -129,4 +129,5 @@ def test_the_front_is_published_on_this_machine_only() -> None:
 def test_a_container_has_few_rights(name: str) -> None:
     service = SERVICES[name]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert re.fullmatch(r"\d+g|\$\{(?:[A-Z]+_)?MEMORY:-\d+g\}", service["mem_limit"])
     assert "privileged" not in service

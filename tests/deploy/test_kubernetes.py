@@ -64,6 +64,15 @@ def test_the_head_checks_its_nodes_as_often_as_on_machines_of_ones_own() -> None
         assert here == dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", text))
 
 
+def test_proxies_are_set_up_as_on_machines_of_ones_own() -> None:
+    proxy = pytest.importorskip("crossdraft.cluster.serve_grpc").PROXY
+    for group in GROUPS:
+        (container,) = pod(group)["containers"]
+        assert proxy.items() <= {one["name"]: one["value"] for one in container["env"]}.items()
+    module, _, name = proxy["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].rpartition(".")
+    assert callable(getattr(import_module(module), name))
+
+
 def test_ray_asks_for_a_token() -> None:
     assert CLUSTER["authOptions"] == {"mode": "token"}
 

@@ -62,7 +62,7 @@ class Placement:
         return max(map(self.places[what].count, self.places[what]))
 
 
-def amounts_of(resources: Resources) -> Amounts:
+def amounts_of(resources: Resources) -> dict[str, float]:
     """By Ray's names, without zeros."""
     amounts = {CPUS: resources.cpus, GPUS: resources.gpus, **resources.custom}
     return {name: amount for name, amount in amounts.items() if amount > 0}
@@ -226,18 +226,21 @@ def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1
         return False
     for _ in range(times):
         has = next(has for has in free.values() if _times(amounts, has) >= 1)
-        has.update({name: has.get(name, 0.0) - amount for name, amount in amounts.items()})
+        has.update({name: has.get(name, 1.0) - amount for name, amount in amounts.items()})
     return True
 
 
 def written(amounts: Amounts) -> str:
     """As text."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
+    shown = sorted(item for item in amounts.items() if not item[0].startswith(IMPLICIT_RESOURCE))
+    alone = " where none of its kind has its port" if len(shown) < len(amounts) else ""
+    return (", ".join(f"{name} {amount:g}" for name, amount in shown) or "nothing") + alone
 
 
 def _times(amounts: Amounts, has: Amounts) -> float:
     """How many replicas fit on a node."""
-    return min(((has.get(name, 0.0) + EXACT) // amount for name, amount in amounts.items()), default=inf)
+    found = {name: has.get(name, float(name.startswith(IMPLICIT_RESOURCE))) for name in amounts}
+    return min(((found[name] + EXACT) // amount for name, amount in amounts.items()), default=inf)
 
 
 POLL_SECONDS = 1.0

@@ -426,9 +426,6 @@ DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve
 INGRESS = "Ingress"  # a deployment
 DIGEST_LENGTH = 12  # characters
-# Environment of fronts: Serve asks replicas for their queue lengths before each request. With its cache, a silent
-# orchestrator would count as idle and be chosen again and again until Ray knows that it is lost.
-FRONT_ENVIRONMENT = {"env_vars": {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "0"}}
 
 
 @dataclass(frozen=True)
