@@ -7,22 +7,23 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from crossdraft.engine.device import DeviceTimer
+from crossdraft.engine.device import DeviceTimer, Fetching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
-from crossdraft.engine.sampler import Clocks, DrawRequest, PathRequest, PathResult, SamplerRequest
+from crossdraft.engine.sampler import Clocks, PathRequest, PathResult, SamplerRequest
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 from tests.engine.gathering import Gate, gathered, nothing
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3)
-CLOCKS = Clocks(KeyedNoise([Letters(str(token)) for token in range(VOCABULARY)], [0] * VOCABULARY), torch.device("cpu"))
+LETTERS = [Letters(str(token)) for token in range(VOCABULARY)]
+CLOCKS = Clocks(KeyedNoise(LETTERS, [0] * VOCABULARY), torch.device("cpu"), lengths=[*map(len, LETTERS)])
 
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
@@ -52,11 +53,9 @@ def worker() -> Iterator[ModelThread]:
 
 
 def greedy_path(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
-    def asks(logits: torch.Tensor, drawn: Sequence[int]) -> DrawRequest:
-        return DrawRequest(logits, SamplingOptions(temperature=0), CLOCKS, [0.0])
-
-    found: PathResult = yield PathRequest(Request(session, ids), asks, lambda column: column, count)
-    return (*ids, *found.tokens)
+    options = SamplingOptions(temperature=0)
+    found: PathResult = yield PathRequest(Request(session, ids, more=count - 1), options, CLOCKS, (NoiseKey(0), 0))
+    return (*ids, *(token for token, _ in found.drawn))
 
 
 @pytest.mark.parametrize("make", [greedy, greedy_path])
@@ -237,7 +236,8 @@ class Sizes(SamplerRequest[tuple[int, int]]):
     def kind(self) -> str:
         return self._kind
 
-    def run(self, requests: "Sequence[Sizes]") -> list[tuple[int, int]]:
+    def launch(self, requests: "Sequence[Sizes]") -> Fetching[list[tuple[int, int]]]:
+        yield ()
         if any(request._bad for request in requests):
             raise ValueError("no answer")
         return [(len(request.rows), len(requests)) for request in requests]

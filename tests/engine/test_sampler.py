@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from crossdraft.engine import sampler
-from crossdraft.engine.distributions import Columns, History, Nodes, tempered
+from crossdraft.engine.distributions import Columns, History, Nodes, Warping, tempered
 from crossdraft.engine.sampler import (
     BatchKey,
     Clocks,
     DistributionRequest,
     DrawRequest,
     Draws,
-    KeyedDraws,
-    RandomDraws,
+    Moments,
     RowRequest,
     SampleRequest,
     SamplerRequest,
@@ -48,7 +47,7 @@ GREEDY = SamplingOptions(temperature=0)
 
 
 def draws() -> list[Draws]:
-    return [KeyedDraws(NOISE, NoiseKey(8)), RandomDraws(np.random.default_rng(8))]
+    return [Draws(NOISE, NoiseKey(8)), Draws(NOISE, None, np.random.default_rng(8))]
 
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
@@ -99,9 +98,9 @@ OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[An
     "scores": lambda logits, options: ScoreRequest(logits, [1] * 4, 2),
     "distributions": lambda logits, options: DistributionRequest(logits, options, 8),
     "whole distributions": lambda logits, options: DistributionRequest(logits, options, 0),
-    "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [0.5] * 4, 3),
-    "draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [0.5] * 4, 2),
-    "keyed draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 3)] * 4),
+    "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [(KEY, 0)] * 4, False, 3),
+    "draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 0)] * 4, False, 2),
+    "keyed draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 3)] * 4, True),
 }
 
 
@@ -120,8 +119,8 @@ def test_logits_that_are_no_numbers_are_an_error(what: str, options: SamplingOpt
 def ranked(
     options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
 ) -> tuple[list[int], ...]:
-    chances = [draws.chance(offset) for offset in OFFSETS]
-    request = DrawRequest(LOGITS, options, CLOCKS, chances, beside, allowed)
+    at = [draws.at(offset) for offset in OFFSETS]
+    request = DrawRequest(LOGITS, options, CLOCKS, at, draws.key is not None, beside, allowed)
     (found,) = request.run([request])
     return found
 
@@ -182,15 +181,16 @@ def test_words_are_splitmix64_in_numpy_and_in_torch(words: list[int], at: tuple[
 @given(st.lists(MOMENTS, min_size=1, max_size=5))
 def test_arrivals_are_those_of_the_noise(at: list[tuple[NoiseKey, int]]) -> None:
     distributions = torch.ones(len(at), MANY, dtype=torch.float64)
-    found = Clocks(MANY_NOISE, CPU).arrivals(distributions, at)
-    assert moments(at).tolist() == [list(moment(*each)) for each in at]
+    found = Clocks(MANY_NOISE, CPU).arrivals(distributions, Moments.of(at, CPU))
+    made = moments(*(each.numpy() for each in Moments.of(at, CPU)))
+    assert np.stack(made, axis=1).tolist() == [list(moment(*each)) for each in at]
     for row, (key, offset) in zip(found, at, strict=True):
         np.testing.assert_allclose(row.numpy(), MANY_NOISE.exponentials(key, offset), rtol=4e-16)
 
 
 def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_ids() -> None:
     distributions = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
-    at = [(NoiseKey(3), 4)]
+    at = Moments.of([(NoiseKey(3), 4)], CPU)
     due = MANY_NOISE.exponentials(NoiseKey(3), 4, np.array([7, 9, 200])) / np.array([np.nan, 0.5, 0.5])
     pruned = Clocks(MANY_NOISE, CPU, np.array([7, 9, 200, 201])).arrivals(distributions, at)
     picked = Clocks(MANY_NOISE, CPU).arrivals(distributions, at, torch.tensor([7, 9, 200]))
@@ -326,14 +326,13 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
     full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
     for beside in (0, 4):
         keyed = [
-            DrawRequest(logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], beside, allowed)
+            DrawRequest(
+                logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], True, beside, allowed
+            )
             for place, logits in full
         ]
-        random = [
-            DrawRequest(logits, options, clocks, [0.1 * at for at in range(len(logits))], beside, allowed)
-            for _, logits in full
-        ]
-        likeliest = [TopRequest(one.logits, options, clocks, one.chances, 5, allowed) for one in keyed]
+        random = [replace(one, keyed=False) for one in keyed]
+        likeliest = [TopRequest(one.logits, options, clocks, one.at, True, 5, allowed) for one in keyed]
         for requests in (keyed, random, likeliest):
             for request, found in zip(requests, requests[0].run(requests), strict=True):
                 assert request.run([request]) == [found]
@@ -346,14 +345,15 @@ def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bo
     """Shares of the arrival rates of a race where noise is shared, else of the distribution; the model's if greedy."""
     size, key = 50, NoiseKey(3)
     logits, clocks = torch.randn(4, size, generator=torch.Generator().manual_seed(1)), clocks_of(size)
-    chances = [(key, at) if keyed else 0.5 for at in range(4)]
-    (rows,) = TopRequest(logits, options, clocks, chances, 7).run([TopRequest(logits, options, clocks, chances, 7)])
+    request = TopRequest(logits, options, clocks, [(key, at) for at in range(4)], keyed, 7)
+    (rows,) = request.run([request])
     for at, row in enumerate(rows):
-        weights = tempered(logits[at : at + 1], replace(options, temperature=options.temperature or 1.0))[0]
+        warming = replace(options, temperature=options.temperature or 1.0)
+        weights = tempered(logits[at : at + 1], Warping.of([warming], [1], CPU))[0]
         if not options.temperature:
             weights = logits[at].double().softmax(-1)
         elif keyed:
-            weights = 1 / clocks.arrivals(weights[None], [(key, at)])[0]
+            weights = 1 / clocks.arrivals(weights[None], Moments.of([(key, at)], CPU))[0]
         weights /= weights.sum()
         order = [token for token in weights.argsort(descending=True).tolist() if weights[token] > 0]
         assert [token for token, _ in row] == order[:7]
@@ -364,7 +364,7 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
     wide, narrow, clocks = torch.zeros(1, 6), torch.zeros(1, 5), clocks_of(6)
 
     def top(logits: torch.Tensor, count: int, allowed: Columns | None = None) -> TopRequest:
-        return TopRequest(logits, OPTIONS[0], clocks, [0.5] * len(logits), count, allowed)
+        return TopRequest(logits, OPTIONS[0], clocks, [(KEY, 0)] * len(logits), False, count, allowed)
 
     columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
     requests = [

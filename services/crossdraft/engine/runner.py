@@ -27,7 +27,7 @@ from crossdraft.engine.batch import (
     bucket_of,
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
-from crossdraft.engine.device import least, staged
+from crossdraft.engine.device import least, sent, staged
 from crossdraft.engine.kv_cache import KVCache, KVPool
 
 log = logging.getLogger(__name__)
@@ -108,10 +108,10 @@ class GraphRunner:
     def captured(self) -> int:
         return len(self._replays)
 
-    def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:
+    def prepare(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> Callable[[], Tensor] | None:
         """A forward to be run once, before the next is prepared; None: these slices run as a flat batch.
 
-        It returns the logits asked for, float32 (rows, V), in order.
+        `ids` are as in `ModelRunner.run`. It returns the logits asked for, float32 (rows, V), in order.
         """
         bucket = bucket_of(slices, self._windows)
         if bucket is None or not (bucket in self._replays or self._may_capture):
@@ -121,6 +121,8 @@ class GraphRunner:
         paddings = [self._pool(window).padding_slot for window in self._windows]
         numbers = torch.from_numpy(bucket.numbers(slices, paddings))
         self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
+        if ids is not None:  # the first of all numbers
+            self._numbers[: len(ids)].copy_(ids)
         replay = self._replays.get(bucket) or self._captured(bucket)
         if replay is None:
             return None
@@ -227,18 +229,24 @@ class ModelRunner:
             self._call, self._cache, self._dtype, self._device, longest, self._windows, self._cache.gathers
         )
 
-    def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
-        """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
-        prepared = self.graphs.prepare(slices) if self.graphs is not None else None
+    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> dict[BatchSlice, Tensor]:
+        """One forward for slices of different sessions: the logits of each, float32 (rows, V).
+
+        `ids` (int64, on the device) take the place of the slices' own, of which each has one.
+        """
+        prepared = self.graphs.prepare(slices, ids) if self.graphs is not None else None
         if prepared is None:
-            return self._flat(slices)
+            return self._flat(slices, ids)
         return _split(prepared(), slices)
 
-    def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
+    def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
         self._cache.map_slots(batch.slot_mappings, batch.positions[0], batch.gathered)
         options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}
-        logits = self._call(batch.ids, batch.positions, batch.layouts, **options)[0]
+        if ids is not None:
+            places = {one: place for place, one in enumerate(slices)}
+            ids = ids[sent(torch.tensor([places[one] for one in batch.slices]), self._device)][None]
+        logits = self._call(batch.ids if ids is None else ids, batch.positions, batch.layouts, **options)[0]
         if batch.kept is not None and not options:
             logits = logits.index_select(0, batch.kept)
         return _split(logits.float(), batch.slices)
