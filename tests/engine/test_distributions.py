@@ -24,9 +24,8 @@ from transformers import (
 
 from crossdraft.engine.device import fetched
 from crossdraft.engine.distributions import Columns, History, RowTable, distributions, row_table
-from crossdraft.engine.sampler import Distribution, DistributionRequest
 from crossdraft.types.messages import SamplingOptions
-from tests.engine.tiny import nodes
+from tests.engine.tiny import drafting_distributions, nodes
 from tests.verification.toys import row_of
 
 SIZE = 50
@@ -75,15 +74,6 @@ SOME = [  # temperature, top_k, top_p, min_p, repetition penalty, biases
 
 def rows_of(probabilities: torch.Tensor, head: int, listed: Sequence[np.ndarray] = ()) -> RowTable:
     return fetched(row_table(probabilities, head, listed))
-
-
-def drafting_distributions(
-    logits: torch.Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
-) -> Sequence[Distribution]:
-    (found,) = DistributionRequest(logits, options, row_width, allowed).run(
-        [DistributionRequest(logits, options, row_width, allowed)]
-    )
-    return found
 
 
 @pytest.mark.parametrize("settings", [*SOME, *(pytest.param(each, marks=pytest.mark.full) for each in EVERY)])
