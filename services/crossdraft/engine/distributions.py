@@ -216,7 +216,9 @@ class Warping:
     @staticmethod
     def kind(options: SamplingOptions, columns: int) -> tuple[bool, int, bool]:
         """What must be equal in options of one `Warping`."""
-        return options.temperature == 0, width_of(options, columns), options.top_p < 1
+        if options.temperature == 0:
+            return True, 0, False
+        return False, width_of(options, columns), options.top_p < 1
 
     @staticmethod
     def of(options: Sequence[SamplingOptions], sizes: Sequence[int], device: torch.device) -> "Warping":
