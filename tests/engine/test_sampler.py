@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from crossdraft.engine import sampler
+from crossdraft.engine import distributions, sampler
 from crossdraft.engine.distributions import Columns, History, Nodes, Warping, tempered
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     BatchKey,
     Clocks,
@@ -22,6 +23,8 @@ from crossdraft.engine.sampler import (
     DrawRequest,
     Draws,
     Moments,
+    PathRequest,
+    Paths,
     RowRequest,
     SampleRequest,
     SamplerRequest,
@@ -33,6 +36,7 @@ from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
+from tests.engine.taped import Tape
 from tests.engine.test_distributions import distribution
 from tests.engine.tiny import nodes
 
@@ -69,8 +73,8 @@ def test_draws_follow_the_distribution(draws: Draws) -> None:
 def test_samples_are_drawn_from_the_distribution_and_priced_by_the_model(options: SamplingOptions) -> None:
     found = sampled(options)
     assert found == sampled(options)
-    distributions = distribution(LOGITS, options, History((2,), [(3,)] * 4), (1,))
-    for sample, logits, row, offset in zip(found, LOGITS, distributions, OFFSETS, strict=True):
+    expected = distribution(LOGITS, options, History((2,), [(3,)] * 4), (1,))
+    for sample, logits, row, offset in zip(found, LOGITS, expected, OFFSETS, strict=True):
         assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
         assert row[sample.token] > 0
         assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-6)
@@ -186,6 +190,97 @@ def test_arrivals_are_those_of_the_noise(at: list[tuple[NoiseKey, int]]) -> None
     assert np.stack(made, axis=1).tolist() == [list(moment(*each)) for each in at]
     for row, (key, offset) in zip(found, at, strict=True):
         np.testing.assert_allclose(row.numpy(), MANY_NOISE.exponentials(key, offset), rtol=4e-16)
+
+
+SMALL = st.floats(2**-24, 1.0, width=32)
+
+
+@given(st.lists(st.tuples(MOMENTS, st.lists(st.just(0.0) | SMALL, min_size=9, max_size=9).filter(any)), min_size=1))
+def test_a_device_draws_what_the_host_draws_bit_by_bit(rows: list[tuple[tuple[NoiseKey, int], list[float]]]) -> None:
+    """Of all ids, of some columns, and of a few in another order; as on a CPU, and as on other devices."""
+    at = Moments.of([moment for moment, _ in rows], CPU)
+    weights = torch.tensor([weights for _, weights in rows], dtype=torch.float64)
+    columns = torch.arange(3, 300, 33)
+    places = torch.tensor([8, 1, 0, 2, 7, 4, 3, 6, 5]).expand(len(rows), -1)
+    for on_host in (True, False):
+        clocks = Clocks(MANY_NOISE, CPU)
+        clocks._on_host = on_host
+        for drawn, ids in (
+            (clocks.draw(weights, at), range(9)),
+            (clocks.draw(weights, at, columns), columns.tolist()),
+            (clocks.draw(weights, at, columns, places), columns[places[0]].tolist()),
+        ):
+            for place, ((key, offset), row) in zip(drawn[:, 0].tolist(), rows, strict=True):
+                assert ids[place] == MANY_NOISE.draw(np.array(ids), np.array(row), key, offset)
+
+
+def test_of_two_that_arrive_at_once_the_lower_id_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Clocks(KeyedNoise([Letters("a")] * 4, [0] * 4), CPU)  # all have the same noise
+    weights, at = torch.full((1, 4), 0.25, dtype=torch.float64), Moments.of([(KEY, 0)], CPU)
+    assert int(twins.draw(weights, at)) == 0
+    assert int(twins.draw(weights, at, None, torch.tensor([[3, 1, 2, 0]]))) == 3  # the place of column 0
+    assert KeyedNoise([Letters("a")] * 4, [0] * 4).draw(np.array([3, 1, 2]), np.full(3, 0.3), KEY, 0) == 1
+
+
+PATH_OPTIONS = {
+    "greedy": SamplingOptions(temperature=0),
+    "whole": SamplingOptions(0.8),
+    "truncated": SamplingOptions(0.8, top_k=20, min_p=0.01),
+    "nucleus": SamplingOptions(0.8, top_p=0.9),
+}
+
+
+@pytest.mark.parametrize("width", [0, 8])
+@pytest.mark.parametrize("allowed", [None, np.arange(1, MANY, 3)])
+@pytest.mark.parametrize("options", PATH_OPTIONS.values(), ids=PATH_OPTIONS)
+def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(
+    options: SamplingOptions, allowed: np.ndarray | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step does to tensors is noted, as a CUDA graph does it, and done again for other logits."""
+    monkeypatch.setattr(distributions, "NUCLEUS", MANY)
+    clocks = Clocks(MANY_NOISE, CPU, lengths=[1 + token % 3 for token in range(MANY)])
+    clocks._on_host = False
+    columns = None if allowed is None else Columns.of(allowed, CPU)
+    requests = [
+        PathRequest(ForwardRequest(place, (1,), more=2), options, clocks, (NoiseKey(place), 4), width, columns)
+        for place in range(5)
+    ]
+    logits = torch.randn(4, 5, MANY, generator=torch.Generator().manual_seed(2)) * 3
+    paths, here = Paths(requests, logits[0]), torch.empty(5, MANY)
+    (replay, captured) = taped_extension(paths, here.copy_(logits[1]))
+    for step in (2, 3):
+        here.copy_(logits[step])
+        replay()
+        after = [draw_of(requests[row], logits[:, row], step) for row in range(5)]
+        assert captured.tolist() == after
+
+
+def taped_extension(paths: Paths, logits: torch.Tensor) -> tuple[Callable[[], None], torch.Tensor]:
+    """One more step of the paths, noted while it is made; and where each replay leaves its ids."""
+    ids = torch.empty(5, dtype=torch.int64)
+    alike = paths._alike[0]
+    at = Moments(*(each.clone() for each in alike._at))
+
+    def run() -> None:
+        alike._at = at
+        paths.extend(logits)
+        ids.copy_(paths.ids)
+        at.offsets.copy_(alike._at.offsets)
+
+    tape = Tape()
+    with tape:
+        run()
+    return tape.replay, ids
+
+
+def draw_of(request: PathRequest, rows: torch.Tensor, steps: int) -> int:
+    """The last of some tokens that are drawn one after another, by requests of their own."""
+    for row in rows[: steps + 1]:
+        one = DistributionRequest(row[None], request.options, request.row_width, request.allowed)
+        ((ids, weights),) = one.run([one])[0]
+        (token,) = Draws(MANY_NOISE, request.at[0]).ranked(ids, weights, request.at[1], 0)
+        request = request.after((token,))
+    return token
 
 
 def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_ids() -> None:

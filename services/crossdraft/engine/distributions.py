@@ -300,7 +300,7 @@ def _outside(probabilities: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, 
     ordered, order = probabilities.topk(min(width, probabilities.shape[-1]))
     sums = ordered.cumsum(-1)
     inside = sums - ordered < top_p
-    inside[:, 0] = True
+    inside[:, 0].fill_(True)
     outside = torch.ones_like(probabilities, dtype=torch.bool).scatter_(-1, order, ~inside)
     return outside, sums[:, -1]
 
