@@ -9,7 +9,7 @@ ids where the whole distribution is wanted, or drawn from; of few ids where `top
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import pairwise
@@ -76,7 +76,8 @@ class LogitsProcessor:
     """
 
     def __init__(self, options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()) -> None:
-        self.warping = options.of_drafter  # what follows; rows for which this is equal are computed together
+        self.warping = options.of_drafter  # what follows
+        self.kind = Warping.kind(self.warping, size)  # rows for which this is equal are computed together
         self.looks_back = options.looks_back
         self._rates = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
         self._penalises = self._rates != (1, 0, 0)
@@ -163,11 +164,6 @@ class Nodes:
     logits: Tensor  # floating (n, V), as the model gives them
     processor: LogitsProcessor
     history: History | None = None  # may be left out where the options do not look back
-
-    @property
-    def kind(self) -> Hashable:
-        """What must be equal in nodes whose distributions are computed together."""
-        return Warping.kind(self.processor.warping, self.logits.shape[-1])
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -115,8 +115,13 @@ class Moments(NamedTuple):
 
     @staticmethod
     def of(at: Sequence[Moment], device: torch.device) -> "Moments":
-        keys, offsets = zip(*at, strict=True) if at else ((), ())
-        numbers = np.stack([beginnings(keys), np.array(offsets, dtype=np.int64)])
+        return Moments.of_keys([key for key, _ in at], [(offset,) for _, offset in at], device)
+
+    @staticmethod
+    def of_keys(keys: Sequence[NoiseKey], offsets: Sequence[Sequence[int]], device: torch.device) -> "Moments":
+        """Several offsets for each key."""
+        flat = np.fromiter(chain.from_iterable(offsets), np.int64)
+        numbers = np.stack([beginnings(keys).repeat([*map(len, offsets)]), flat])
         return Moments(*sent(torch.from_numpy(numbers), device))
 
 
@@ -343,7 +348,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.kind, self.clocks, self.likely
+        return self.nodes.processor.kind, self.clocks, self.likely
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
@@ -351,7 +356,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
         logits = joined([one.nodes.logits for one in requests])
         found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
-        at = Moments.of([(one.key, offset) for one in requests for offset in one.offsets], logits.device)
+        at = Moments.of_keys([one.key for one in requests], [one.offsets for one in requests], logits.device)
         drawn, certain = _drawn(found, Warping.of(options, sizes, logits.device), width, self.clocks, at)
         own = log_probabilities_of(logits)
         tokens, possible, values, *likely = yield (
@@ -392,7 +397,7 @@ class RowRequest(_OfNodes[Found[Row]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.kind, self.head, self.likely
+        return self.nodes.processor.kind, self.head, self.likely
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[RowRequest]") -> Fetching[list[Found[Row]]]:
