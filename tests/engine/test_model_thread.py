@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +66,32 @@ async def test_jobs_that_wait_share_their_steps_and_find_what_they_find_alone(wo
     results = await gathered(worker, *(make(*case) for case in cases))
     assert worker.steps == 6
     assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+
+
+@pytest.mark.parametrize("alone_for", range(5))
+async def test_a_path_goes_on_where_others_have_interrupted_it(
+    worker: ModelThread, alone_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = chain([False] * alone_for, [True], repeat(False))
+    monkeypatch.setattr(worker, "_others_wait", lambda jobs: next(waiting))
+    cases = [("a", PROMPT, 6), ("b", (9,), 4), ("c", PROMPT[::-1], 6)]
+    results = await gathered(worker, *(greedy_path(*case) for case in cases))
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+    assert (worker.steps, worker.engine.computed) == (6, 2 * (3 + 5) + 1 + 3)  # no token is computed twice
+
+
+async def test_a_path_that_fails_further_on_ends_only_itself(worker: ModelThread) -> None:
+    good, bad = await gathered(worker, greedy_path("a", PROMPT, 5), greedy_path("b", (9,), 5))
+
+    def spoil(module: torch.nn.Module, given: object, found: Any) -> None:
+        if (found.logits[..., bad[2]] == found.logits.amax(-1)).any():
+            found.logits[found.logits.argmax(-1) == bad[2]] = torch.nan
+
+    hook = MODEL.register_forward_hook(spoil)
+    again, spoilt = await gathered(worker, greedy_path("c", PROMPT, 5), greedy_path("d", (9,), 5))
+    hook.remove()
+    assert again == good
+    assert isinstance(spoilt, ValueError)
 
 
 async def test_a_path_that_does_not_fit_is_refused_before_it_begins(worker: ModelThread) -> None:

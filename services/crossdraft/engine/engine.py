@@ -97,10 +97,10 @@ class Following:
         requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
     """
 
-    def __init__(self, engine: "Engine", requests: Sequence[ForwardRequest]) -> None:
-        self._engine, self._requests = engine, requests
-        self._entries = [engine.entry(request) for request in requests]
-        self._sizes = [len(request.context) + len(request.tree.tokens) for request in requests]
+    def __init__(self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest]) -> None:
+        self._engine, self._manager, self._requests = engine, manager, requests
+        self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
+        self._sizes = [request.size - request.more for request in requests]
         self._steps = 0
 
     @torch.inference_mode()
@@ -115,7 +115,8 @@ class Following:
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
         for request, entry, fed in zip(self._requests, self._entries, tokens, strict=True):
-            self._engine.record(entry, request.after(fed) if fed else request)
+            grown = request.after(fed) if fed else request
+            self._manager.record(entry, CachedTokens(grown.context, grown.tree), len(grown.context))
 
 
 def _one_token(entry: CacheEntry, place: int) -> BatchSlice:
@@ -263,16 +264,6 @@ class Engine:
                 )
         return results
 
-    def entry(self, request: ForwardRequest) -> CacheEntry:
-        """That of a live session."""
-        known = self._manager.get(request.session)
-        assert known is not None
-        return known
-
-    def record(self, entry: CacheEntry, request: ForwardRequest) -> None:
-        """All of a request is computed, also what followed it."""
-        self._manager.record(entry, CachedTokens(request.context, request.tree), len(request.context))
-
     def forward(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
         """Logits of all requests, in as many steps as needed, where no model thread schedules them.
 
@@ -289,6 +280,10 @@ class Engine:
             for index, logits in zip(waiting, self.step(due), strict=True):
                 results[index] = logits
         return [logits for logits in results if logits is not None]
+
+    def following(self, requests: Sequence[ForwardRequest]) -> Following:
+        """What follows requests that the latest step has completed."""
+        return Following(self, self._manager, requests)
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""

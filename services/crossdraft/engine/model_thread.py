@@ -425,21 +425,18 @@ class ModelThread:
 
     def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following | None:
         """Makes the steps that follow the first of some paths, without the host, as long as nobody else waits."""
-        left = min(job.path.tokens for job in jobs if job.path is not None) - 1
-        if not left or self._others_wait(jobs):
-            return None
-        following, span = (
-            Following(self.engine, [job.request for job in jobs]),
-            DeviceTimer(self.engine.device, self._clock),
-        )
-        steps = 0
+        left, steps = min(job.path.tokens for job in jobs if job.path is not None) - 1, 0
+        following: Following | None = None
+        span = DeviceTimer(self.engine.device, self._clock)
         while steps < left and not self._others_wait(jobs):
+            following = following or self.engine.following([job.request for job in jobs])
             paths.extend(following.step(paths.ids))
             steps += 1
-        span.end()
-        self.steps += steps
-        self.batches[len(jobs)] += steps
-        self._followed = span, steps, len(jobs)
+        if steps:
+            span.end()
+            self.steps += steps
+            self.batches[len(jobs)] += steps
+            self._followed = span, steps, len(jobs)
         return following
 
     def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
@@ -472,8 +469,8 @@ def _together(
         arrays = Transfer([tensor for _, tensors in started for tensor in tensors or ()]).arrays()
     for (jobs, launch), (fetching, tensors) in zip(launches, started, strict=True):
         results: Sequence[Any] | None = None
+        own, arrays = arrays[: len(tensors or ())], arrays[len(tensors or ()) :]
         if tensors is not None and any(job.live for job in jobs):
-            own, arrays = arrays[: len(tensors)], arrays[len(tensors) :]
             with Delivering(*jobs), suppress(*FAULTS):
                 results = finished(fetching, own)
         yield jobs, _one_by_one(jobs, launch) if results is None else results
