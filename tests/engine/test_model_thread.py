@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from crossdraft.engine.device import DeviceTimer, Fetching
 from crossdraft.engine.engine import Engine
@@ -20,7 +21,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 from tests.engine.gathering import Gate, gathered, nothing
-from tests.engine.tiny import VOCABULARY, tiny_llama
+from tests.engine.tiny import VOCABULARY, tiny_gemma2, tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3)
@@ -305,3 +306,19 @@ async def test_a_job_may_read_before_its_first_work_or_without_any(worker: Model
         return found
 
     assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
+
+
+WINDOWED = tiny_gemma2(sliding_window=9, max_position_embeddings=2048)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("model", [MODEL, WINDOWED], ids=["whole", "windows"])
+async def test_paths_are_the_same_in_windows_and_in_buckets(model: PreTrainedModel, graphs: bool) -> None:
+    worker = ModelThread(Engine(model, chunk=8, graphs=graphs))
+    cases = [(name, tuple(range(3, 3 + size)), 20) for name, size in (("a", 3), ("b", 30), ("c", 61))]
+    results = await gathered(worker, *(greedy_path(*case) for case in cases))
+    again = await gathered(
+        worker, *(greedy_path(name, ids, 30) for (name, *_), ids in zip(cases, results, strict=True))
+    )
+    worker.close()
+    assert again == [alone(Engine(model), greedy(name, ids, 50)) for name, ids, _ in cases]
