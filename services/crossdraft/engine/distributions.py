@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 import torch
@@ -318,11 +318,6 @@ class Likely:
         """What was fetched."""
         return Likely(ids.astype(np.int64), values)
 
-    @staticmethod
-    def none(count: int) -> "Likely":
-        """Of so many nodes, for each none."""
-        return Likely(np.empty((count, 0), np.int64), np.empty((count, 0)))
-
     def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
         for ids, values in zip(self.ids[begin:end].tolist(), self.log_probabilities[begin:end].tolist(), strict=True):
             yield tuple(zip(ids, values, strict=True))
@@ -337,19 +332,20 @@ class RowTable:
     probabilities: Probabilities  # (entries,)
     tails: Probabilities  # (n,)
     log_probabilities: Probabilities | None = None  # (entries,), nats, of the model itself, if they were asked for
-    likely: Likely | None = None  # set with them
+    likely: Likely | None = None  # with them, if any were asked for
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
         tails = self.tails[begin:end].tolist()
         bounds = [*pairwise(self.bounds[begin : None if end is None else end + 1].tolist())]
-        if self.log_probabilities is None or self.likely is None:
+        if self.log_probabilities is None:
             return tuple(
                 Row(self.ids[first:last], self.probabilities[first:last], tail)
                 for tail, (first, last) in zip(tails, bounds, strict=True)
             )
+        pairs = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
         return tuple(
             Row(self.ids[first:last], self.probabilities[first:last], tail, self.log_probabilities[first:last], likely)
-            for tail, (first, last), likely in zip(tails, bounds, self.likely.pairs(begin, end), strict=True)
+            for tail, (first, last), likely in zip(tails, bounds, pairs, strict=False)
         )
 
 
@@ -367,15 +363,8 @@ def row_table(
     An id of probability zero is left out unless it is listed. A row is whole if it lists all others, or if each of the
     others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
 
-    Args:
-        probabilities: of the rows.
-        head: as above.
-        listed: as above.
-        logits: the model's, for log-probabilities; None: none are wanted.
-        likely: so many most probable ids by the model are wanted, too.
-
-    Raises:
-        ValueError: a distribution has no probability above 0.
+    With the model's logits (n, V) there are log-probabilities, and so many `likely` ids, in it, too. ValueError: a
+    distribution has no probability above 0.
     """
     count, size = probabilities.shape
     top, ids = probabilities.topk(min(head, size))
@@ -404,7 +393,7 @@ def row_table(
     if not logged:
         return table
     logs = np.concatenate([logged[0][inside], logged[1][extra]])[order]
-    return replace(table, log_probabilities=logs, likely=Likely.of(*logged[2:]) if likely else Likely.none(count))
+    return replace(table, log_probabilities=logs, likely=Likely.of(*logged[2:]) if likely else None)
 
 
 def cut_rows(weights: Probabilities, columns: Ids) -> list[tuple[Ids, Probabilities]]:

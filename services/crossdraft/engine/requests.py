@@ -36,7 +36,7 @@ class ForwardRequest:
         """Asks for the row after some of these `more` nodes, which follow the last row that is asked for now."""
         tree, parent, first = self.tree, self.rows()[-1] - 1, len(self.tree.tokens)
         grown = TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
-        return ForwardRequest(self.session, self.context, grown, (len(grown.tokens),), self.more - len(tokens))
+        return ForwardRequest(self.session, self.context, grown, (len(grown.tokens),), max(0, self.more - len(tokens)))
 
     def check(self, max_length: int) -> None:
         """Refuses sizes and rows that cannot be computed.

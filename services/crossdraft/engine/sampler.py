@@ -429,7 +429,7 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
         found, ranks, *likely = yield own, (values >= own).sum(-1), *Likely.tensors(values, self.likely)
         if np.isnan(found).any():
             raise ValueError(NOT_FINITE)
-        known = Likely.of(*likely) if likely else Likely.none(len(found))
+        known = Likely.of(*likely) if likely else None
         table = SampleTable(tokens.numpy(), found[:, 0], known, ranks.astype(np.int64))
         return _sliced(table.nodes, [len(one.tokens) for one in requests])
 
