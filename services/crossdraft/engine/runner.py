@@ -94,19 +94,23 @@ class GraphRunner:
         """With the tokens of padding; as many as given where nothing that large was captured."""
         return next((size for size in self._replays if size >= tokens), tokens)
 
-    def run(self, slices: Sequence[BatchSlice]) -> Tensor:
-        """The logits asked for, float32 (rows, V), in order."""
+    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> Tensor:
+        """The logits asked for, float32 (rows, V), in order; `ids` are as in `ModelRunner.run`."""
         rows, size = sum(one.rows for one in slices), self.size_for(sum(one.count for one in slices))
         numbers = torch.from_numpy(numbers_of(slices, size, self._windows, self._padding_slots))
-        if size not in self._replays:
-            inputs = StepInputs.of(sent(numbers, self._device))
+        captured = size in self._replays
+        own = self._own(size) if captured else sent(numbers, self._device)
+        if captured:
+            own.copy_(staged(numbers, self._device), non_blocking=True)
+        inputs = StepInputs.of(own)
+        if ids is not None:
+            inputs.ids[: len(ids)].copy_(ids)
+        if not captured:
             return self._forward(inputs, inputs.kept[:rows]).float()
-        own = self._own(size)
-        own.copy_(staged(numbers, self._device), non_blocking=True)
         self._replays[size]()
         assert self._logits is not None
         # A copy, as the next forward writes to the same memory.
-        return self._logits.index_select(0, StepInputs.of(own).kept[:rows]).float()
+        return self._logits.index_select(0, inputs.kept[:rows]).float()
 
     def fitting(self, longest: int, row: int) -> tuple[int, ...]:
         """Those of SIZES up to forwards of so many tokens, whose logits of so many bytes each take little memory."""
@@ -205,11 +209,14 @@ class ModelRunner:
         self.graphs = GraphRunner(self.forward, self._cache, self._windows, self._device)
         return self.graphs
 
-    def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
-        """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
+    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> dict[BatchSlice, Tensor]:
+        """One forward for slices of different sessions: the logits of each, float32 (rows, V).
+
+        `ids` (int64, on the device) take the place of the slices' own, of which each has one.
+        """
         if self.graphs is None or too_large(slices):
-            return self._flat(slices)
-        return _split(self.graphs.run(slices), slices)
+            return self._flat(slices, ids)
+        return _split(self.graphs.run(slices, ids), slices)
 
     def forward(self, inputs: StepInputs, kept: Tensor | None = None) -> Tensor:
         """The model's logits after each token, (tokens, V), or after those kept, whatever the numbers are.
@@ -223,7 +230,7 @@ class ModelRunner:
         self._cache.map_slots([targets[id(pool)] for pool in self._cache.pools], inputs.positions)
         return self._call(inputs.ids, inputs.positions, inputs.marks, kept)
 
-    def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
+    def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
         self._cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
         return _split(self._call(batch.ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)

@@ -112,7 +112,7 @@ class RunningModel:
 
     @cached_property
     def clocks(self) -> Clocks:
-        return Clocks(self.noise, self.thread.engine.device, self.kept)
+        return Clocks(self.noise, self.thread.engine.device, self.kept, self.lengths)
 
     @cached_property
     def lengths(self) -> Sequence[int]:

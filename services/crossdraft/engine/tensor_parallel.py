@@ -175,7 +175,8 @@ class Leader:
         number, before = self._sessions.get(request.session) or (next(self._numbers), ())
         self._sessions[request.session] = number, request.context
         shared, tree = common_prefix(before, request.context), request.tree
-        return number, shared, request.context[shared:], tree.tokens, tree.parents, request.wanted, one.tokens
+        nodes = tree.tokens, tree.parents, request.wanted, request.more
+        return number, shared, request.context[shared:], *nodes, one.tokens
 
     def _tell(self, call: object) -> None:
         data = msgpack.packb(call, default=int)
@@ -223,6 +224,6 @@ def _receive(connection: Connection, calls: "SimpleQueue[Any]") -> None:
 
 def _scheduled(told: tuple[Any, ...], contexts: dict[int, tuple[int, ...]]) -> ScheduledRequest:
     """What `Leader` told, with the contexts that sessions had."""
-    session, shared, rest, tokens, parents, wanted, most = told
+    session, shared, rest, tokens, parents, wanted, more, most = told
     contexts[session] = context = contexts.get(session, ())[:shared] + rest
-    return ScheduledRequest(ForwardRequest(session, context, TokenTree(tokens, parents), wanted), most)
+    return ScheduledRequest(ForwardRequest(session, context, TokenTree(tokens, parents), wanted, more), most)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from crossdraft.engine.device import fetched
 from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
@@ -350,7 +351,8 @@ def _fetched(
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
     one = replace(nodes, logits=logits, history=history)
-    table = row_table(distributions([one]), head, listed).logged(logits, likely)
+    logged = None if likely is None else logits
+    table = fetched(row_table(distributions([one]), head, listed, logged, likely or 0))
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
