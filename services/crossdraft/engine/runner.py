@@ -233,7 +233,12 @@ class ModelRunner:
     def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
         self._cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
-        return _split(self._call(batch.ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
+        if ids is None:
+            ids = batch.ids
+        else:
+            places = {one: place for place, one in enumerate(slices)}
+            ids = ids[sent(torch.tensor([places[one] for one in batch.slices]), self._device)]
+        return _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
 
     def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout | Tensor], kept: Tensor | None) -> Tensor:
         """The model's logits, (rows, V), where layers see what the layout of their window says."""
