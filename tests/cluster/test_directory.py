@@ -1,24 +1,8 @@
 """Who is where."""
 
-import asyncio
 from dataclasses import replace
 
-import pytest
-from ray import cloudpickle
-
-from crossdraft.cluster import directory
-from crossdraft.cluster.directory import (
-    EXPIRY,
-    SETTLING,
-    Directory,
-    DirectoryActor,
-    Entry,
-    FarDirectory,
-    Load,
-    Role,
-    announced,
-)
-from crossdraft.serving.backend import Learned
+from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, Entry, Role
 
 TARGET = Entry("t", Role.TARGET, "small", "", "10.0.0.1:7000", "", "10.0.0.1", 1)
 DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "10.0.0.2", 1)
@@ -57,38 +41,3 @@ def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
     directory = Directory(began=10.0)
     assert directory.unsettled(10.5) == SETTLING - 0.5
     assert directory.unsettled(10.0 + SETTLING) == directory.unsettled(100.0) == 0
-
-
-LEARNED = {("small", "byte-level"): b"some", ("small", "copying"): b"more"}
-
-
-async def test_what_an_orchestrator_has_learned_is_kept_when_it_is_gone() -> None:
-    actor = DirectoryActor()
-    assert await actor.learned() == {}
-    for entry, learned in ((ORCHESTRATOR, LEARNED), (replace(ORCHESTRATOR, id="p"), {("small", "copying"): b"newer"})):
-        # As they travel through Ray.
-        await actor.announce(*cloudpickle.loads(cloudpickle.dumps((entry, Load(1, 0.5), learned))))
-        await actor.withdraw(entry.id)
-    await actor.announce(TARGET, Load())  # of a version that says nothing of it
-    assert await actor.learned() == LEARNED | {("small", "copying"): b"newer"}
-
-
-async def test_it_is_told_again_and_again_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    actor, learned, told = DirectoryActor(), dict[tuple[str, str], bytes](), asyncio.Event()
-
-    class Near(FarDirectory):
-        async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> None:
-            await actor.announce(entry, load, learned)
-            if learned:
-                told.set()
-
-        async def withdraw(self, id: str) -> None:
-            await actor.withdraw(id)
-
-    monkeypatch.setattr(directory, "FarDirectory", Near)
-    monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)
-    async with announced(ORCHESTRATOR, Load, lambda: learned):
-        assert await actor.learned() == {}
-        learned |= LEARNED
-        await told.wait()
-    assert await actor.learned() == LEARNED

@@ -6,7 +6,6 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -34,7 +33,7 @@ from crossdraft.cli.options import (
     TargetOptions,
     check_addresses,
 )
-from crossdraft.cli.workers import Workers, WorkerSettings, learning_backend
+from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
@@ -187,9 +186,7 @@ def _serve_api(
             for server in servers.values():
                 metrics.registry.register(server.own_metrics)
             models = (_local_model(api, {role: server.here for role, server in servers.items()}),)
-            folder = os.environ.get(SHARED_FOLDER) if api.worker_of else None
-            backend = LocalBackend(models, local) if folder is None else learning_backend(models, local, Path(folder))
-            made = await stack.enter_async_context(backend)
+            made = await stack.enter_async_context(LocalBackend(models, local))
             marks = {role: server.address for role, server in servers.items() if server.address != server.here}
             await serve(MeasuredBackend(made, metrics), metrics, marks)
 
