@@ -6,6 +6,7 @@ for each token what its *marks* say: its shape is the number of tokens alone, so
 CUDA graph. Neither copies a key. Layers with a window have a layout of their own, which begins where the window does.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -19,10 +20,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-try:
-    import triton
+if torch.version.cuda or "TRITON_INTERPRET" in os.environ:
+    import triton  # torch brings it for CUDA; nothing else needs it
     import triton.language as tl
-except ImportError:  # torch brings it for CUDA
+else:
     triton = None
 
 constexpr: Any = int if triton is None else tl.constexpr  # a number that a kernel is compiled for
