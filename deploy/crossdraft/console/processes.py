@@ -58,7 +58,7 @@ class EngineOptions:
         "Reuse the KV cache of a session for another one that begins with the same text.",
         "--enable-prefix-caching/--no-enable-prefix-caching",
     )
-    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
     max_model_len: int | None = option(
         None, "Max tokens of a session; by default the model's context length, or what the KV cache holds."
     )

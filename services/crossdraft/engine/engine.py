@@ -25,6 +25,7 @@ from crossdraft.engine.compatibility import (
     length_of,
     plain_logits,
 )
+from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
@@ -110,6 +111,7 @@ class Engine:
         chunk: int = CHUNK,  # tokens of one step, unless a tree alone has more
         reuse: bool = True,  # a session may begin with a prefix that another one computed
         graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
+        compiled: bool | None = None,  # layers are compiled; None: on CUDA, where one process has all of the model
     ) -> None:
         context = length_of(model, max_length)
         self._begin(model, chunk)
@@ -133,7 +135,11 @@ class Engine:
         self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
+        if self.device.type != "cpu":
+            use_experts_on_device(model)
         self._check_agreement(expected)
+        if compiled or (compiled is None and self.device.type == "cuda" and ranks == 1):
+            compile_layers(model, self._probed)
         if graphs or (graphs is None and self.device.type == "cuda"):
             self._use_graphs(expected)
         self.computed = 0
@@ -258,9 +264,14 @@ class Engine:
         else:
             log.info("%s, of which a session has at most %d", held, self.max_length)
 
+    def _probed(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
+        try:
+            return self.forward(requests)
+        finally:
+            self.close(PROBE.session)
+
     def _check_agreement(self, expected: Sequence[Tensor]) -> None:
-        check_agreement(self.model, self.forward, expected)
-        self.close(PROBE.session)
+        check_agreement(self.model, self._probed, expected)
 
     def _use_graphs(self, expected: Sequence[Tensor]) -> None:
         """Changes to forwards in buckets, unless they do not compute what flat batches do."""
@@ -271,7 +282,6 @@ class Engine:
         except UnsupportedModelError as error:
             log.warning("forwards of fixed shapes are not used: %s", error)
             self.runner.graphs = None
-            self.close(PROBE.session)
 
     def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""
