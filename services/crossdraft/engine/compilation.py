@@ -30,6 +30,7 @@ from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.requests import ForwardRequest
 
 log = logging.getLogger(__name__)
+COPIED = 3  # times that the weights of an expert are read and written where they are copied
 GROUPED = (9, 10)  # compute capabilities for which torch has a kernel for products of groups
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own is lost when a machine starts again
 ATEN = torch.ops.aten
@@ -65,13 +66,7 @@ def compute_once(graph: Graph) -> None:
                 graph.erase_node(node)
 
 
-def experts_on_device(
-    experts: Any,
-    hidden: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    grouped: Callable[..., Tensor] = grouped_mm_experts_forward,
-) -> Tensor:
+def experts_on_device(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """As transformers' implementations of a mixture of experts, and nothing in it waits for the device.
 
     Torch's grouped product does, but for bfloat16 on some GPUs: it copies the sizes of the groups to the host. So a few
@@ -82,16 +77,15 @@ def experts_on_device(
         hidden: (tokens, width).
         chosen: int64 (tokens, k), numbers of experts.
         weights: (tokens, k).
-        grouped: the implementation where its kernel does not wait, or would not matter.
     """
-    count, into, out = experts.num_experts, "gate_up_proj" if experts.has_gate else "up_proj", "down_proj"
+    count, into = experts.num_experts, "gate_up_proj" if experts.has_gate else "up_proj"
     weight: Tensor = getattr(experts, into)
     if experts._is_expert_parallel or not _grouped_waits(weight):
-        return grouped(experts, hidden, chosen, weights)
-    if 3 * chosen.numel() <= count:  # as many bytes are read
+        return grouped_mm_experts_forward(experts, hidden, chosen, weights)
+    if COPIED * chosen.numel() <= count:
         return batched_mm_experts_forward(experts, hidden, chosen, weights)
     rows = hidden.expand(count, *hidden.shape)
-    for name in (into, out):
+    for name in (into, "down_proj"):
         matrix = getattr(experts, name)
         rows = rows @ (matrix if experts.is_transposed else matrix.transpose(1, 2))
         if experts.has_bias:
