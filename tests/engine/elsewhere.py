@@ -9,6 +9,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import PreTrainedModel
 
-from crossdraft.engine.compatibility import FAILURES, NOTING, UnsupportedModelError, layers_of
+from crossdraft.engine.compatibility import FAILURES, NOTING, ModelLayers, UnsupportedModelError, layers_of
 from crossdraft.engine.compilation import use_experts_on_device
+from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.loader import move_attributes, random_model
 from crossdraft.engine.names import ModelLoadError
 
@@ -47,11 +49,9 @@ class HostTensors(TorchDispatchMode):
 
 def host_tensors(model: PreTrainedModel, prepare: Callable[[nn.Module, torch.device], None]) -> list[str]:
     """What a forward of a few tokens takes from the host after the model was moved, and prepared so."""
-    batched = True
-    try:
-        layers_of(model)
-    except UnsupportedModelError:
-        batched = False
+    layers: ModelLayers | None = None
+    with suppress(UnsupportedModelError):
+        layers = layers_of(model)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad(), HostTensors() as mode:
         known: dict[int, Tensor] = {}
 
@@ -70,16 +70,19 @@ def host_tensors(model: PreTrainedModel, prepare: Callable[[nn.Module, torch.dev
         use_experts_on_device(model)
         ids = torch.zeros(1, TOKENS, dtype=torch.int64, device=DEVICE)
         options: dict[str, Any] = {}
-        if batched:
+        if layers is not None:
             model.set_attn_implementation(NOTING)
-            options = {"position_ids": ids + 1, "attention_mask": torch.zeros(1, 1, 1, 1, device=DEVICE)}
+            cache = KVCache(layers.shapes, [64], model.dtype, DEVICE, layers.gathers)
+            cache.map_slots([ids[0]], ids[0], ids[0] if layers.gathers else None)
+            mask = torch.zeros(1, 1, 1, 1, device=DEVICE)  # as it is passed by the engine
+            options = {"position_ids": ids + 1, "attention_mask": mask, "past_key_values": cache}
         mode.found.clear()
         try:
-            model(ids, use_cache=batched, **options)
+            model(ids, use_cache=layers is not None, **options)
         except WAITS as error:
             return [f"waits: {error.func}"]
         except FAILURES as error:
-            return [f"fails: {error!r}"]
+            return [f"fails: {str(error)[:120]}"]
         return mode.found
 
 

@@ -155,6 +155,7 @@ def kernels_of(graph: GraphModule, inputs: Any) -> list[str]:
 REAL = compilation.inductor
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of inductor, when it is imported
 def test_a_llama_layer_is_at_most_12_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels: list[list[str]] = []
 
@@ -172,6 +173,7 @@ def test_a_llama_layer_is_at_most_12_kernels(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for a CPU with g++, which is not here")
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3"])
 def test_compiled_for_a_cpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

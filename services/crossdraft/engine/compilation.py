@@ -35,7 +35,7 @@ GROUPED = (9, 10)  # compute capabilities for which torch has a kernel for produ
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own is lost when a machine starts again
 ATEN = torch.ops.aten
 REPEATED = [one.default for one in (ATEN.view, ATEN.reshape, ATEN.t, ATEN.permute, ATEN.mm, ATEN.addmm)]
-PROBES = (PROBE, ForwardRequest(PROBE.session, PROBE.context[:1]))  # of many tokens, and of one
+PROBES = (PROBE, ForwardRequest(PROBE.session, (*PROBE.context, 0)))  # many tokens, and then one
 
 
 def inductor(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -197,20 +197,22 @@ class JoinedLinear(nn.Linear):
         return outputs[..., self.begin : self.begin + self.out_features]
 
 
-def compile_layers(model: PreTrainedModel, forward: Forward) -> None:
+def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Hashable], None]) -> None:
     """Compiles the layers of a model whose attention is the engine's, those of each class by themselves.
 
     Those that cannot be compiled, or then compute something else, run as they were; the log says why.
 
     Args:
         model: its linear layers are joined.
-        forward: of an engine of this model; the session of the requests ends with each call.
+        forward: of an engine of this model.
+        close: ends a session of it.
     """
     layers = _layers_of(model)
     for one in layers:
         vars(one).pop("forward", None)  # of another engine
     with _joined_linears(model):
         expected = [[*forward([request])[0]] for request in PROBES]
+    close(PROBE.session)
     _keep_code()
     for kind in dict.fromkeys(map(type, layers)):
         members, began = [one for one in layers if type(one) is kind], time.perf_counter()
@@ -224,6 +226,8 @@ def compile_layers(model: PreTrainedModel, forward: Forward) -> None:
                 del vars(one)["forward"]
             log.warning("%s is not compiled: %s", kind.__name__, str(error).partition("\n")[0])
             continue
+        finally:
+            close(PROBE.session)
         ready = torch._dynamo.run(code)  # what would have to be compiled now runs as it is: requests wait
         for each in compiled:
             each.code = ready

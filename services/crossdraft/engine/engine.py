@@ -139,7 +139,7 @@ class Engine:
             use_experts_on_device(model)
         self._check_agreement(expected)
         if compiled or (compiled is None and self.device.type == "cuda" and ranks == 1):
-            compile_layers(model, self._probed)
+            compile_layers(model, self.forward, self.close)
         if graphs or (graphs is None and self.device.type == "cuda"):
             self._use_graphs(expected)
         self.computed = 0
@@ -264,14 +264,9 @@ class Engine:
         else:
             log.info("%s, of which a session has at most %d", held, self.max_length)
 
-    def _probed(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
-        try:
-            return self.forward(requests)
-        finally:
-            self.close(PROBE.session)
-
     def _check_agreement(self, expected: Sequence[Tensor]) -> None:
-        check_agreement(self.model, self._probed, expected)
+        check_agreement(self.model, self.forward, expected)
+        self.close(PROBE.session)
 
     def _use_graphs(self, expected: Sequence[Tensor]) -> None:
         """Changes to forwards in buckets, unless they do not compute what flat batches do."""
@@ -282,6 +277,7 @@ class Engine:
         except UnsupportedModelError as error:
             log.warning("forwards of fixed shapes are not used: %s", error)
             self.runner.graphs = None
+            self.close(PROBE.session)
 
     def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""
