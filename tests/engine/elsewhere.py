@@ -52,6 +52,8 @@ def host_tensors(model: PreTrainedModel, prepare: Callable[[nn.Module, torch.dev
     layers: ModelLayers | None = None
     with suppress(UnsupportedModelError):
         layers = layers_of(model)
+    if layers is not None and not layers.attention:  # it has a way of its own, as sessions that run by themselves
+        layers = None
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad(), HostTensors() as mode:
         known: dict[int, Tensor] = {}
 

@@ -1,8 +1,11 @@
 """Layers that are compiled: what they compute, how many kernels they are, and what stays as it is."""
 
+import json
 import logging
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +19,17 @@ from torch.fx import GraphModule
 from crossdraft.engine import compilation, loader
 from crossdraft.engine.compilation import CompiledForward, JoinedLinear, use_experts_on_device
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import random_model
+from crossdraft.engine.loader import architectures, random_model
 from crossdraft.engine.requests import ForwardRequest as Request
 from tests.engine.test_engine import BRANCHES, serve
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
 TEXT = tuple((5 * number + number // 7) % VOCABULARY for number in range(60))
 KERNEL = re.compile(r"^ *(?:buf\d+ = )?(cpp_\w+|extern_kernels\.\w+|torch\.ops\.\w+\.\w+)[\w.]*\(", re.MULTILINE)
+
+
+# Their own code takes something from the host, or asks the device for a size, and xmod wants a language first.
+HOSTS = {"cpmant", "falcon", "jetmoe", "longcat_flash", "phimoe", "xlm", "xmod"}
 
 
 class Traced:
@@ -196,3 +203,25 @@ def test_experts_compute_the_same_where_groups_would_wait_for_the_device(
     monkeypatch.setattr(compilation, "grouped_mm_experts_forward", None)
     use_experts_on_device(model)
     torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_forward_takes_nothing_from_the_host() -> None:
+    """`random:` models on a device that only computes shapes; in a process of its own, as torch keeps the device."""
+    names = ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "mistral", "qwen3", "mamba"]
+    found = host_tensors_of(names)
+    assert all(not found[name] for name in names), found
+
+
+@pytest.mark.full
+def test_nor_does_one_of_any_architecture_that_does_not_wait_by_itself() -> None:
+    found = {name: what for name, what in host_tensors_of(architectures()).items() if what}
+    assert found.keys() == HOSTS, found
+
+
+def host_tensors_of(names: list[str]) -> dict[str, list[str]]:
+    """By `elsewhere`, which sees a planted tensor, and that it was moved."""
+    command = [sys.executable, "-m", "tests.engine.elsewhere", *names]
+    found: dict[str, list[str]] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert any("_to_copy" in what for what in found.pop("planted"))
+    assert not found.pop("planted, moved")
+    return found

@@ -220,7 +220,9 @@ def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Ha
         code = torch.compile(_own(kind), fullgraph=True, dynamic=True, backend=inductor)
         compiled = [CompiledForward(one, _attentions(one), code) for one in members]
         try:
-            with shapes.patch(use_duck_shape=False):  # sizes that are equal by chance are not taken to be the same
+            with cast(Any, shapes).patch(
+                use_duck_shape=False
+            ):  # sizes that are equal by chance are not taken to be the same
                 for request, logits in zip(PROBES, expected, strict=True):
                     check_agreement(model, forward, logits, request)
         except UnsupportedModelError as error:
