@@ -31,6 +31,8 @@ KERNEL = re.compile(r"^ *(?:buf\d+ = )?(cpp_\w+|extern_kernels\.\w+|torch\.ops\.
 # Their own code takes something from the host, or asks the device for a size, and xmod wants a language first.
 HOSTS = {"cpmant", "falcon", "jetmoe", "longcat_flash", "phimoe", "xlm", "xmod"}
 
+COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor looks for g++ on a CPU, which is not here")
+
 
 class Traced:
     """A backend that compiles nothing, and counts."""
@@ -163,6 +165,7 @@ REAL = compilation.inductor
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of inductor, when it is imported
+@COMPILER
 def test_a_llama_layer_is_at_most_12_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels: list[list[str]] = []
 
@@ -181,7 +184,7 @@ def test_a_llama_layer_is_at_most_12_kernels(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for a CPU with g++, which is not here")
+@COMPILER
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3"])
 def test_compiled_for_a_cpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -228,7 +228,10 @@ def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Ha
         except UnsupportedModelError as error:
             for one in members:
                 del vars(one)["forward"]
-            log.warning("%s is not compiled: %s", kind.__name__, str(error).partition("\n")[0])
+            why = (
+                str(error.__cause__ or error).partition("\n\n")[0].split()
+            )  # after that torch says how to find out more
+            log.warning("%s is not compiled: %s", kind.__name__, " ".join(why))
             continue
         finally:
             close(PROBE.session)
