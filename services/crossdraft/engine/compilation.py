@@ -52,8 +52,7 @@ def inductor(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]
             return get_hash_for_files((__file__,))  # part of the key of what is kept
 
     settings = {"post_grad_custom_pre_pass": Once(), "compile_threads": 1}
-    compiled: Any = compile_fx(graph, inputs, config_patches=settings)
-    return cast(Callable[..., Any], compiled)
+    return cast(Callable[..., Any], compile_fx(graph, inputs, config_patches=settings))
 
 
 def compute_once(graph: Graph) -> None:
@@ -73,11 +72,7 @@ def experts_on_device(experts: Any, hidden: Tensor, chosen: Tensor, weights: Ten
     Torch's grouped product does, but for bfloat16 on some GPUs: it copies the sizes of the groups to the host. So a few
     tokens take copies of the weights of their experts, and more of them are given to all experts.
 
-    Args:
-        experts: the module.
-        hidden: (tokens, width).
-        chosen: int64 (tokens, k), numbers of experts.
-        weights: (tokens, k).
+    From (tokens, width) to the same; `chosen`, numbers of experts, and `weights` are (tokens, k).
     """
     count, into = experts.num_experts, "gate_up_proj" if experts.has_gate else "up_proj"
     weight: Tensor = getattr(experts, into)
@@ -129,15 +124,7 @@ OPERATORS.define(
 OPERATORS.define("update(Tensor key, Tensor value, SymInt count) -> (Tensor, Tensor)")
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    place: int,
-    scaling: float | None,
-    cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, place: int, scaling: Any, cap: Any, sinks: Any) -> Tensor:
     """As `attention.attend` for what a layer computed: (1, heads, tokens, width) to (1, tokens, heads, width)."""
     module, cache = RUNNING.attentions[place], RUNNING.cache
     if not cache.gathers:
@@ -199,14 +186,10 @@ class JoinedLinear(nn.Linear):
 
 
 def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Hashable], None]) -> None:
-    """Compiles the layers of a model whose attention is the engine's, those of each class by themselves.
+    """Compiles the layers of a model, those of each class by themselves, and joins its linear layers.
 
-    Those that cannot be compiled, or then compute something else, run as they were; the log says why.
-
-    Args:
-        model: its linear layers are joined.
-        forward: of an engine of this model.
-        close: ends a session of it.
+    Those that cannot be compiled, or then compute something else, run as they were; the log says why. `forward` is that
+    of an engine of this model, and `close` ends a session of it.
     """
     layers = _layers_of(model)
     for one in layers:
@@ -220,17 +203,13 @@ def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Ha
         code = torch.compile(_own(kind), fullgraph=True, dynamic=True, backend=inductor)
         compiled = [CompiledForward(one, _attentions(one), code) for one in members]
         try:
-            with cast(Any, shapes).patch(
-                use_duck_shape=False
-            ):  # sizes that are equal by chance are not taken to be the same
+            with cast(Any, shapes).patch(use_duck_shape=False):  # sizes may be equal by chance
                 for request, logits in zip(PROBES, expected, strict=True):
                     check_agreement(model, forward, logits, request)
         except UnsupportedModelError as error:
             for one in members:
                 del vars(one)["forward"]
-            why = (
-                str(error.__cause__ or error).partition("\n\n")[0].split()
-            )  # after that torch says how to find out more
+            why = str(error.__cause__ or error).partition("\n\n")[0].split()  # then torch says how to find out more
             log.warning("%s is not compiled: %s", kind.__name__, " ".join(why))
             continue
         finally:
