@@ -235,7 +235,7 @@ class ThroughputPlan(PromptsPlan):
     dtype: str = option("float32", "float32, bfloat16 or float16.")
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
-    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
     cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
 
 

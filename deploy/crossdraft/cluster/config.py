@@ -137,7 +137,7 @@ class Service(Part):
     device: str = "cpu"  # as torch names it, such as cuda:0
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
     enable_prefix_caching: bool = True  # share KV cache blocks between sessions with a common prefix
-    enforce_eager: bool = False  # no CUDA graphs
+    enforce_eager: bool = False  # no compiled layers, no CUDA graphs
     # Tokens of the forwards that are captured as CUDA graphs at start; by default as memory allows.
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = ()
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context

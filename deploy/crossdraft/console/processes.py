@@ -58,7 +58,7 @@ class EngineOptions:
         "Reuse the KV cache of a session for another one that begins with the same text.",
         "--enable-prefix-caching/--no-enable-prefix-caching",
     )
-    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
     cuda_graph_sizes: tuple[int, ...] = option(
         (),
         "Tokens of the forwards that are captured as CUDA graphs at start, to which others are rounded up; "

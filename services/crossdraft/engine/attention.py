@@ -143,6 +143,8 @@ def attend(
     in plain calls of the same model, this is transformers' sdpa, which has no soft-capped scores and no sinks.
     """
     known = getattr(module, "layer_layout", None)
+    if torch.compiler.is_compiling() and isinstance(known, LayerLayout):  # the operator calls this again
+        return torch.ops.crossdraft.attend(query, key, value, module.place, scaling, softcap, s_aux), None
     layout = known.current if isinstance(known, LayerLayout) else None
     if isinstance(layout, Tensor):
         return attend_slots(query[0], key[0], value[0], layout, scaling, softcap, s_aux)[None], None

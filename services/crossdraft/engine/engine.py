@@ -25,6 +25,7 @@ from crossdraft.engine.compatibility import (
     length_of,
     plain_logits,
 )
+from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
@@ -152,6 +153,7 @@ class Engine:
         reuse: bool = True,  # a session may begin with a prefix that another one computed
         graphs: bool | None = None,  # forwards read numbers of tokens, as CUDA graphs need it; None: on CUDA
         graph_sizes: Sequence[int] | None = None,  # tokens of those captured at start; empty: none; None: by memory
+        compiled: bool | None = None,  # layers are compiled; None: on CUDA, where one process has all of the model
     ) -> None:
         context = length_of(model, max_length)
         self._begin(model, chunk)
@@ -175,7 +177,11 @@ class Engine:
         self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
+        if self.device.type != "cpu":
+            use_experts_on_device(model)
         self._check_agreement(expected)
+        if compiled or (compiled is None and self.device.type == "cuda" and ranks == 1):
+            compile_layers(model, self.forward, self.close)
         if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):
             self._use_graphs(expected, graph_sizes)
         self.computed = 0

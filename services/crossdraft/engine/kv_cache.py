@@ -266,6 +266,11 @@ class KVCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes what a layer computed, (1, heads, tokens, width), and returns its slots, all or the gathered."""
+        if torch.compiler.is_compiling():  # attention writes it, or the operator calls this again
+            if self._gathered is None:
+                return key_states, value_states
+            gathered: tuple[Tensor, Tensor] = torch.ops.crossdraft.update(key_states, value_states, len(self._gathered))
+            return gathered
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         mapping = self._mappings[self.pool_of[layer_idx]]
         if isinstance(mapping, slice):

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -123,6 +124,7 @@ def load_model(
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
     model = _model(name, source, dtype, runs_on, trust_remote_code, ranks)
+    move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
     weights = [sampled(model.state_dict()), _setting(model), quantization]
     if lora is not None:
@@ -294,6 +296,22 @@ def _weights(
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
     model.eval()
     return model
+
+
+def move_attributes(model: nn.Module, device: torch.device) -> None:
+    """Moves tensors that are attributes of modules, also in lists and the like, but neither parameters nor buffers.
+
+    `Module.to` leaves them where they are, and each forward would copy them: no CUDA graph can have that.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        return moved.setdefault(id(tensor), tensor.to(device))
+
+    moved: dict[int, Tensor] = {}
+    for attributes in (vars(module) for module in model.modules()):
+        for name, value in attributes.items():
+            if any(isinstance(leaf, Tensor) and leaf.device != device for leaf in tree_leaves(value)):
+                attributes[name] = tree_map_only(Tensor, move, value)
 
 
 def _check_whole(found: Mapping[str, Collection[Any]], quantized: bool) -> None:

@@ -49,7 +49,7 @@ class ModelOptions:
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
     emulation: Emulation = NOTHING_EMULATED
     reuse: bool = True  # a session may begin with a prefix that another one computed
-    eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
+    eager: bool = False  # no layer is compiled, and no forward captured as a CUDA graph; on a CPU none is in any case
     graph_sizes: tuple[int, ...] | None = None  # tokens of forwards that are; None: as many as memory allows
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
@@ -98,7 +98,10 @@ class RunningModel:
         about = loaded.description
         tokenization = tokenization_of(about, side)
         pack(loaded.model)
-        engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes)
+        compiled = False if graph_sizes == () else None
+        engine = engine_of(
+            loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes, compiled=compiled
+        )
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
