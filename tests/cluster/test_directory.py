@@ -1,6 +1,7 @@
 """Who is where."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,16 @@ from crossdraft.cluster.directory import (
     Entry,
     FarDirectory,
     Load,
+    Neighbours,
     Role,
     announced,
 )
+from crossdraft.cluster.orchestrators import OrchestratorMetrics
+from crossdraft.rpc.metrics import Exporter
 from crossdraft.serving.backend import Learned
+from tests.serving.exposed import faults, samples
+from tests.serving.ports import free_port
+from tests.target.test_metrics import read
 
 TARGET = Entry("t", Role.TARGET, "small", "", "10.0.0.1:7000", "", "10.0.0.1", 1)
 DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "10.0.0.2", 1)
@@ -73,22 +80,67 @@ async def test_what_an_orchestrator_has_learned_is_kept_when_it_is_gone() -> Non
     assert await actor.learned() == LEARNED | {("small", "copying"): b"newer"}
 
 
-async def test_it_is_told_again_and_again_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    actor, learned, told = DirectoryActor(), dict[tuple[str, str], bytes](), asyncio.Event()
+def in_this_process(actor: DirectoryActor, told: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of all that is announced; `told` is set when something that was learned has come."""
 
     class Near(FarDirectory):
-        async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> None:
-            await actor.announce(entry, load, learned)
+        async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> Neighbours:
+            found = await actor.announce(entry, load, learned)
             if learned:
                 told.set()
+            return found
 
         async def withdraw(self, id: str) -> None:
             await actor.withdraw(id)
 
     monkeypatch.setattr(directory, "FarDirectory", Near)
     monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)
+
+
+async def test_it_is_told_again_and_again_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, learned, told = DirectoryActor(), dict[tuple[str, str], bytes](), asyncio.Event()
+    in_this_process(actor, told, monkeypatch)
     async with announced(ORCHESTRATOR, Load, lambda: learned):
         assert await actor.learned() == {}
         learned |= LEARNED
         await told.wait()
     assert await actor.learned() == LEARNED
+
+
+async def test_one_process_of_a_node_answers_prometheus_for_all_and_another_one_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host, port = "127.0.0.1", free_port()
+    in_this_process(DirectoryActor(port), asyncio.Event(), monkeypatch)
+    async with AsyncExitStack() as stack:
+        for process in (1, 2, 3):  # the third is of another node
+            metrics = OrchestratorMetrics("small")
+            metrics.services([TARGET] * process)
+            exporter = Exporter(metrics.registry)
+            stack.push_async_callback(exporter.stop)
+            node = host if process < 3 else "127.0.0.2"
+            at = exporter.start(node, 0)
+            leaving = await stack.enter_async_context(AsyncExitStack())
+            entry = replace(ORCHESTRATOR, id=str(process), metrics=at, node=node, process=process)
+            await leaving.enter_async_context(announced(entry))
+            if process == 1:
+                first = leaving
+
+        async def told() -> dict[str, float]:
+            """Targets that each process of the node knows."""
+            text = await asyncio.to_thread(read, f"{host}:{port}")
+            assert faults(text) == []
+            found = samples(text, "orchestrator_services")
+            assert all(labels["crossdraft_role"] == "orchestrator" for labels, _ in found)
+            return {labels["crossdraft_process"]: much for labels, much in found if labels["role"] == "target"}
+
+        while len(await told()) < 2:  # the first has not been told of the second yet
+            pass
+        assert await told() == {"1": 1, "2": 2}
+        await first.aclose()
+        while True:
+            try:
+                assert await told() in ({"2": 2}, {"1": 1, "2": 2})
+                break
+            except OSError:  # the port is between two processes
+                await asyncio.sleep(0)

@@ -278,6 +278,7 @@ class Configuration(Part):
     grpc: Grpc | None = None  # None: no gRPC API
     security: Security = Security()
     metrics: bool = True  # every process serves Prometheus on a port of its own; `crossdraft status` shows it
+    metrics_port: Port = 0  # of each node, where one process answers for all of the node; 0: none does
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails

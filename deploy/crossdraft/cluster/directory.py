@@ -19,8 +19,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from crossdraft.cluster.config import DIRECTORY, NAMESPACE
+from crossdraft.cluster.config import DIRECTORY, NAMESPACE, version_of
 from crossdraft.cluster.installed import installed
+from crossdraft.rpc.metrics import NodeExporter
 from crossdraft.serving.backend import Learned
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,11 @@ class Entry:
     def what(self) -> str:
         """Role and name, to be shown."""
         return f"{self.role} {self.name}" if self.name else str(self.role)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """For Prometheus, of all its metrics."""
+        return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
 
 
 @dataclass(frozen=True)
@@ -131,23 +137,28 @@ class DirectoryGoneError(Exception):
     """The directory does not answer; Ray restarts it."""
 
 
-class DirectoryActor:
-    """The directory of a cluster, as an actor. It needs nothing that processes do not announce again."""
+Neighbours = tuple[int, dict[str, dict[str, str]]]  # the port and the sources of a node's metrics, for a NodeExporter
 
-    def __init__(self) -> None:
+
+class DirectoryActor:
+    """The directory of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
+
+    def __init__(self, metrics_port: int = 0) -> None:
         self._directory = Directory(time.monotonic(), secrets.randbits(60))
-        self._installed = installed()
+        self._metrics_port, self._installed = metrics_port, version_of(metrics_port)
         self._changed = asyncio.Condition()
         self._forgetting = asyncio.get_running_loop().create_task(self._forget())
 
     async def installed(self) -> str:
-        """The crossdraft that it runs."""
+        """The crossdraft that it runs, and its own options, as a digest."""
         return self._installed
 
-    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> None:
+    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> Neighbours:
         """A process serves; it must announce itself again before the entry expires."""
         async with self._notifying():
             self._directory.announce(entry, time.monotonic(), load, learned)
+        near = (one for one in self._directory.entries if one.metrics and one.node == entry.node)
+        return self._metrics_port, {one.metrics: one.labels for one in near}
 
     async def learned(self) -> Learned:
         """What orchestrators have learned, also those that are gone."""
@@ -194,9 +205,11 @@ class FarDirectory:
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> None:
+    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> Neighbours:
         """As DirectoryActor.announce."""
-        await self._answer((await self._found()).announce.remote(entry, load, learned), REPLY_SECONDS)
+        asked = (await self._found()).announce.remote(entry, load, learned)
+        found: Neighbours = await self._answer(asked, REPLY_SECONDS)
+        return found
 
     async def learned(self) -> Learned:
         """As DirectoryActor.learned."""
@@ -236,12 +249,12 @@ async def announced(
     entry: Entry, load: Callable[[], Load] = Load, learned: Callable[[], Learned] = dict
 ) -> AsyncIterator[None]:
     """Keeps the process in the directory during the block, with what `load` and `learned` say each time."""
-    directory = FarDirectory()
+    directory, exporter = FarDirectory(), NodeExporter()
 
     async def announce(level: int = logging.WARNING) -> bool:
         """Whether the directory has taken it."""
         try:
-            await directory.announce(entry, load(), learned())
+            await exporter.update(entry.node, *await directory.announce(entry, load(), learned()))
         except DirectoryGoneError as error:
             log.log(level, "%s", error)
             return False
@@ -253,6 +266,7 @@ async def announced(
     finally:
         announcing.cancel()
         await asyncio.wait([announcing])
+        await exporter.update(entry.node, 0, {})
         try:
             await directory.withdraw(entry.id)
         except DirectoryGoneError as error:  # its entry will expire

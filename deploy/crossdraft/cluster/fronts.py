@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
-from pydantic import BaseModel
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -169,18 +168,12 @@ def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
     return GenerationOptions(config.keys, rate, front.stalled_seconds)
 
 
-class ScrapeGroup(BaseModel):
-    """One process, as Prometheus' `http_sd_configs` reads it."""
-
-    targets: list[str]  # host:port
-    labels: dict[str, str]
-
-
 def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
-    """Adds the route that lists the metrics addresses of all processes; it needs a key where there are keys."""
+    """Adds the route that lists the metrics addresses of all processes, as Prometheus' `http_sd_configs` reads them; it
+    needs a key where there are keys."""
 
-    @app.get(SCRAPE_PATH, response_model=list[ScrapeGroup], include_in_schema=False)
-    async def targets(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[ScrapeGroup]:
+    @app.get(SCRAPE_PATH, include_in_schema=False)
+    async def groups(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[dict[str, Any]]:
         try:
             keys.holder(authorization)
             _, entries = await directory.entries()
@@ -190,11 +183,7 @@ def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
         except DirectoryGoneError:
             response.status_code = 503
             return []
-        return [
-            ScrapeGroup(targets=[one.metrics], labels={"crossdraft_role": one.role.value, "crossdraft_node": one.node})
-            for one in entries
-            if one.metrics
-        ]
+        return [{"targets": [one.metrics], "labels": one.labels} for one in entries if one.metrics]
 
 
 @dataclass(frozen=True)
