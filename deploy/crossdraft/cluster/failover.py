@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -93,9 +93,12 @@ class Lost(Exception):  # noqa: N818 - it says what happened
 
 
 class LossMetrics:
-    """Orchestrators that a front has lost in the middle of an output, and how long the client waited."""
+    """Orchestrators that a front has lost in the middle of an output, and how long the client waited.
 
-    def __init__(self, registry: Registry) -> None:
+    All models are there from the beginning: Prometheus takes a value that comes out of nowhere for no increase.
+    """
+
+    def __init__(self, registry: Registry, models: Iterable[str] = ()) -> None:
         labels = ("model_name",)
         self.lost = prometheus_client.Counter(
             f"{PREFIX}orchestrators_lost", "Orchestrators lost during an output.", labels, registry=registry
@@ -107,6 +110,9 @@ class LossMetrics:
             buckets=RESUME_SECONDS,
             registry=registry,
         )
+        for model in models:
+            self.lost.labels(model)
+            self.waited.labels(model)
 
 
 @dataclass

@@ -70,7 +70,7 @@ class FrontBackend:
             for model in config.models
         }
         limits = DetectionLimits(search=config.target_wait_seconds)
-        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry), limits=limits)
+        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry, config.models), limits=limits)
         self.backend = MeasuredBackend(backend, self.metrics)
         self._exporter = Exporter(self.metrics.registry) if config.metrics else None
 
