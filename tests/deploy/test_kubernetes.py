@@ -26,7 +26,7 @@ CHART = REPOSITORY / "deploy" / "kubernetes"
 EXAMPLE = CHART / "examples" / "gpu.yaml"
 BIN = Path(sys.executable).parent
 HELM = shutil.which("helm", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
-with_helm = pytest.mark.skipif(HELM is None, reason="there is no Helm: `.ci/run` says how it is had")
+with_helm = pytest.mark.skipif(HELM is None, reason="there is no Helm here: .ci/run says where it is to be had")
 Values = dict[str, Any]
 
 
