@@ -291,10 +291,9 @@ class Configuration(Part):
         repeated = _repeated([model.name for model in self.models])
         if repeated:
             raise ValueError(f"two models have the name {repeated!r}")
-        ports = self.http.port, self.grpc.port if self.grpc is not None else 0
-        if self.metrics_port in ports and self.metrics_port:
+        if self.metrics_port and self.metrics_port in (self.http.port, self.grpc and self.grpc.port):
             raise _PartError(("metrics_port",), f"a front has the same port, {self.metrics_port}")
-        if ports[0] == ports[1] != 0:
+        if self.grpc is not None and self.grpc.port == self.http.port != 0:
             front = "http" if "port" in self.http.model_fields_set else "grpc"
             message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"
             raise _PartError((front, "port"), message)

@@ -30,6 +30,7 @@ EXPIRY = 8.0  # seconds since a process was announced last
 SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 LONGEST_POLL = 30.0  # seconds that one call of `entries` may wait for a change
 REPLY_SECONDS = 5.0  # after which a reply of the directory is given up
+Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
 
 
 class Role(StrEnum):
@@ -135,9 +136,6 @@ def entry_of(role: Role, model: str, name: str, address: str, metrics: str, node
 
 class DirectoryGoneError(Exception):
     """The directory does not answer; Ray restarts it."""
-
-
-Neighbours = tuple[int, dict[str, dict[str, str]]]  # the port and the sources of a node's metrics, for a NodeExporter
 
 
 class DirectoryActor:

@@ -93,10 +93,7 @@ class Lost(Exception):  # noqa: N818 - it says what happened
 
 
 class LossMetrics:
-    """Orchestrators that a front has lost in the middle of an output, and how long the client waited.
-
-    All models are there from the beginning: Prometheus takes a value that comes out of nowhere for no increase.
-    """
+    """Orchestrators that a front has lost in the middle of an output, and how long the client waited."""
 
     def __init__(self, registry: Registry, models: Iterable[str] = ()) -> None:
         labels = ("model_name",)
@@ -110,7 +107,7 @@ class LossMetrics:
             buckets=RESUME_SECONDS,
             registry=registry,
         )
-        for model in models:
+        for model in models:  # for Prometheus a first value is no increase, unless it is 0
             self.lost.labels(model)
             self.waited.labels(model)
 

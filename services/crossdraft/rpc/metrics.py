@@ -39,11 +39,7 @@ TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
 )
 MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("model_steps", "Batched forwards of the model.", lambda model: model.steps),
-    (
-        "model_seconds",
-        "Seconds in the model's forwards, and in drawing from their logits.",
-        lambda model: model.seconds,
-    ),
+    ("model_seconds", "Seconds in the model's forwards, and in sampling.", lambda model: model.seconds),
     ("model_tokens", "Tokens that were fed to the model.", lambda model: model.tokens),
     ("model_answers", "Answered forward requests, such as passes and steps of a draft.", lambda model: model.requests),
     ("model_queue_seconds", "Seconds that forward requests waited for the model.", lambda model: model.queued_seconds),
