@@ -324,3 +324,16 @@ def test_an_ingress_leads_to_http(chart: Rendered) -> None:
         assert (rule["host"], service["name"]) == (wanted["host"], chart.service["serveService"]["metadata"]["name"])
         assert service["port"]["name"] == chart.service["serveService"]["spec"]["ports"][0]["name"]
         assert one["spec"]["tls"] == [{"hosts": [wanted["host"]], "secretName": wanted["tlsSecret"]}]
+
+
+@with_helm
+def test_what_is_not_wanted_is_left_out() -> None:
+    without = ("--set", "config.grpc=null,config.metrics_port=null,network.enabled=false,monitoring.enabled=true")
+    bare = Rendered({}, list(filter(None, yaml.safe_load_all(helm("template", "bare", CHART, *without)))))
+    assert bare.configuration.grpc is None
+    assert not [*bare.of("Service"), *bare.of("NetworkPolicy"), *bare.of("Ingress")]
+    (monitor,) = bare.of("PodMonitor")
+    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
+    for pod in bare.pods.values():
+        assert not {"grpc", "crossdraft"} & ports(pod).keys()
+        assert "/dev/tcp" not in str(container(pod).get("readinessProbe"))
