@@ -200,6 +200,15 @@ def test_the_head_checks_its_nodes_as_often_as_on_machines_of_ones_own(chart: Re
 
 
 @with_helm
+def test_proxies_are_set_up_as_on_machines_of_ones_own(chart: Rendered) -> None:
+    proxy = pytest.importorskip("crossdraft.cluster.serve_grpc").PROXY
+    for pod in chart.pods.values():
+        assert proxy.items() <= {one["name"]: one.get("value") for one in container(pod)["env"]}.items()
+    module, _, name = proxy["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].rpartition(".")
+    assert callable(getattr(import_module(module), name))
+
+
+@with_helm
 def test_ray_asks_for_a_token_and_the_head_finds_its_cluster_again_where_that_is_chosen(chart: Rendered) -> None:
     cluster = chart.service["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token"}

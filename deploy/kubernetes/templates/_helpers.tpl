@@ -84,8 +84,10 @@ spec:
         - {name: crossdraft, containerPort: {{ . }}}
         {{- end }}
       env:
-        # Fronts then choose among replicas by asking them, not by what they remember of lost ones.
-        - {name: RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S, value: "0"}
+        - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+        # Serve's proxies ask fronts by gRPC, with keepalive: a node that is lost stops no front of another one.
+        - {name: RAY_SERVE_PROXY_USE_GRPC, value: "1"}
+        - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: crossdraft.cluster.serve_grpc.set_up_proxy}
         # The head's health checks. With Ray's own patience of 10 s, streams pause for longer when a node is lost.
         - {name: RAY_health_check_period_ms, value: "1000"}
         - {name: RAY_health_check_timeout_ms, value: "3000"}
