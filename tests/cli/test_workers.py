@@ -12,28 +12,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
 
-from crossdraft.cli import workers
-from crossdraft.cli.workers import (
-    LEARNED,
-    Worker,
-    Workers,
-    WorkerSettings,
-    learned_by_others,
-    learning_backend,
-    reserved,
-    write_learned,
-)
-from crossdraft.rpc.clients import Patience
+from crossdraft.cli.workers import Worker, Workers, WorkerSettings, reserved
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.serving.backend import Learned, LocalBackend, LocalModel, LocalOptions, NamedDrafter, packed
-from crossdraft.speculation.estimates import Estimates, StepCost
 from tests.cli.conftest import COMMAND, Cli
 from tests.rpc.clock import HANGS
 
@@ -165,40 +151,6 @@ async def test_a_worker_may_print_before_and_after_its_ready_line() -> None:
     finally:
         if process.returncode is None:
             process.kill()
-
-
-async def test_a_worker_leaves_what_it_has_learned_and_another_begins_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned: Learned = {("toy", "a"): packed(Estimates(StepCost(0.01), StepCost(0.001), models=("some", "pair")))}
-    written, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def write(what: Learned, where: Path) -> None:
-        write_learned(what, where)
-        loop.call_soon_threadsafe(written.set)
-
-    monkeypatch.setattr(workers, "LEARNED_SECONDS", 0.01)
-    monkeypatch.setattr(workers, "write_learned", write)
-    monkeypatch.setattr(LocalBackend, "learned", learned)
-    model = LocalModel("toy", ("127.0.0.1:9",), (NamedDrafter("a", ("127.0.0.1:9",)),))
-    options = LocalOptions(patience=Patience(describe_seconds=0.2))
-    begun: list[Learned] = []
-    monkeypatch.setattr(workers, "LocalBackend", lambda *given: begun.append(given[2]) or LocalBackend(*given))
-    for _ in range(2):  # it dies, and another one comes
-        async with learning_backend((model,), options, tmp_path):
-            await written.wait()
-    assert begun == [{}, learned]
-
-
-@pytest.mark.parametrize("damaged", [None, b"", b"\xc1", b"\x01", b"some text"])
-def test_without_a_whole_file_a_worker_begins_as_the_first(
-    damaged: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if damaged is not None:
-        (tmp_path / LEARNED).write_bytes(damaged)
-    with caplog.at_level("INFO"):
-        assert learned_by_others(tmp_path / LEARNED) == {}
-    assert [one.message.partition(":")[0] for one in caplog.records] == ["nothing is known of target and drafters"]
 
 
 def test_what_cannot_be_served(cli: Cli) -> None:

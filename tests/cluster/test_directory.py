@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import pytest
-from ray import cloudpickle
 
 from crossdraft.cluster import directory
 from crossdraft.cluster.directory import (
@@ -22,7 +21,6 @@ from crossdraft.cluster.directory import (
 )
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.rpc.metrics import Exporter
-from crossdraft.serving.backend import Learned
 from tests.serving.exposed import faults, samples
 from tests.serving.ports import free_port
 from tests.target.test_metrics import read
@@ -66,29 +64,12 @@ def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
     assert directory.unsettled(10.0 + SETTLING) == directory.unsettled(100.0) == 0
 
 
-LEARNED = {("small", "byte-level"): b"some", ("small", "copying"): b"more"}
-
-
-async def test_what_an_orchestrator_has_learned_is_kept_when_it_is_gone() -> None:
-    actor = DirectoryActor()
-    assert await actor.learned() == {}
-    for entry, learned in ((ORCHESTRATOR, LEARNED), (replace(ORCHESTRATOR, id="p"), {("small", "copying"): b"newer"})):
-        # As they travel through Ray.
-        await actor.announce(*cloudpickle.loads(cloudpickle.dumps((entry, Load(1, 0.5), learned))))
-        await actor.withdraw(entry.id)
-    await actor.announce(TARGET, Load())  # of a version that says nothing of it
-    assert await actor.learned() == LEARNED | {("small", "copying"): b"newer"}
-
-
-def in_this_process(actor: DirectoryActor, told: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory of all that is announced; `told` is set when something that was learned has come."""
+def in_this_process(actor: DirectoryActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of all that is announced."""
 
     class Near(FarDirectory):
-        async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> Neighbours:
-            found = await actor.announce(entry, load, learned)
-            if learned:
-                told.set()
-            return found
+        async def announce(self, entry: Entry, load: Load) -> Neighbours:
+            return await actor.announce(entry, load)
 
         async def withdraw(self, id: str) -> None:
             await actor.withdraw(id)
@@ -97,21 +78,11 @@ def in_this_process(actor: DirectoryActor, told: asyncio.Event, monkeypatch: pyt
     monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)
 
 
-async def test_it_is_told_again_and_again_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    actor, learned, told = DirectoryActor(), dict[tuple[str, str], bytes](), asyncio.Event()
-    in_this_process(actor, told, monkeypatch)
-    async with announced(ORCHESTRATOR, Load, lambda: learned):
-        assert await actor.learned() == {}
-        learned |= LEARNED
-        await told.wait()
-    assert await actor.learned() == LEARNED
-
-
 async def test_one_process_of_a_node_answers_prometheus_for_all_and_another_one_when_it_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host, port = "127.0.0.1", free_port()
-    in_this_process(DirectoryActor(port), asyncio.Event(), monkeypatch)
+    in_this_process(DirectoryActor(port), monkeypatch)
     async with AsyncExitStack() as stack:
         for process in (1, 2, 3):  # the third is of another node
             metrics = OrchestratorMetrics("small")

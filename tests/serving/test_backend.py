@@ -3,8 +3,6 @@
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
-from math import nan
-from struct import pack as packed_as
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -15,7 +13,6 @@ from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
 from crossdraft.rpc.generation import Committed
 from crossdraft.serving.backend import (
-    KNOWN,
     Addresses,
     Connection,
     LocalBackend,
@@ -25,11 +22,7 @@ from crossdraft.serving.backend import (
     OutputRequest,
     OverloadedError,
     UnknownModelError,
-    packed,
-    unpacked,
 )
-from crossdraft.speculation.estimates import PLACES, Estimates, StepCost
-from crossdraft.trace.codec import Codec
 from tests.serving.fakes import figures
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
@@ -93,36 +86,6 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=complaint):
         make()
-
-
-LEARNED = packed(
-    Estimates(StepCost(0.01), StepCost(0.001), target_trip=0.002, drafter_trip=0.003, widest=4.0, models=("a", "b"))
-)
-
-
-def test_estimates_are_read_as_they_were_packed() -> None:
-    state = tuple((float(number), 2.0 * number) for number in range(2 + len(PLACES)))
-    whole = replace(unpacked(LEARNED), acceptance=(((None, 0.8, None), state), (("slem", 0.0, 1.0), state)))
-    assert unpacked(packed(whole)) == whole
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        b"",
-        b"no estimates",
-        LEARNED[:-4],
-        LEARNED.replace(packed_as(">d", 0.002), packed_as(">d", nan)),
-        LEARNED.replace(b"widest", b"widert"),
-        Codec(KNOWN).pack(StepCost()),
-    ],
-)
-async def test_damaged_estimates_are_as_none(damaged: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="these are no estimates"):
-        unpacked(damaged)
-    async with LocalBackend((MODEL,), QUICK, {("demo", "a"): damaged}) as outputs:
-        assert outputs.learned == {}
-    assert caplog.text.count("what was learned of demo and its drafter a cannot be used") == 1
 
 
 class LatePipeline(Pipeline):

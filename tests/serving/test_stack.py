@@ -199,20 +199,6 @@ async def test_a_full_process_refuses_more(stack: Stack) -> None:
     assert (await stack.complete(max_tokens=1)).choices
 
 
-async def test_the_next_backend_begins_with_what_this_one_has_learned(stack: Stack) -> None:
-    learning = replace(GREEDY, overlap=Overlap.AUTO, max_tokens=4 * TOKENS)
-    while not (learned := stack.backend.learned):  # an output may end before its drafter has opened
-        async with stack.client.run(learning) as generation:
-            async for _ in generation:
-                pass
-    assert list(learned) == [("demo", "b")]
-    target, drafter = (server.address for server in stack.servers)
-    for name, begins in (("demo", learned), ("renamed", {})):
-        model = LocalModel(name, (target,), (NamedDrafter("b", (drafter,)),))
-        async with LocalBackend((model,), LocalOptions(MAX), learned) as following:
-            assert following.learned == begins
-
-
 async def test_what_is_served(stack: Stack) -> None:
     card, _ = (await stack.front.openai.models.list()).data
     found = card.to_dict()

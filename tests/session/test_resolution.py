@@ -19,9 +19,9 @@ from crossdraft.session.resolution import (
     with_defaults,
     without_trust,
 )
+from crossdraft.speculation.arms import Limits
 from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.controller import OutputController, TargetController
-from crossdraft.speculation.policy import Limits
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import MODEL_SETTINGS, OpenTarget, SamplingDefaults, SamplingOptions

@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -23,9 +24,9 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.session import Session, State
+from crossdraft.speculation.arms import Limits
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController
-from crossdraft.speculation.policy import Limits
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
 from crossdraft.types.rows import Row
@@ -115,14 +116,16 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
 def test_an_output_for_which_nothing_was_drafted_says_why_in_every_mode(controller: Controller, reason: str) -> None:
     session, (target, _) = Session(assignment(controller=controller, explain=True)), toys()
     waiting: deque[Command] = deque(session.start(0.0))
-    while session.state is not State.DONE:
+    for now in count(1):
+        if session.state is State.DONE:
+            break
         match waiting.popleft():
             case Open(lane):
-                waiting += session.handle(Ready(lane), 1.0)
+                waiting += session.handle(Ready(lane), now)
             case Send(lane, Pass() as sent):
-                waiting += session.handle(Replied(lane, target.run(sent)), 2.0)
+                waiting += session.handle(Replied(lane, target.run(sent)), now)
             case Send(lane, Draft(epoch)):
-                waiting += session.handle(Replied(lane, Drafted(epoch, (), 0.0, "nothing rhymes")), 2.0)
+                waiting += session.handle(Replied(lane, Drafted(epoch, (), 0.0, "nothing rhymes")), now)
     assert (session.counts.draft_tokens, session.counts.undrafted) == (0, reason)
     assert session.counts.stood_aside == (0 if reason != "nothing rhymes" else session.counts.rewinds)
 

@@ -5,13 +5,15 @@ behaves like a session: it asks its controller for a choice at each epoch, and t
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from math import inf
 
 import numpy as np
 
 from crossdraft.engine.scheduler import Pause, ReadyRequest, Scheduler
+from crossdraft.speculation.arms import BRANCHED, NO_DRAFTER, TREES, Arm, Limits
 from crossdraft.speculation.choice import (
     PLAIN,
     Choice,
@@ -22,9 +24,9 @@ from crossdraft.speculation.choice import (
     Judged,
     PassSeen,
     StallSeen,
+    Started,
 )
 from crossdraft.speculation.controller import TargetController
-from crossdraft.speculation.policy import Limits
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average
@@ -46,6 +48,9 @@ class World:
     target_trip: float = 0.0005  # seconds
     match: float = 0.7  # share of acceptable draft tokens that equal one drawn by the target
     samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
+    machinery: float = 0.0  # seconds of the orchestrator for each message, one after the other
+    noise: float = 0.0  # standard deviation of the logarithm of a step's seconds
+    stall: float = 0.0  # seconds more that a step takes whose size, within an octave, is new
 
 
 class Agenda:
@@ -93,23 +98,30 @@ class Wanted:
 class Service:
     """Computes steps of all that is ready, one after the other."""
 
-    def __init__(self, agenda: Agenda, cost: Callable[[int], float]) -> None:
+    def __init__(self, agenda: Agenda, cost: Callable[[int], float], stall: float = 0.0) -> None:
         self.cost = cost  # seconds of a step of so many tokens
         self.steps = 0
+        self.stalled = 0.0  # seconds, in steps of new sizes
+        self._stall, self._sizes = stall, {0}
         self.busy_seconds = 0.0
         self._agenda, self._scheduler = agenda, Scheduler(CHUNK)
         self._waiting: list[Wanted] = []
         self._busy = self._looking = False
         self._look_at = 0.0
+        self._over: set[Hashable] = set()  # sessions
 
     def submit(self, session: Hashable, tokens: int, done: Callable[[StepDone], None]) -> None:
         """Ask for a forward."""
+        if session in self._over:
+            return
         self._scheduler.returns.asked(session, self._agenda.now)
         self._waiting.append(Wanted(session, tokens, self._agenda.now, done))
         self._look(0.0)
 
     def over(self, session: Hashable) -> None:
         """A session has ended."""
+        self._over.add(session)
+        self._waiting = [one for one in self._waiting if one.session is not session]
         self._scheduler.returns.over(session)
 
     def _look(self, seconds: float) -> None:
@@ -132,6 +144,10 @@ class Service:
         chosen, self._waiting = self._waiting, []
         fed = sum(one.tokens for one in chosen)
         seconds = self.cost(fed)
+        if self._stall and fed.bit_length() not in self._sizes:
+            self._sizes.add(fed.bit_length())
+            self.stalled += self._stall
+            seconds += self._stall
         if seconds < inf:
             self._busy = True
             self._agenda.after(seconds, lambda: self._done(chosen, fed, now))
@@ -142,10 +158,11 @@ class Service:
         self.steps += 1
         self.busy_seconds += seconds
         self._scheduler.stepped(fed, seconds)
+        sessions, chosen = len(chosen), [one for one in chosen if one.session not in self._over]
         for one in chosen:
             self._scheduler.returns.answered(one.session, self._agenda.now)
         for one in chosen:
-            one.done(StepDone(seconds, began - one.since, len(chosen), fed))
+            one.done(StepDone(seconds, began - one.since, sessions, fed))
         self._look(0.0)
 
 
@@ -165,8 +182,13 @@ class Simulation:
         self.emitted = 0  # tokens of all outputs
         self.ended: list[float] = []  # when outputs were over, in seconds
         self.rng = np.random.default_rng(seed)
-        self.target = Service(self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed)
-        self.drafter = Service(self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed)
+        self.target = Service(
+            self.agenda, lambda fed: self._noise() * (self.world.pass_base + self.world.pass_each * fed), world.stall
+        )
+        self.drafter = Service(
+            self.agenda, lambda fed: self._noise() * (self.world.step_base + self.world.step_each * fed), world.stall
+        )
+        self._free = 0.0  # seconds: when the orchestrator has handled what came before
         self.live = 0  # outputs
         self._make, self._tokens, self._slots = make, tokens, 0
         self.resize(slots)
@@ -203,9 +225,17 @@ class Simulation:
         if self.live < self._slots:
             self._begin()
 
-    def handle(self, trip: float, call: Callable[[], None]) -> None:
-        """Let the orchestrator handle a message, which travels first."""
-        self.agenda.after(self.delay(trip), call)
+    def _noise(self) -> float:
+        return float(np.exp(self.rng.normal(0, self.world.noise))) if self.world.noise else 1.0
+
+    def handle(self, trip: float, call: Callable[[], None], light: bool = False) -> None:
+        """Let the orchestrator handle a message, which travels first; those of runs are next to no work."""
+        work = self.world.machinery and not light
+        self.agenda.after(self.delay(trip), lambda: self._handle(call) if work else call())
+
+    def _handle(self, call: Callable[[], None]) -> None:
+        self._free = max(self._free, self.agenda.now) + self.world.machinery
+        self.agenda.after(self._free - self.agenda.now, call)
 
     def delay(self, trip: float) -> float:
         """Seconds of a message, of a round trip of so many."""
@@ -234,7 +264,7 @@ class SimulatedDraft:
     def _go_on(self) -> None:
         if not self._busy and self._made < self._asked:
             self._busy, epoch = True, self._epoch
-            self._simulation.drafter.submit(self, 1, lambda done: self._drafted(epoch, done))
+            self._simulation.drafter.submit(self, self._choice.width, lambda done: self._drafted(epoch, done))
 
     def _drafted(self, epoch: int, done: StepDone) -> None:
         self._busy = False
@@ -285,6 +315,7 @@ class Output:
 
     def start(self) -> None:
         """The target is open."""
+        self._controller.observe(Started(), self._now)
         self._next()
         self._go_on()
 
@@ -299,7 +330,9 @@ class Output:
     @property
     def _acceptance(self) -> float:
         """As the world is now: a drafter may be replaced while outputs go on."""
-        return self._simulation.world.acceptance + self._easier * self._simulation.world.spread
+        found = self._simulation.world.acceptance + self._easier * self._simulation.world.spread
+        nodes = self._choice.tree_nodes
+        return 1 - (1 - found) * (self._choice.max_draft_tokens / nodes) ** BRANCHED if nodes else found
 
     @property
     def _due(self) -> bool:
@@ -469,7 +502,8 @@ class Output:
             flight.half = flight.run // 2
         self._flight = flight
         delay = self._simulation.delay(self._simulation.world.target_trip)
-        self._simulation.agenda.after(delay, lambda: self._forward(flight, 1 + known))
+        fed = 1 + (self._choice.tree_nodes or known) if known else 1
+        self._simulation.agenda.after(delay, lambda: self._forward(flight, fed))
 
     def _forward(self, flight: Flight, tokens: int) -> None:
         self._simulation.target.submit(self, tokens, lambda done: self._forwarded(flight, done))
@@ -480,7 +514,9 @@ class Output:
             if flight.run and self._left > 0:
                 self._forward(flight, 1)
         over = not flight.run
-        self._simulation.handle(self._simulation.world.target_trip, lambda: self._returned(flight, done, over))
+        self._simulation.handle(
+            self._simulation.world.target_trip, lambda: self._returned(flight, done, over), flight.half > 0
+        )
 
     def _returned(self, flight: Flight, done: StepDone, over: bool) -> None:
         if self._left <= 0:
@@ -511,11 +547,13 @@ class Output:
             flight.run, flight.half = flight.run + min(choice.run, self._left), choice.run // 2
 
 
-def fixed_choices(samples: bool = False) -> Sequence[Choice]:
-    """Those that controllers are compared with: plain decoding, lock-step, and overlapped ones of many sizes."""
-    rounds = [Choice(k, k, overlap=False) for k in (1, 2, 3, 4, 6, 8, 12, 16)]
-    chains = [Choice(window, wait, chunk=2) for window, wait in ((4, 1), (4, 3), (8, 2), (8, 4), (16, 8), (32, 8))]
-    return [PLAIN, *rounds, *chains, Choice(8, patience=0.0), Choice(24, patience=0.0)]
+def choice_of(arm: Arm) -> Choice:
+    """As a fixed one."""
+    if not arm.depth:
+        return PLAIN
+    if not arm.overlap:
+        return Choice(arm.depth, arm.depth, False, tree_nodes=arm.nodes)
+    return Choice(arm.depth, arm.wait, patience=30.0 if arm.wait else 0.0, chunk=2)
 
 
 def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: float, seed: int = 0) -> float:
@@ -525,26 +563,56 @@ def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: 
 
 KIND = ("coupled", 1.0, None)  # of all simulated requests
 TOKENS = 256  # of an output
+CHAINS = Limits()
+WITH_TREES = Limits(samples=True, tree_nodes=tuple(nodes for _, nodes in TREES))
 
 
-def controllers(limits: Limits | None = None) -> Callable[[], Controller]:
+def limits_of(world: World) -> Limits:
+    """Of requests of a method whose target draws by itself, or of another one."""
+    return WITH_TREES if world.samples else CHAINS
+
+
+def controllers(limits: Limits = CHAINS) -> Callable[[], Controller]:
     """Makes controllers of outputs that share a new one."""
-    shared, given = TargetController(), limits or Limits()
-    return lambda: shared.output(KIND, given)
+    shared = TargetController()
+    return lambda: shared.output(KIND, limits)
+
+
+@cache
+def arm_speeds(world: World, outputs: int) -> dict[Arm, float]:
+    """Tokens a second of all outputs with each arm."""
+    seconds = max(1.0, 150 * world.pass_base)
+    return {arm: fixed_speed(world, choice_of(arm), TOKENS, outputs, seconds) for arm in limits_of(world).arms}
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The speed of the controller's outputs, what it learns included."""
+    """The speed of the controller's outputs."""
 
-    of_best: float  # ... of the fastest fixed choice
+    of_best: float  # ... of the fastest arm
     of_plain: float
+    gain: float  # of the fastest arm beside no drafter
 
 
-def measured(outputs: int, acceptance: float, pass_ms: float, trip_ms: float, passes: int) -> Shares:
-    """One cell of the grid, over the time of so many plain passes."""
-    world = World(acceptance, pass_base=pass_ms / 1e3, drafter_trip=trip_ms / 1e3)
-    seconds = passes * world.pass_base
-    speeds = {choice: fixed_speed(world, choice, TOKENS, outputs, seconds) for choice in fixed_choices()}
-    controlled = Simulation(world, controllers(), TOKENS, outputs, seed=1).speed(seconds)
-    return Shares(controlled / max(speeds.values()), controlled / speeds[PLAIN])
+def measured(world: World, outputs: int, seed: int = 1, first: int = 300, then: int = 500) -> Shares:
+    """In a number of passes, after others in which the controller begins to learn, as benchmarks measure it."""
+    speeds = arm_speeds(world, outputs)
+    simulation = Simulation(world, controllers(limits_of(world)), TOKENS, outputs, seed)
+    simulation.speed(first * world.pass_base)
+    found = simulation.speed(then * world.pass_base)
+    best, plain = max(speeds.values()), speeds[NO_DRAFTER]
+    return Shares(found / best, found / plain, best / plain)
+
+
+def cold(world: World, outputs: int = 5, tokens: int = 96, seed: int = 1) -> Shares:
+    """Outputs one after another from the first token on; what stalls in first uses take is left out."""
+    speeds = arm_speeds(replace(world, stall=0.0), 1)
+    best = max(speeds, key=lambda arm: speeds[arm])
+
+    def seconds(world: World, make: Callable[[], Controller]) -> float:
+        simulation = Simulation(world, make, tokens, 1, seed)
+        return simulation.until_ended(outputs) - simulation.target.stalled - simulation.drafter.stalled
+
+    auto = seconds(world, controllers(limits_of(world)))
+    fastest, plain = (seconds(replace(world, stall=0.0), partial(Fixed, choice_of(arm))) for arm in (best, NO_DRAFTER))
+    return Shares(fastest / auto, plain / auto, plain / fastest)

@@ -3,8 +3,7 @@
 Each worker runs the same command line and has all of a server of its own. They listen on the port together
 (SO_REUSEPORT): the kernel gives each new connection to one of them, and gRPC cannot be handed a socket. This process
 serves nothing. It starts workers as new processes, as neither gRPC nor torch survives a fork; it replaces those that
-die, and drains all when it is told to stop. Workers end with their standard input, so none is left behind. A new one
-begins with what others have learned of target and drafters, which they leave in a file.
+die, and drains all when it is told to stop. Workers end with their standard input, so none is left behind.
 """
 
 import asyncio
@@ -14,24 +13,18 @@ import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
-
-import msgpack  # type: ignore[import-untyped]  # there are no stubs
 
 from crossdraft.console.running import CommandFailed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Serving
-from crossdraft.serving.backend import Learned, LocalBackend, LocalModel, LocalOptions
 
 log = logging.getLogger(__name__)
 RESTART_SECONDS = 1.0  # before another one is started where a new worker did not become ready
 PIECE = 1 << 16  # bytes that are read at once
-LEARNED = "learned"  # name of the file with what a worker has learned, in the folder that workers share
-LEARNED_SECONDS = 5.0  # between two writings of it
 SPARE_SECONDS = 30.0  # after the grace period, before a worker that does not end is killed
 
 
@@ -156,51 +149,6 @@ class Workers(Serving):
         except TimeoutError:
             process.kill()
             return await process.wait()
-
-
-@asynccontextmanager
-async def learning_backend(
-    models: Sequence[LocalModel], options: LocalOptions, folder: Path
-) -> AsyncIterator[LocalBackend]:
-    """A worker's backend. It begins with what others have learned, and writes what it learns, in a shared folder."""
-    file = folder / LEARNED
-    async with LocalBackend(models, options, await asyncio.to_thread(learned_by_others, file)) as backend:
-        writing = asyncio.create_task(_write_learned(backend, file))
-        try:
-            yield backend
-        finally:
-            writing.cancel()
-            await asyncio.wait([writing])
-
-
-def learned_by_others(file: Path) -> Learned:
-    """What one of them has written last; nothing if there is no such file, or it is damaged."""
-    try:
-        found = msgpack.unpackb(file.read_bytes(), use_list=False, strict_map_key=False)
-        if not isinstance(found, dict):
-            raise ValueError("it has no names in it")
-    except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
-        log.info("nothing is known of target and drafters: %s", error)
-        return {}
-    log.info("it begins with what another worker has learned")
-    return found
-
-
-def write_learned(learned: Learned, file: Path) -> None:
-    """Replaces the file at once: it is always whole."""
-    new = file.with_suffix(f".{os.getpid()}")
-    new.write_bytes(msgpack.packb(learned))
-    new.replace(file)
-
-
-async def _write_learned(backend: LocalBackend, file: Path) -> None:
-    try:
-        while True:
-            await asyncio.sleep(LEARNED_SECONDS)
-            if learned := backend.learned:
-                await asyncio.to_thread(write_learned, learned, file)
-    except OSError as error:
-        log.warning("workers that start later will not begin with what this one has learned: %s", error)
 
 
 async def drain(output: asyncio.StreamReader) -> None:

@@ -138,6 +138,8 @@ class Service(Part):
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
     enable_prefix_caching: bool = True  # share KV cache blocks between sessions with a common prefix
     enforce_eager: bool = False  # no CUDA graphs
+    # Tokens of the forwards that are captured as CUDA graphs at start; by default as memory allows.
+    cuda_graph_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = ()
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
     tensor_parallel_size: Count = 1  # of a target: processes that share a replica's model, and its resources
@@ -427,9 +429,6 @@ DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve
 INGRESS = "Ingress"  # a deployment
 DIGEST_LENGTH = 12  # characters
-# Environment of fronts: Serve asks replicas for their queue lengths before each request. With its cache, a silent
-# orchestrator would count as idle and be chosen again and again until Ray knows that it is lost.
-FRONT_ENVIRONMENT = {"env_vars": {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "0"}}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from ray.exceptions import RayError
 from crossdraft.cluster.config import DIRECTORY, NAMESPACE, version_of
 from crossdraft.cluster.installed import installed
 from crossdraft.rpc.metrics import NodeExporter
-from crossdraft.serving.backend import Learned
 
 log = logging.getLogger(__name__)
 ANNOUNCE_INTERVAL = 1.0  # seconds
@@ -90,15 +89,13 @@ class Directory:
         self._settled_at = began + SETTLING
         self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
         self.loads: dict[str, Load] = {}  # by id
-        self.learned: dict[tuple[str, str], bytes] = {}  # what an orchestrator has said last; kept when it is gone
 
     def unsettled(self, now: float) -> float:
         """Seconds until it has heard of all processes."""
         return max(0.0, self._settled_at - now)
 
-    def announce(self, entry: Entry, now: float, load: Load | None = None, learned: Learned | None = None) -> None:
-        """A process serves. Its load and what it has learned are no change."""
-        self.learned |= learned or {}
+    def announce(self, entry: Entry, now: float, load: Load | None = None) -> None:
+        """A process serves. Its load is no change."""
         known = self._heard.get(entry.id)
         self.loads[entry.id] = load or Load()
         self._heard[entry.id] = (entry, now)
@@ -151,16 +148,12 @@ class DirectoryActor:
         """The crossdraft that it runs, and its own options, as a digest."""
         return self._installed
 
-    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> Neighbours:
-        """A process serves; it must announce itself again before the entry expires."""
+    async def announce(self, entry: Entry, load: Load, *_: object) -> Neighbours:
+        """A process serves; it must announce itself again before the entry expires. Earlier versions say more."""
         async with self._notifying():
-            self._directory.announce(entry, time.monotonic(), load, learned)
+            self._directory.announce(entry, time.monotonic(), load)
         near = (one for one in self._directory.entries if one.metrics and one.node == entry.node)
         return self._metrics_port, {one.metrics: one.labels for one in near}
-
-    async def learned(self) -> Learned:
-        """What orchestrators have learned, also those that are gone."""
-        return self._directory.learned
 
     async def loads(self) -> dict[str, Load]:
         """Of all processes, by the ids of their entries."""
@@ -203,15 +196,10 @@ class FarDirectory:
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry, load: Load, learned: Learned | None = None) -> Neighbours:
+    async def announce(self, entry: Entry, load: Load) -> Neighbours:
         """As DirectoryActor.announce."""
-        asked = (await self._found()).announce.remote(entry, load, learned)
+        asked = (await self._found()).announce.remote(entry, load)
         found: Neighbours = await self._answer(asked, REPLY_SECONDS)
-        return found
-
-    async def learned(self) -> Learned:
-        """As DirectoryActor.learned."""
-        found: Learned = await self._answer((await self._found()).learned.remote(), REPLY_SECONDS)
         return found
 
     async def withdraw(self, id: str) -> None:
@@ -243,16 +231,14 @@ class FarDirectory:
 
 
 @asynccontextmanager
-async def announced(
-    entry: Entry, load: Callable[[], Load] = Load, learned: Callable[[], Learned] = dict
-) -> AsyncIterator[None]:
-    """Keeps the process in the directory during the block, with what `load` and `learned` say each time."""
+async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncIterator[None]:
+    """Keeps the process in the directory during the block, with what `load` says each time."""
     directory, exporter = FarDirectory(), NodeExporter()
 
     async def announce(level: int = logging.WARNING) -> bool:
         """Whether the directory has taken it."""
         try:
-            await exporter.update(entry.node, *await directory.announce(entry, load(), learned()))
+            await exporter.update(entry.node, *await directory.announce(entry, load()))
         except DirectoryGoneError as error:
             log.log(level, "%s", error)
             return False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -39,8 +40,9 @@ from crossdraft.cluster.directory import (
     entry_of,
     node_address,
 )
-from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Refusal, Replies
+from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
+from crossdraft.cluster.serve_grpc import Elsewhere
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
@@ -69,8 +71,8 @@ class FrontBackend:
             model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
             for model in config.models
         }
-        limits = DetectionLimits(search=config.target_wait_seconds)
-        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry, config.models), limits=limits)
+        losses = LossMetrics(self.metrics.registry, config.models)
+        backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
         self.backend = MeasuredBackend(backend, self.metrics)
         self._exporter = Exporter(self.metrics.registry) if config.metrics else None
 
@@ -83,8 +85,10 @@ class FrontBackend:
 class ServeOrchestrators:
     """The replicas of one deployment; Serve sends each call to one with a short queue."""
 
+    avoid = staticmethod(Elsewhere.avoid)  # as `Orchestrators.avoid`
+
     def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
-        self._handle = handle
+        self._handle = handle.options(_by_reference=False)  # by gRPC
 
     async def models(self) -> tuple[ServedModel, ...]:
         """As `Orchestrators.models`."""
@@ -118,7 +122,7 @@ def _foreign_errors() -> Iterator[None]:
         raise OverloadedError(
             "all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS
         ) from error
-    except (RayError, RayServeException) as error:
+    except (RayError, RayServeException, AioRpcError) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

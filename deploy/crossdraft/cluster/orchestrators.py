@@ -21,12 +21,13 @@ from crossdraft.cluster.directory import (
     node_address,
 )
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
+from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Exporter, Registry
 from crossdraft.rpc.server import freeze_heap
-from crossdraft.serving.backend import Learned, LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
@@ -39,6 +40,7 @@ PULSE = 0.5  # seconds: a stream is never silent for longer
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
+keep_alive()  # now: Serve loads the class of a replica before it makes its server
 
 
 class Orchestrator:
@@ -58,8 +60,7 @@ class Orchestrator:
         node = node_address()
         metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
         self._entry = entry = entry_of(Role.ORCHESTRATOR, config.model, "", "", metrics, node)
-        # With the actor's id, as a node may give the same process id again.
-        self._began = Began(f"{entry.node} {entry.process} {entry.id}")
+        self._began = Began(entry.id)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -114,7 +115,7 @@ class Orchestrator:
 
     async def _follow(self) -> NoReturn:
         directory, version = FarDirectory(), -1
-        async with announced(self._entry, self._load, self._learned):
+        async with announced(self._entry, self._load):
             while True:
                 try:
                     version, entries = await directory.entries(version, LONG_POLL)
@@ -122,16 +123,13 @@ class Orchestrator:
                     log.warning("%s", error)
                     await asyncio.sleep(PAUSE)
                     continue
-                await self._use([entry for entry in entries if entry.model == self._config.model], directory)
+                await self._use([entry for entry in entries if entry.model == self._config.model])
 
     def _load(self) -> Load:
         outputs = 0 if self._backend is None else self._backend.running
         return Load(outputs, outputs / self._config.max_outputs)
 
-    def _learned(self) -> Learned:
-        return {} if self._backend is None else self._backend.learned
-
-    async def _use(self, entries: Sequence[Entry], directory: FarDirectory) -> None:
+    async def _use(self, entries: Sequence[Entry]) -> None:
         """Uses these services from now on."""
         targets = tuple(entry.address for entry in entries if entry.role is Role.TARGET)
         self._metrics.services(entries)
@@ -142,12 +140,7 @@ class Orchestrator:
             return
         self._model = model
         if self._backend is None:
-            try:
-                learned = await directory.learned()
-            except DirectoryGoneError as error:
-                log.warning("it begins without what others have learned: %s", error)
-                learned = {}
-            self._backend = await LocalBackend([model], self._options, learned).__aenter__()
+            self._backend = await LocalBackend([model], self._options).__aenter__()
             freeze_heap()
             self._ready.set()
         else:

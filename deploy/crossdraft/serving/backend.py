@@ -20,8 +20,6 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Repl
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
-from crossdraft.speculation.estimates import Estimates, StepCost
-from crossdraft.trace.codec import Codec
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -33,8 +31,6 @@ MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
 Addresses = tuple[str, ...]  # host:port
-Learned = Mapping[tuple[str, str], bytes]  # `packed` estimates by the names of model and drafter
-KNOWN = (Estimates, StepCost)  # types of them
 
 
 @dataclass(frozen=True)
@@ -255,17 +251,13 @@ class LocalBackend:
     Args:
         models: that are served.
         options: limits.
-        learned: what another backend of these models says it has `learned`.
 
     Raises:
         ValueError: there is no model, or two have the same name.
     """
 
-    def __init__(
-        self, models: Sequence[LocalModel], options: LocalOptions | None = None, learned: Learned | None = None
-    ) -> None:
+    def __init__(self, models: Sequence[LocalModel], options: LocalOptions | None = None) -> None:
         self._options = options or LocalOptions()
-        self._before = learned or {}
         self._models = {name: model for model in models for name in model.names}
         if not models or len(self._models) < sum(len(model.names) for model in models):
             raise ValueError("give at least one model, and each a name of its own")
@@ -356,12 +348,6 @@ class LocalBackend:
         assert generation.statistics is not None
         yield OutputEnded(generation.reason, generation.statistics)
 
-    @property
-    def learned(self) -> Learned:
-        """What its pipelines have learned, for the next backend to begin with; nothing of those that have not."""
-        opened = {key: one.pipeline.estimates for key, one in self._connections.items() if one.pipeline is not None}
-        return {key: packed(one) for key, one in opened.items() if one.known}
-
     async def follow(self, model: LocalModel) -> None:
         """Uses these addresses of a model's services from now on; sessions that run on others move there.
 
@@ -378,20 +364,9 @@ class LocalBackend:
 
     def _connection_to(self, model: LocalModel, drafter: NamedDrafter | None) -> Connection:
         addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
-        estimates = None if drafter is None else self._estimates(model.name, drafter.name)
         options = self._options
-        make = partial(connect, patience=options.patience, tls=options.tls, updated=options.updated)
-        make = partial(make, trusted=trusted, estimates=estimates)
+        make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted, updated=options.updated)
         return Connection(make, model.targets, addresses)
-
-    def _estimates(self, model: str, drafter: str) -> Estimates | None:
-        """What was learned of them before."""
-        before = self._before.get((model, drafter))
-        try:
-            return None if before is None else unpacked(before)
-        except ValueError as error:
-            log.warning("what was learned of %s and its drafter %s cannot be used: %s", model, drafter, error)
-            return None
 
     def _connection(self, request: OutputRequest) -> Connection:
         model = self._model(request.model)
@@ -432,22 +407,6 @@ class LocalBackend:
             self.running -= 1
             took = time.monotonic() - began
             self._mean_seconds = SMOOTHING * self._mean_seconds + (1 - SMOOTHING) * took
-
-
-def packed(estimates: Estimates) -> bytes:
-    """Estimates for another process, perhaps of another version."""
-    return Codec(KNOWN).pack(estimates)
-
-
-def unpacked(data: bytes) -> Estimates:
-    """What was packed; raises ValueError."""
-    try:
-        estimates = Codec(KNOWN).unpack(data)
-    except ValueError as error:
-        raise ValueError(f"these are no estimates: {error}") from error
-    if not isinstance(estimates, Estimates):
-        raise ValueError("these are no estimates")
-    return estimates
 
 
 def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int, detail: tuple[str, ...]) -> ServedModel:

@@ -28,7 +28,7 @@ from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
-from crossdraft.types.statistics import BOUNDS, LaneFigures
+from crossdraft.types.statistics import COARSE, LaneFigures
 
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
@@ -142,7 +142,7 @@ class Metrics:
         )
         self._lost = self._counter("services_lost", "Sessions whose service failed, by cause.", ("role", "cause"))
         self._trips = self._histogram(
-            "round_trip_seconds", "Seconds to a service's first reply, less its model's.", BOUNDS, ("role", "peer")
+            "round_trip_seconds", "Seconds to a service's first reply, less its model's.", COARSE, ("role", "peer")
         )
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -196,7 +196,7 @@ class Metrics:
         if lane.address:
             self._wire.labels(lane.role, lane.address, "sent").inc(lane.bytes_sent)
             self._wire.labels(lane.role, lane.address, "received").inc(lane.bytes_received)
-            self._trips.labels(lane.role, lane.address).merge(lane.trips.counts, lane.trips.seconds)
+            self._trips.labels(lane.role, lane.address).merge(lane.trips.coarse, lane.trips.seconds)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)

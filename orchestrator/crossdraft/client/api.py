@@ -43,8 +43,7 @@ from crossdraft.session.resolution import (
 )
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
-from crossdraft.speculation.controller import OutputController, PlainController, TargetController
-from crossdraft.speculation.estimates import Estimates
+from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.trace.recording import FileRecorder, Header, Recorder
@@ -274,7 +273,6 @@ class Pipeline:
         tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
         trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
             distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
-        estimates: what another pipeline has learned (`Pipeline.estimates`); not used if its models are others.
         updated: targets of another model may be there, as in an update, and are used once the others have left.
 
     Raises:
@@ -290,7 +288,6 @@ class Pipeline:
         needs_drafter: bool = False,
         tls: TlsFiles | None = None,
         trusted: bool = True,
-        estimates: Estimates | None = None,
         updated: bool = False,
     ) -> None:
         self._targets = addresses_of(target)
@@ -304,7 +301,6 @@ class Pipeline:
         self._updated = updated
         self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
-        self._before = estimates or Estimates()
         self._controller = TargetController()  # for the models that `_controlled` names
         self._controlled: tuple[str, ...] = ()
         self._noted: set[str] = set()  # reasons that were logged
@@ -413,9 +409,7 @@ class Pipeline:
             request = without_trust(request)
         targets, patience = len(services.targets), self._patience.target_seconds
         assignment = resolve(request, models, drawn, targets, controller, patience, *(prepared or ()))
-        if not drafting:
-            assignment = replace(assignment, controller=PlainController(controller))
-        elif models.drafter is None and self._drafters:
+        if drafting and models.drafter is None and self._drafters:
             assignment = replace(assignment, no_drafter=f"the drafter is {self._connected.drafter_fault}")
         recorder = None
         if request.record is not None:
@@ -431,18 +425,13 @@ class Pipeline:
         return generation
 
     @property
-    def estimates(self) -> Estimates:
-        """What the controller has learned of these models, for the next pipeline to begin with."""
-        return replace(self._learning.estimates, models=self._controlled)
-
-    @property
     def _learning(self) -> TargetController:
         """The controller for the models that are served now: what was learned of others is of no use."""
         described = [one for one in (self.models.target, self.models.drafter) if one is not None]
         served = tuple(text for one in described for text in (one.model, one.fingerprint))
         if served != self._controlled:
             self._controlled = served
-            self._controller = TargetController(self._before if self._before.models == served else None)
+            self._controller = TargetController()
         return self._controller
 
     async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:

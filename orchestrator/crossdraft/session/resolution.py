@@ -9,9 +9,9 @@ import numpy as np
 
 from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.output import fault_of_committed
+from crossdraft.speculation.arms import TREES, Limits
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController
-from crossdraft.speculation.policy import TREES, Limits
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
@@ -211,7 +211,7 @@ def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> tup
     """Nodes of draft trees that may be used; an audit recomputes the draws of chains only, and copies are chains."""
     if not method.samples or request.audit or copies or request.tree_nodes == 0:
         return ()
-    return TREES if request.tree_nodes is None else (request.tree_nodes,)
+    return tuple(nodes for _, nodes in TREES) if request.tree_nodes is None else (request.tree_nodes,)
 
 
 def most_draft_tokens(request: GenerationRequest, copies: bool = False) -> int:

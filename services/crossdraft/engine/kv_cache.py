@@ -26,6 +26,7 @@ class MemoryShare:
 
     utilization: float = 0.9  # of a GPU's memory, with all that is in it; of main memory it is half of what is free
     sessions: int = 256  # at most what so many sessions of full length can use
+    beside: int = 0  # bytes of a token in a cache that is still to be made there: both hold about as many tokens
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
@@ -77,8 +78,12 @@ class CachePlan:
         Raises:
             NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
         """
-        most = budget.sessions if isinstance(budget, MemoryShare) else math.inf
-        mib: float = (unused if math.isfinite(unused) else BUDGET) if isinstance(budget, MemoryShare) else budget
+        most, mib = math.inf, 0.0
+        if isinstance(budget, MemoryShare):
+            each = slot_bytes + (0 if windowed is None else windowed.slot_bytes)
+            most, mib = budget.sessions, (unused if math.isfinite(unused) else BUDGET) * each / (each + budget.beside)
+        else:
+            mib = budget
         size, cost, apart, longest = max(0.0, mib * MIB), slot_bytes, 0, context
         if windowed is not None and slot_bytes:
             apart = windowed.kept * windowed.slot_bytes  # one session's

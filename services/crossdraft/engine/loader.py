@@ -393,6 +393,7 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
 
 
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
+UNUSED = -1e4  # logit of an id that a larger vocabulary adds: its probability is 0, also in float64
 
 
 def grown(original: PreTrainedModel, size: Size, device: torch.device | None = None) -> LlamaForCausalLM:
@@ -401,7 +402,7 @@ def grown(original: PreTrainedModel, size: Size, device: torch.device | None = N
     The residual stream is padded with zeros. A norm over H numbers in place of h then divides by a root mean square
     that is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads keep their
     width, so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new layers end in
-    output projections that are zero.
+    output projections that are zero. New ids have rows of zeros, and a bias of the head keeps them from being drawn.
 
     Args:
         original: the model.
@@ -432,6 +433,9 @@ def grown(original: PreTrainedModel, size: Size, device: torch.device | None = N
             weight = source[origin]
             corner = parameter[tuple(slice(0, length) for length in weight.shape)]
             corner.copy_(weight * scale if "norm" in name else weight)
+        if new.vocab_size > old.vocab_size:
+            unused = torch.arange(new.vocab_size, device=device) >= old.vocab_size
+            model.lm_head.bias = nn.Parameter(unused * torch.tensor(UNUSED, dtype=original.dtype), requires_grad=False)
     model.generation_config = copy.deepcopy(original.generation_config)
     model.eval()
     return model
@@ -445,17 +449,19 @@ def _larger(old: LlamaConfig, size: Size, dtype: torch.dtype) -> LlamaConfig:
     shared = max(shared_before, size.hidden // (head * group))
     scaled = round(old.intermediate_size * size.hidden / old.hidden_size)
     intermediate = scaled if size.intermediate is None else size.intermediate
+    vocabulary = size.vocabulary or old.vocab_size
     for what, least, given in (
         ("layers", old.num_hidden_layers, size.layers),
         ("hidden", old.hidden_size, size.hidden),
         ("intermediate", old.intermediate_size, intermediate),
+        ("vocabulary", old.vocab_size, vocabulary),
     ):
         if given < least:
             raise NumberOutOfRangeError(f"{what} must be at least the model's own {least}, got {given}")
     new = copy.deepcopy(old)
     new.num_hidden_layers, new.hidden_size, new.intermediate_size = size.layers, size.hidden, intermediate
     new.head_dim, new.num_key_value_heads, new.num_attention_heads = head, shared, shared * group
-    new.rms_norm_eps = old.rms_norm_eps * old.hidden_size / size.hidden
+    new.rms_norm_eps, new.vocab_size = old.rms_norm_eps * old.hidden_size / size.hidden, vocabulary
     new.dtype = dtype
     return new
 

@@ -196,8 +196,9 @@ def _decode_draft(message: pb.Draft) -> Draft:
     for name, limit in most.items():
         if getattr(message, name) > limit:
             raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
-    changed = {"letters": codec.decode_letters(message.letters, "letters"), "chunk": chunk, "branch_width": width}
-    return Draft(**codec.plain_fields(message) | changed)
+    letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
+    shape = chunk, depth, width, message.adopt, message.first, nodes
+    return Draft(message.epoch, message.offset, letters, message.count, *shape)
 
 
 def _decode_score(message: pb.Score) -> Score:

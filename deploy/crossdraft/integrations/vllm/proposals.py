@@ -105,6 +105,7 @@ class Proposals:
         if request.session is not None:
             outcome = request.session.stream.emitted(ids)
             request.session.known.pace.judged(outcome)
+            self._pacing.judged(outcome)
             if ids[-1] in self._stops:
                 self._services.close(request)
 
