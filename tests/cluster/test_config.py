@@ -86,6 +86,7 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
             "line 6: http.port: http and grpc have the sam",
         ),
         (SMALLEST + "grpc:\n  burst: 2\n  port: 8000\n", "line 7: grpc.port: http and grpc have the same port"),
+        (SMALLEST + "metrics_port: 8000\n", "line 5: metrics_port: a front has the same port, 8000"),
         (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
         (

@@ -280,6 +280,7 @@ class Configuration(Part):
     grpc: Grpc | None = None  # None: no gRPC API
     security: Security = Security()
     metrics: bool = True  # every process serves Prometheus on a port of its own; `crossdraft status` shows it
+    metrics_port: Port = 0  # of each node, where one process answers for all of the node; 0: none does
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
@@ -292,6 +293,8 @@ class Configuration(Part):
         repeated = _repeated([model.name for model in self.models])
         if repeated:
             raise ValueError(f"two models have the name {repeated!r}")
+        if self.metrics_port and self.metrics_port in (self.http.port, self.grpc and self.grpc.port):
+            raise _PartError(("metrics_port",), f"a front has the same port, {self.metrics_port}")
         if self.grpc is not None and self.grpc.port == self.http.port != 0:
             front = "http" if "port" in self.http.model_fields_set else "grpc"
             message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"

@@ -51,10 +51,10 @@ from crossdraft.cluster.config import (
     orchestrator_name,
     parse,
     slot_of,
+    version_of,
 )
 from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
 from crossdraft.cluster.fronts import Ingress
-from crossdraft.cluster.installed import installed
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.rollout import (
     ALWAYS,
@@ -151,7 +151,7 @@ def _undone(error: NotServedError, *begun: Rollout) -> NotServedError:
 
 def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
     """As `rollouts`, once what Serve's replicas need runs, and they have room; raises NotServedError."""
-    start_directory()
+    start_directory(configuration.metrics_port if configuration.metrics else 0)
     below, above = rollouts(configuration, plan, until, say)
     try:
         below.begin()
@@ -208,11 +208,11 @@ def undeploy() -> None:
     kill(named_actors())
 
 
-def start_directory() -> None:
-    """Makes sure that the directory runs, with this crossdraft."""
+def start_directory(metrics_port: int) -> None:
+    """Makes sure that the directory runs, with this crossdraft and this `Configuration.metrics_port`."""
     try:
         there: Any = ray.get_actor(DIRECTORY, NAMESPACE)
-        if ray.get(there.installed.remote()) != installed():
+        if ray.get(there.installed.remote()) != version_of(metrics_port):
             ray.kill(there)
     except ValueError:  # there is none
         pass
@@ -226,7 +226,7 @@ def start_directory() -> None:
         max_restarts=ALWAYS,
         max_task_retries=ALWAYS,  # all its calls may be repeated
         max_concurrency=MAX_CALLS,
-    ).remote()
+    ).remote(metrics_port)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -100,7 +100,7 @@ class Lost(Exception):  # noqa: N818 - it says what happened
 class LossMetrics:
     """Orchestrators that a front has lost in the middle of an output, and how long the client waited."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, models: Iterable[str] = ()) -> None:
         labels = ("model_name",)
         self.lost = prometheus_client.Counter(
             f"{PREFIX}orchestrators_lost", "Orchestrators lost during an output.", labels, registry=registry
@@ -112,6 +112,9 @@ class LossMetrics:
             buckets=RESUME_SECONDS,
             registry=registry,
         )
+        for model in models:  # for Prometheus a first value is no increase, unless it is 0
+            self.lost.labels(model)
+            self.waited.labels(model)
 
 
 @dataclass

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
 from grpc.aio import AioRpcError
-from pydantic import BaseModel
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -72,7 +71,7 @@ class FrontBackend:
             model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
             for model in config.models
         }
-        losses = LossMetrics(self.metrics.registry)
+        losses = LossMetrics(self.metrics.registry, config.models)
         backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
         self.backend = MeasuredBackend(backend, self.metrics)
         self._exporter = Exporter(self.metrics.registry) if config.metrics else None
@@ -173,18 +172,12 @@ def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
     return GenerationOptions(config.keys, rate, front.stalled_seconds)
 
 
-class ScrapeGroup(BaseModel):
-    """One process, as Prometheus' `http_sd_configs` reads it."""
-
-    targets: list[str]  # host:port
-    labels: dict[str, str]
-
-
 def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
-    """Adds the route that lists the metrics addresses of all processes; it needs a key where there are keys."""
+    """Adds the route that lists the metrics addresses of all processes, as Prometheus' `http_sd_configs` reads them; it
+    needs a key where there are keys."""
 
-    @app.get(SCRAPE_PATH, response_model=list[ScrapeGroup], include_in_schema=False)
-    async def targets(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[ScrapeGroup]:
+    @app.get(SCRAPE_PATH, include_in_schema=False)
+    async def groups(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[dict[str, Any]]:
         try:
             keys.holder(authorization)
             _, entries = await directory.entries()
@@ -194,11 +187,7 @@ def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
         except DirectoryGoneError:
             response.status_code = 503
             return []
-        return [
-            ScrapeGroup(targets=[one.metrics], labels={"crossdraft_role": one.role.value, "crossdraft_node": one.node})
-            for one in entries
-            if one.metrics
-        ]
+        return [{"targets": [one.metrics], "labels": one.labels} for one in entries if one.metrics]
 
 
 @dataclass(frozen=True)
