@@ -167,19 +167,18 @@ REAL = compilation.inductor
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of inductor, when it is imported
 @COMPILER
 def test_a_llama_layer_is_at_most_12_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels: list[list[str]] = []
+    kernels: list[str] = []
 
     def backend(graph: GraphModule, inputs: Any) -> Callable[..., Any]:
-        kernels.append(kernels_of(graph, inputs))
+        if not kernels:  # for many tokens; for one it takes as long again
+            kernels.extend(kernels_of(graph, inputs))
         return graph.forward
 
     monkeypatch.setattr(compilation, "inductor", backend)
     Engine(tiny_llama(), compiled=True)
-    assert len(kernels) == 2
-    for found in kernels:
-        assert found.count("torch.ops.crossdraft.attend") == 1
-        assert sum(name.startswith("extern_kernels") for name in found) == 4
-        assert len(found) <= 12
+    assert kernels.count("torch.ops.crossdraft.attend") == 1
+    assert sum(name.startswith("extern_kernels") for name in kernels) == 4
+    assert len(kernels) <= 12
 
 
 @pytest.mark.full
