@@ -21,6 +21,7 @@ os.environ.update(
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "TRITON_INTERPRET": "1",
     }
 )
 # A program that is started again and again, and tests in every process, are compiled once.

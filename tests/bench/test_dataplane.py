@@ -11,7 +11,7 @@ import pytest
 
 from crossdraft.bench import dataplane
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, DataplaneResult, Turn, _summed_up
+from crossdraft.bench.dataplane import AGAINST, CONFIGURATIONS, ROUND, ROUNDS, DataplaneResult, Turn, _summed_up
 from crossdraft.bench.services import Distant, Served
 from tests.bench.conftest import PROCESS, Measure, Pair
 from tests.cli.conftest import Cli
@@ -23,6 +23,7 @@ def check(measure: Measure) -> None:
     found = measure("dataplane", *SMALL)
     assert [one["configuration"] for one in found] == list(CONFIGURATIONS)
     assert all(one["speed"] > 0 and one["tokens_per_pass"] >= 1 for one in found)
+    assert [one["configuration"] for one in found if one["round_ms"]] == list(ROUNDS)
 
 
 @pytest.mark.full  # services of its own; their parts are tested below
@@ -54,7 +55,7 @@ def test_the_drafter_is_at_its_distance(measure: Measure, addresses: Pair, monke
 OTHER = [
     DataplaneResult(outputs, name, speed, 2.0, 0.1, 0.2, 0.3, 0.4, 1.0, 1.0)
     for outputs in (2, 4)
-    for name, speed in zip(CONFIGURATIONS, (100.0, 200.0, 300.0, 400.0), strict=True)
+    for name, speed in zip(CONFIGURATIONS, range(100, 700, 100), strict=True)
 ]
 
 
@@ -95,12 +96,20 @@ def test_what_is_no_run_is_refused(cli: Cli, tmp_path: Path, text: str) -> None:
 
 
 def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
-    seconds = dict(zip(CONFIGURATIONS, (4.0, 2.0, 1.0, 2.0), strict=True))
+    seconds = dict(zip(CONFIGURATIONS, (4.0, 2.0, 1.0, 2.0, 2.0, 4.0), strict=True))
     found = _summed_up(3, {name: [Turn(took, 100, 10, (0.1, 0.2, 0.3))] for name, took in seconds.items()})
-    assert [one.to_plain for one in found] == [1, 2, 4, 2]
-    assert [one.to_best for one in found] == [0.25, 0.5, 1, 0.5]
+    assert [one.to_plain for one in found] == [1, 2, 4, 2, 2, 1]
+    assert [one.to_best for one in found] == [0.25, 0.5, 1, 0.5, 0.5, 0.25]
     assert found[0].processor_ms == pytest.approx(6)
     assert found[0].target_pass_ms == pytest.approx(20)
+
+
+def test_what_is_neither_pass_nor_draft_of_a_round_is_machinery() -> None:
+    turns = [Turn(1.0, 100, 30, (0.1, 0.2, 0.3), 60, 0.9, 0.6), Turn(1.0, 100, 30, (0.1, 0.2, 0.3), 40, 0.5, 0.4)]
+    found = _summed_up(3, dict.fromkeys(CONFIGURATIONS, turns))
+    assert [one.configuration for one in found if one.round_ms] == list(ROUNDS)
+    shown = [of(found[2]) for of in ROUND.values()]
+    assert shown == [3, ROUNDS[0], "60.0", "14.0", "10.0", "36.0", "12.00"]
 
 
 @pytest.mark.parametrize(

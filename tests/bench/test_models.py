@@ -81,8 +81,30 @@ def test_a_name_can_ask_for_a_larger_shape() -> None:
     assert source_of("inflated:7x512:bundled:target") == source_of("bundled:target")
 
 
+@torch.inference_mode()
+def test_ids_that_a_larger_vocabulary_adds_are_never_drawn() -> None:
+    for tied in (True, False):
+        original = tiny_llama(tie_word_embeddings=tied)
+        own = original.config.vocab_size
+        for parameter in original.parameters():
+            parameter.neg_()  # all logits may be negative, and those of rows of zeros are 0
+        model = inflated(original, Size(3, 48, None, own + 300))
+        ids = torch.randint(own, (4, 24), generator=torch.Generator().manual_seed(0))
+        logits, larger = (one(ids, use_cache=False).logits for one in (original, model))
+        torch.testing.assert_close(larger[..., :own], logits, atol=1e-4, rtol=0)
+        assert larger.shape[-1] == own + 300
+        assert larger.double().softmax(-1)[..., own:].sum() == 0
+    loaded = load_model("inflated:6x256x768+5000:bundled:target")
+    assert loaded.description.vocabulary_size == 5000
+    assert greedy(loaded.model, PROMPTS[0], 3) == greedy(load_model("bundled:target").model, PROMPTS[0], 3)
+
+
 @pytest.mark.parametrize(
-    "name", ["inflated:7:bundled:target", "inflated:axb:bundled:target", "inflated:1x512:bundled:target"]
+    "name",
+    [
+        *("inflated:7:bundled:target", "inflated:axb:bundled:target", "inflated:1x512:bundled:target"),
+        *("inflated:7x512+:bundled:target", "inflated:7x512+9x9:bundled:target", "inflated:7x512+4095:bundled:target"),
+    ],
 )
 def test_shapes_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(ModelLoadError, match=r"give inflated:LAYERSxHIDDEN|must be at least the model's own"):

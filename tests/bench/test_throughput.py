@@ -19,13 +19,17 @@ from crossdraft.bench.throughput import (
     RunResult,
     Theirs,
     Throughput,
+    ThroughputResult,
+    clients_served,
     counts_of,
     difference,
     measured,
+    next_clients,
     prompts_of,
     streaming,
 )
 from crossdraft.bench.transformers_peer import Answer, Made, Question
+from crossdraft.client import SamplingOptions
 from crossdraft.console.processes import Running, Startable, Wanted
 from crossdraft.console.running import CommandFailed, UsageError
 from tests.bench.conftest import PROMPTS, Measure, figures
@@ -63,12 +67,15 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
 
 
 def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_only() -> None:
-    there, here = plan(device="cuda:0", concurrency="1,16", tokens=64, enforce_eager=True), plan(way=("crossdraft",))
+    there, here = (
+        plan(device="cuda:0", concurrency="1,16", tokens=64, cuda_graph_sizes=(1, 8)),
+        plan(way=("crossdraft",)),
+    )
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
     for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
         ours = throughput.served(one)
-        assert all(isinstance(each, Wanted) and ("--enforce-eager" in each.more) == (one is there) for each in ours)
+        assert all(isinstance(each, Wanted) and ("1,8" in each.more) == (one is there) for each in ours)
         served = [*ours, throughput.transformers_process(one, 1)]
         assert [bool(service.prefix) for service in served] == [is_bound] * len(served)
         assert ("thread on the first" in one.conditions) == (one is here)
@@ -89,8 +96,38 @@ def test_prompts_are_enough_and_no_two_begin_alike() -> None:
         prompts_of(texts, 20, 10)
 
 
+def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain") -> ThroughputResult:
+    """Outputs of 20 tokens/s, or just less if there are more of them than so many."""
+    moments = [number * (0.051 if at_once > most else 0.05) for number in range(1, 9)]
+    return measured(name, at_once, [RunResult((made(*moments),) * at_once, 1.0, ProcessorTime(1.0))], temperature)
+
+
 @pytest.mark.parametrize(
-    "changed", [{"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}]
+    ("most", "tried", "line"),
+    [
+        (100, [1, 16, 64, 128, 96], "96, and not 128"),
+        (10**6, [1, 16, 64, 128, 200], "at least 200"),
+        (20, [1, 16, 64, 40, 28, 22, 19], "19, and not 22"),
+        (0, [1, 16, 64], "0, and not 1"),
+    ],
+)
+def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[int], line: str) -> None:
+    known = [served(count, most) for count in (1, 16, 64)]
+    while count := next_clients(known, 20, 200):
+        known.append(served(count, most))
+    assert [one.at_once for one in known] == tried
+    other = served(1, 1, 0.7, "crossdraft")
+    said, others = clients_served([*known, other], 20)
+    assert said.endswith(f"T = 0, plain: {line}")
+    assert others.endswith("T = 0.7, crossdraft: at least 1")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}),
+        *({"temperatures": (0.0, -1.0)}, {"way": ("assisted",), "temperatures": (0.0, 0.7)}),
+    ],
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(UsageError):
@@ -125,7 +162,7 @@ def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monke
 
     async def run() -> RunResult:
         await way.warm_up(prompts)
-        return await way.run(prompts, 6, 16)
+        return await way.run(prompts, 6, 16, SamplingOptions(0.0))
 
     found = asyncio.run(run())
     assert (way.name, asked.questions[-1].k, len(found.outputs)) == ("assisted, K = 3", 3, ONE_BY_ONE)
@@ -154,11 +191,23 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     monkeypatch.setattr(throughput, "running", running)
     monkeypatch.setattr(throughput, "forward_counts", forward_counts)
     options = ("--concurrency", "1,2", "--tokens", 3, "--prompt-tokens", 8, "--limit", 4, "--prompts", PROMPTS)
-    found = measure("throughput", "--way", "crossdraft", "--way", "plain", *options)
-    ran = [(one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
-    assert ran == [(way, count, 4, 12) for count in (1, 2) for way in ("crossdraft", "plain")]
+    ways = ("crossdraft", "lock-step", "tree", "overlapped", "plain")
+    sampled = ("--temperature", "0,0.7", "--top-k", 2, "--clients-at", 0.001)
+    found = measure("throughput", "--way", ",".join(ways), *options, *sampled)
+    ran = [(one["temperature"], one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
+    cells = [(way, count) for count in (1, 2) for way in ways]
+    of_one = [one for one in ran if one[0] == 0.0]
+    assert of_one[: len(cells)] == [(0.0, way, count, 4, 12) for way, count in cells]
+    assert [(0.7, *one[1:]) for one in of_one] == [one for one in ran if one[0] == 0.7]
+    more = [count for _, way, count, *_ in of_one[len(cells) :] if way == "plain"]
+    assert more == [4, 8, 16]
+    assert [(one[1], one[2]) for one in of_one[len(cells) :]] == [
+        (way, count) for way in ("crossdraft", "plain") for count in more
+    ]
     assert all(one["sessions"] == 2 for one in found)
     assert all(one["tokens_per_pass"] >= 1 for one in found)
+    assert all((one["to_plain"] == 1) == (one["configuration"] == "plain") for one in found if one["at_once"] <= 2)
+    assert {one["configuration"] for one in found if one["draft_ms"] is not None} >= set(ways[1:4])
     assert set(counted) == {"target"}
 
 

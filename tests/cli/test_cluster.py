@@ -9,6 +9,7 @@ from typing import NoReturn
 import pytest
 
 from crossdraft.cli import cluster
+from crossdraft.cluster.config import parse
 from tests.cli.conftest import Cli
 
 SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
@@ -77,6 +78,19 @@ def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path:
     path.write_text(SMALLEST + "one: 1\ntwo: 2\n")
     lines = cli("deploy", path, "--check").err.splitlines()
     assert [line.partition("small.yaml, ")[2].partition(":")[0] for line in lines] == ["line 4", "line 5"]
+
+
+def test_fronts_that_others_can_reach_are_said_with_what_they_lack(tmp_path: Path) -> None:
+    keys = "security: {api_keys: keys.txt}\n"
+    open_http, open_grpc = "http: {host: 0.0.0.0}\n", "grpc: {host: 10.0.0.1, certificate: c.pem, key: k.pem}\n"
+
+    def said(more: str) -> list[str]:
+        return [*cluster.exposed(parse(SMALLEST + more, folder=tmp_path))]
+
+    assert said("grpc: {}\n") == []
+    assert said(open_http) == ["HTTP listens on 0.0.0.0 without API keys and TLS"]
+    assert said(open_http + open_grpc) == [*said(open_http), "gRPC listens on 10.0.0.1 without API keys"]
+    assert said(open_http + open_grpc + keys) == ["HTTP listens on 0.0.0.0 without TLS"]
 
 
 def test_who_runs_another_python_is_told_to_use_the_clusters(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

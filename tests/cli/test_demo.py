@@ -1,28 +1,21 @@
 """`crossdraft demo`: with a drafter and without, side by side."""
 
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import generate
-from crossdraft.cli.demo import DemoOutput, SpeedComparison, comparison, demo, explanation
-from crossdraft.console.processes import Running, Wanted
+from crossdraft.cli.demo import MODELS, DemoOutput, SpeedComparison, comparison, demo, explanation
 from tests.cli.conftest import Cli
 from tests.serving.fakes import figures
 
 
 def test_both_texts_and_their_figures(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target_folder: Path, drafter_folder: Path
 ) -> None:
-    @asynccontextmanager
-    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
-        assert [one.role for one in wanted] == ["target", "drafter"]
-        yield [Running(address, 0) for address in (pair[1], pair[3])]
-
-    monkeypatch.setattr(generate, "running", running)  # which test_generate.py starts
+    folders = replace(MODELS, target_model=str(target_folder), drafter_model=str(drafter_folder))
+    monkeypatch.setattr("crossdraft.cli.demo.MODELS", folders)
     demo("The quick", k=5, max_tokens=10, temperature=[0.0, 0.8], seed=3)
     shown = capsys.readouterr().out
     for part in ("temperature 0 (greedy)", "temperature 0.8, seed 3", "with the drafter", "without", "tokens/s"):

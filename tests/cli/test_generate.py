@@ -10,11 +10,10 @@ import pytest
 
 from crossdraft.cli import generate as module
 from crossdraft.cli.display import RATIOS
-from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
-from crossdraft.cli.options import WhereToGenerate
+from crossdraft.cli.generate import DEFAULT_PROMPT, without_effect
+from crossdraft.cli.options import ModelSettings, OwnModels, WhereToGenerate
 from crossdraft.client import GenerationRequest, Overlap
-from crossdraft.console.processes import EngineOptions, ModelNames
-from crossdraft.console.running import CommandFailed
+from crossdraft.console.processes import EngineOptions
 from crossdraft.types.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
 
@@ -55,7 +54,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
 
 
 def test_an_unknown_method_is_refused_before_anything_is_started(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "running", lambda _: pytest.fail("a service was started"))
+    monkeypatch.setattr(module, "own_services", lambda *_: pytest.fail("a model was loaded"))
     refused(cli, "unknown method 'guess'; choose one of standard, union", "generate", "--method", "guess", PROMPT)
 
 
@@ -71,7 +70,7 @@ def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
 
 def test_a_target_alone_decodes_alone_and_says_so(cli: Cli, target: str) -> None:
     ended = cli("generate", "--target", target, "--json", "--method", "standard", *SHORT)
-    assert ended.err == "crossdraft: no --drafter, so the target decodes alone\n"
+    assert ended.err == "crossdraft: no --drafter and no --drafter-model, so the target decodes alone\n"
 
 
 def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
@@ -119,7 +118,9 @@ def test_what_no_models_can_do_is_refused_before_anything_is_started(cli: Cli) -
         "--temperature",
         "1",
     )
-    refused(cli, "give both, or neither", "generate", *nobody[2:], PROMPT)
+    refused(cli, "--drafter is given without a target", "generate", *nobody[2:], PROMPT)
+    both = ("--target-model", "bundled:target", *nobody)
+    refused(cli, "--target and --target-model do not go together", "generate", *both, PROMPT)
 
 
 def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
@@ -157,11 +158,12 @@ def test_options_of_services_that_run_already_are_noted() -> None:
     engine = EngineOptions(
         cache_mib=9, device="cpu", threads=1, enable_prefix_caching=False
     )  # cache_mib is in the environment
-    notes = without_effect(GenerationRequest("x"), WhereToGenerate(target="a:1", engine=engine), alone=False)
+    own = OwnModels(settings=ModelSettings(engine=engine))
+    notes = without_effect(GenerationRequest("x"), WhereToGenerate(target="a:1", own=own), alone=False)
     assert notes == [
         "no effect with --target, as the services run already: --device, --enable-prefix-caching, --threads"
     ]
-    assert without_effect(GenerationRequest("x"), WhereToGenerate(engine=engine), alone=False) == []
+    assert without_effect(GenerationRequest("x"), WhereToGenerate(own=own), alone=False) == []
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
@@ -226,15 +228,17 @@ def test_text_that_the_encoding_of_stdout_lacks(target: str) -> None:
     assert b"?" in done.stdout
 
 
-def test_without_addresses_a_model_is_started_and_ended(
-    capsys: pytest.CaptureFixture[str], target_folder: Path, cli: Cli, target: str
-) -> None:
-    """The demonstration starts a drafter beside it; tests/console has the processes."""
-    models, alone = ModelNames(str(target_folder)), WhereToGenerate(drafter="none")
-    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), alone, False, models)
-    shown = capsys.readouterr()
-    wanted = cli("generate", "--target", target, "--drafter", "none", "--json", "--seed", "5", *SHORT)
-    assert shown.out == wanted.records[-1]["text"] + "\n"
-    assert "bonus" in shown.err
-    with pytest.raises(CommandFailed, match="there is no bundled model 'bundled:nothing'"):
-        generate(GenerationRequest(PROMPT), alone, False, ModelNames("bundled:nothing"))
+def test_models_of_its_own_process(cli: Cli, target_folder: Path, drafter_folder: Path, pair: Pair) -> None:
+    same = ("--json", "--seed", "5", *SHORT)
+    wanted = cli("generate", *pair, *same).records[-1]["text"]
+    target, drafter = ("--target-model", target_folder), ("--drafter-model", drafter_folder)
+    for models in ((*target, *drafter), target, (*target, *pair[2:]), (*pair[:2], *drafter)):
+        ended = cli("generate", *models, *same)
+        assert (ended.code, ended.records[-1]["text"]) == (0, wanted), ended
+        statistics = ended.records[-1]["statistics"]
+        assert (statistics["draft_tokens"] > 0) == (models is not target)
+    for models, complaint in (
+        (("bundled:nothing",), "there is no bundled model 'bundled:nothing'"),
+        ((target_folder, "--max-model-len", "100000"), "--max-model-len"),
+    ):
+        cli("generate", "--target-model", *models, "--drafter", "none", PROMPT).failed(complaint, 1)

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import openai
 import pytest
+from transformers import AutoTokenizer
 
 from crossdraft.cli import serve
+from crossdraft.engine.loader import load_model
 from crossdraft.serving.backend import LocalOptions
 from tests.cli.conftest import COMMAND, Cli
 
@@ -29,13 +32,20 @@ Pair = tuple[str, ...]
 def api(kind: str, pair: Pair, *options: object) -> Iterator[dict[str, Any]]:
     """The ready line of a server that uses the pair; it is ended with the block, and must end well and quietly."""
     _, target, _, drafter = pair
-    where = ("--target", target, "--drafter", f"small={drafter}", "--model", "toy", "--port", "0")
-    command = [*COMMAND, "serve", kind, *where, "--grace-seconds", "0", *map(str, options)]
+    where = ("--target", target, "--drafter", f"small={drafter}", "--model", "toy")
+    with process(kind, *where, "--grace-seconds", "0", *options) as (_, ready):
+        yield ready
+
+
+@contextmanager
+def process(kind: str, *options: object) -> "Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]":
+    """A server and its ready line."""
+    command = [*COMMAND, "serve", kind, "--port", "0", *map(str, options)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout is not None
-            yield json.loads(process.stdout.readline() or json.dumps({"error": process.communicate()[1]}))
+            yield process, json.loads(process.stdout.readline() or json.dumps({"error": process.communicate()[1]}))
         finally:
             process.send_signal(signal.SIGTERM)
             out, log = process.communicate()  # a pipe that is closed before would be an error of its own
@@ -165,6 +175,93 @@ def test_http_and_grpc_beside_it_with_keys_metrics_and_a_certificate(
         assert cli(*ask, "--tls-ca", ours / "ca.pem").records[-1]["text"] == done["choices"][0]["text"]
         for options in ((), ("--tls-ca", other_ca)):
             cli(*ask, *options).failed(f"server at {ready['grpc']}", 1)
+
+
+@pytest.fixture(scope="module")
+def one(target_folder: Path, drafter_folder: Path) -> "Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]":
+    """One command for a pair; others reach its services, too. The first of them that ends it ends it for all."""
+    own = ("--target-model", target_folder, "--drafter-model", drafter_folder, "--cache-mib", 64, "--threads", 1)
+    ports = ("--grpc-port", 0, "--target-port", 0, "--drafter-port", 0)
+    with process("http", *own, *ports, "--grace-seconds", 300, "--log-level", "warning") as started:
+        yield started
+
+
+@pytest.fixture
+def asked(one: "tuple[subprocess.Popen[str], dict[str, Any]]") -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{one[1]['address']}/v1", api_key="none", timeout=300, max_retries=0) as client:
+        yield client
+
+
+def metric(ready: dict[str, Any], name: str, role: str) -> float:
+    lines = httpx.get(f"http://{ready['address']}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and f'role="{role}"' in line)
+
+
+def test_a_pair_by_one_command(
+    cli: Cli, one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI, target_folder: Path
+) -> None:
+    ready, name = one[1], str(target_folder)
+    assert (ready["role"], ready["model"]) == ("http", name)
+    assert httpx.get(f"http://{ready['address']}/ready").json() == {"status": "ready", "models": [name]}
+    body = {"ignore_eos": True, "speculative": {"overlap": "off", "k": 3}}
+    done = asked.completions.create(model=name, prompt=PROMPT, max_tokens=12, temperature=0, extra_body=body)
+    loaded = load_model(name)
+    ids = loaded.model.generate(
+        AutoTokenizer.from_pretrained(name)(PROMPT, return_tensors="pt").input_ids,
+        max_new_tokens=12,
+        min_new_tokens=12,
+        do_sample=False,
+    )
+    assert done.choices[0].text == AutoTokenizer.from_pretrained(name).decode(ids[0, -12:])
+    assert metric(ready, "crossdraft_service_passes_total", "target") > 0
+    assert metric(ready, "crossdraft_service_draft_tokens_total", "drafter") > 0
+    assert metric(ready, "crossdraft_service_bytes_total", "target") == 0
+    others = ("generate", "--target", ready["target"], "--drafter", ready["drafter"], "--json", *SHORT)
+    assert cli(*others).records[-1]["text"] == done.choices[0].text
+    assert cli("generate", "--server", ready["grpc"], "--json", *SHORT).records[-1]["text"] == done.choices[0].text
+    assert metric(ready, "crossdraft_service_bytes_total", "target") > 0
+
+
+def test_a_client_that_leaves_one_process(
+    one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI
+) -> None:
+    ready = one[1]
+    body = {"ignore_eos": True}
+    for _ in range(3):
+        with asked.completions.create(
+            model=ready["model"], prompt=PROMPT, max_tokens=100, stream=True, extra_body=body
+        ) as stream:
+            next(iter(stream))
+    while any(metric(ready, "crossdraft_service_open_sessions", role) for role in ("target", "drafter")):
+        pass
+
+
+def test_one_process_that_is_told_to_end_lets_its_outputs_end(
+    one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI
+) -> None:
+    process, ready = one
+    settings = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 100, "seed": 3}
+    whole = asked.completions.create(**settings, extra_body={"ignore_eos": True}).choices[0].text
+    stream = asked.completions.create(**settings, stream=True, extra_body={"ignore_eos": True})
+    pieces = [next(stream).choices[0].text]
+    process.send_signal(signal.SIGTERM)
+    assert "".join(pieces + [chunk.choices[0].text for chunk in stream]) == whole
+    assert process.wait(300) == 0
+
+
+def test_a_pair_that_cannot_be_served(cli: Cli, target_folder: Path, target: str) -> None:
+    own = ("--target-model", target_folder)
+    for options, complaint, code in (
+        ((), "give --target-model, a model to run here, or --target, where one runs", 2),
+        (("--target", target), "give --model, the name of the model in the API", 2),
+        (("--target", target, "--model", "toy", "--dtype", "float32"), "--dtype is for --target-model and", 2),
+        ((*own, "--workers", "2"), "each of --workers would load the models", 2),
+        (("--target-model", "no-model", "--target-port", target.rpartition(":")[2]), f"cannot listen on {target}", 1),
+        (("--target-model", "bundled:nothing"), "there is no bundled model 'bundled:nothing'", 1),
+        ((*own, "--max-model-len", "100000"), "--max-model-len", 2),
+    ):
+        for front in ("http", "grpc"):
+            cli("serve", front, "--port", "0", *options).failed(complaint, code)
 
 
 def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from crossdraft.client import Pipeline, connect
-from crossdraft.drafter import service
-from crossdraft.engine.sampler import RandomDraws
 from crossdraft.session.assignment import Secrets
 from crossdraft.speculation.choice import Fixed
 from crossdraft.speculation.controller import OutputController
@@ -43,7 +41,8 @@ def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
         return Secrets(noise=next(secrets), audit=next(secrets), chooser=next(secrets))
 
     monkeypatch.setattr(Secrets, "drawn", staticmethod(drawn))
-    monkeypatch.setattr(service, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
+    made = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda *seed: made(*seed or (next(seeds),)))
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions
-from crossdraft.drafter import service
-from crossdraft.engine.sampler import KeyedDraws
+from crossdraft.engine.sampler import Clocks
 from crossdraft.session.assignment import Audit
 from crossdraft.types.messages import Drafted, NoiseKey
-from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose
+from crossdraft.types.rows import DraftToken, Probabilities, Row, Whose
 from crossdraft.verification.methods import SLEM
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
@@ -99,13 +98,6 @@ def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
     assert all(text in fault for text, fault in zip(wanted, faults, strict=True)), faults
 
 
-class Liar(KeyedDraws):
-    """Draws from q^0.5, and says q."""
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        return super().ranked(ids, flattened(probabilities), offset, count)
-
-
 async def finished(
     pipeline: Pipeline, method: str, audit: bool = True, overlap: Overlap = Overlap.OFF, tokens: int = 24
 ) -> Generation:
@@ -131,7 +123,9 @@ async def test_a_real_drafter_passes_and_changes_nothing(pipeline: Pipeline, met
 async def test_a_real_drafter_that_lies_is_given_up(
     pipeline: Pipeline, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "KeyedDraws", Liar)
+    """It draws from q^0.5, and says q."""
+    draw = Clocks.draw
+    monkeypatch.setattr(Clocks, "draw", lambda clocks, rows, *given: draw(clocks, rows.sqrt(), *given))
     generation = await finished(pipeline, method)
     assert "was not drawn from its row" in generation.statistics.drafter_lost
     assert generation.statistics.draft_tokens < 60

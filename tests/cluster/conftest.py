@@ -32,7 +32,7 @@ def cluster() -> "Iterator[RunningCluster]":
     # Not below pytest's folder: paths of sockets in it would be too long.
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        running(Path(folder), [free_port(), free_port()]) as found,
+        running(Path(folder), [free_port(), free_port(), free_port()]) as found,
     ):
         done = found.command("deploy", found.file(found.configuration()))
         assert done.returncode == 0, done.stderr

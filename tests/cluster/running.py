@@ -71,6 +71,7 @@ class RunningCluster:
     address: str  # of Ray
     http: int  # port
     grpc: int
+    metrics: int  # of each node
 
     @property
     def url(self) -> str:
@@ -95,6 +96,7 @@ models:
 http: {{port: {self.http}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 grpc: {{host: {HEAD}, port: {self.grpc}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 security: {{api_keys: keys{tls}}}
+metrics_port: {self.metrics}
 grace_seconds: 2
 """
 

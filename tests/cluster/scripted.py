@@ -36,6 +36,10 @@ class Scripted:
         self.scripts = list(scripts)
         self.requests: list[OutputRequest] = []
         self.closed = 0
+        self.avoided: list[str] = []
+
+    def avoid(self, orchestrator: str) -> None:
+        self.avoided.append(orchestrator)
 
     async def models(self) -> tuple[ServedModel, ...]:
         return (SMALL,)

@@ -34,6 +34,17 @@ grpc: {replicas: 2}
 """
 
 
+def test_a_node_can_be_chosen_by_its_address() -> None:
+    nodes: Nodes = {"10.0.0.1": {"CPU": 1.0, "node:10.0.0.1": 1.0}, "10.0.0.2": {"CPU": 2.0, "node:10.0.0.2": 1.0}}
+    assert placed([Need("t", 2, {"CPU": 1, "node:10.0.0.2": 0.001})], nodes).places == {"t": ("10.0.0.2",) * 2}
+    for need, said in (
+        (Need("t", 2, {"CPU": 1, "node:10.0.0.1": 0.001}), "room for 1"),
+        (Need("t", 1, {"node:10.0.0.3": 0.001}), "no node offers `node:10.0.0.3`; offered are CPU"),
+    ):
+        (missing,) = placed([need], nodes).faults
+        assert said in missing
+
+
 def test_every_replica_of_a_configuration_is_counted() -> None:
     needs = needs_of(parse(TEXT), {"drafter 'd' of 'small'": ["a"]})
     assert [(one.what, one.count, one.most, one.there) for one in needs] == [

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import httpx2 as httpx
 import pytest
@@ -12,7 +12,7 @@ from crossdraft.client import SamplingOptions, connect
 from crossdraft.cluster.directory import Role
 from crossdraft.cluster.orchestrators import ABANDONED
 from crossdraft.serving.grpc_client import Client
-from tests.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
+from tests.cluster.running import HEAD, KEY, MODEL, PROMPT, TARGETS, RunningCluster, eventually, opened_stream, streams
 from tests.serving.exposed import faults, samples
 
 GREEDY = SamplingOptions(temperature=0)
@@ -95,9 +95,21 @@ async def test_prometheus_finds_every_process_and_reads_it(cluster: RunningClust
             (address,) = group["targets"]
             text = (await client.get(f"http://{address}/metrics")).text
             assert faults(text) == []
+        for node in (HEAD, TARGETS):
+            there = {entry.process for entry in cluster.entries() if entry.node == node}
+            await eventually(lambda node=node, there=there: _of_node(cluster, node) == there)
         through_serve = (await client.get(f"{cluster.url}/metrics")).text
     assert samples(through_serve, "generation_tokens_total")
     assert sum(count for _, count in samples(through_serve, "output_resume_seconds_count")) >= 0
+
+
+def _of_node(cluster: RunningCluster, node: str) -> set[int]:
+    """Processes whose metrics the node's own port has."""
+    with suppress(httpx.HTTPError):
+        text = httpx.get(f"http://{node}:{cluster.metrics}/metrics", timeout=SECONDS).text
+        assert faults(text) == []
+        return {int(labels["crossdraft_process"]) for labels, _ in samples(text, "event_loop_lag_seconds_count")}
+    return set()
 
 
 @pytest.mark.full

@@ -6,11 +6,13 @@ import subprocess
 from io import StringIO
 
 import pytest
+from ray.serve._private.common import ReplicaState
+from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview, DeploymentStatusTrigger
 from rich.console import Console
 
 from crossdraft.cli.cluster import table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.deploy import Deployed, alone
+from crossdraft.cluster.deploy import Deployed, alone, in_short, replicas_of
 from crossdraft.cluster.directory import Entry, Load, Role
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
@@ -33,6 +35,18 @@ def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     written = console.file.getvalue().splitlines()
     assert max(map(len, written)) <= 80
     assert {address, "65534", "1234567", "76:00", "3", "12", "34%"} <= set(" ".join(written).split())
+
+
+def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing() -> None:
+    states = {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1, ReplicaState.STOPPING: 3}
+    fewer = DeploymentStatusOverview(DeploymentStatus.DOWNSCALING, DeploymentStatusTrigger.AUTOSCALING, states, "")
+    assert replicas_of(fewer) == (1, 2)
+
+
+def test_of_what_ray_says_there_are_the_first_and_the_last_line() -> None:
+    dump = 'The deployment failed to start.\n  File "x.py", line 1\nTraceback:\n\nValueError: there is no folder\n'
+    assert in_short(dump) == "The deployment failed to start. … ValueError: there is no folder"
+    assert (in_short("one line\n"), in_short("")) == ("one line", "")
 
 
 @pytest.mark.full

@@ -52,6 +52,14 @@ def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path
     assert parse(SMALLEST).http.cors == CorsOptions().settings == {}
 
 
+def test_sizes_of_graphs_are_configured_as_on_the_command_line() -> None:
+    options = "      cuda_graph_sizes: [1, 8]\n      enforce_eager: true\n"
+    target = parse(SMALLEST + options).models[0].target
+    assert (target.cuda_graph_sizes, target.enforce_eager) == ((1, 8), True)
+    with pytest.raises(ConfigurationError, match="cuda_graph_sizes"):
+        parse(SMALLEST + options.replace("8", "8193"))
+
+
 def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
     text = SMALLEST + "      generation_config: vllm\n      override_generation_config: {top_k: 20, temperature: 0.5}\n"
     assert parse(SMALLEST).models[0].target.generation_config == "auto"
@@ -78,6 +86,7 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
             "line 6: http.port: http and grpc have the sam",
         ),
         (SMALLEST + "grpc:\n  burst: 2\n  port: 8000\n", "line 7: grpc.port: http and grpc have the same port"),
+        (SMALLEST + "metrics_port: 8000\n", "line 5: metrics_port: a front has the same port, 8000"),
         (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
         (

@@ -1,8 +1,29 @@
 """Who is where."""
 
+import asyncio
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, Entry, Role
+import pytest
+
+from crossdraft.cluster import directory
+from crossdraft.cluster.directory import (
+    EXPIRY,
+    SETTLING,
+    Directory,
+    DirectoryActor,
+    Entry,
+    FarDirectory,
+    Load,
+    Neighbours,
+    Role,
+    announced,
+)
+from crossdraft.cluster.orchestrators import OrchestratorMetrics
+from crossdraft.rpc.metrics import Exporter
+from tests.serving.exposed import faults, samples
+from tests.serving.ports import free_port
+from tests.target.test_metrics import read
 
 TARGET = Entry("t", Role.TARGET, "small", "", "10.0.0.1:7000", "", "10.0.0.1", 1)
 DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "10.0.0.2", 1)
@@ -41,3 +62,54 @@ def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
     directory = Directory(began=10.0)
     assert directory.unsettled(10.5) == SETTLING - 0.5
     assert directory.unsettled(10.0 + SETTLING) == directory.unsettled(100.0) == 0
+
+
+def in_this_process(actor: DirectoryActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of all that is announced."""
+
+    class Near(FarDirectory):
+        async def announce(self, entry: Entry, load: Load) -> Neighbours:
+            return await actor.announce(entry, load)
+
+        async def withdraw(self, id: str) -> None:
+            await actor.withdraw(id)
+
+    monkeypatch.setattr(directory, "FarDirectory", Near)
+    monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)
+
+
+async def test_one_process_of_a_node_answers_prometheus_for_all_and_another_one_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host, port = "127.0.0.1", free_port()
+    in_this_process(DirectoryActor(port), monkeypatch)
+    async with AsyncExitStack() as stack:
+        for process in (1, 2, 3):  # the third is of another node
+            metrics = OrchestratorMetrics("small")
+            metrics.services([TARGET] * process)
+            exporter = Exporter(metrics.registry)
+            stack.push_async_callback(exporter.stop)
+            node = host if process < 3 else "127.0.0.2"
+            at = exporter.start(node, 0)
+            leaving = await stack.enter_async_context(AsyncExitStack())
+            entry = replace(ORCHESTRATOR, id=str(process), metrics=at, node=node, process=process)
+            await leaving.enter_async_context(announced(entry))
+            if process == 1:
+                first = leaving
+
+        async def told() -> dict[str, float]:
+            """Targets that each process of the node knows."""
+            text = await asyncio.to_thread(read, f"{host}:{port}")
+            assert faults(text) == []
+            found = samples(text, "orchestrator_services")
+            assert all(labels["crossdraft_role"] == "orchestrator" for labels, _ in found)
+            return {labels["crossdraft_process"]: much for labels, much in found if labels["role"] == "target"}
+
+        while len(await told()) < 2:  # the first has not been told of the second yet
+            pass
+        assert await told() == {"1": 1, "2": 2}
+        await first.aclose()
+        left: dict[str, float] = {}
+        while left != {"2": 2}:
+            with suppress(OSError):  # the port is between two processes
+                left = await told()

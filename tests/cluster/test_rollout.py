@@ -9,14 +9,13 @@ import pytest
 
 from crossdraft.cluster import rollout
 from crossdraft.cluster.actors import ServerConfig
-from crossdraft.cluster.capacity import NotServedError
+from crossdraft.cluster.capacity import IMPLICIT_RESOURCE, NotServedError
 from crossdraft.cluster.config import parse, slot_of
 from crossdraft.cluster.rollout import (
     Changes,
     Means,
     Replica,
     Rollout,
-    alone_on_a_node,
     changes,
     fronts_of,
     is_front,
@@ -116,6 +115,11 @@ def test_what_starts_does_so_where_it_was_placed_and_nothing_else_moves() -> Non
     assert starts(changed, at, places) == {"small/target/2": "z"}
 
 
+def alone(replica: Replica) -> dict[str, float]:
+    """Of what it takes, that of which each node has one."""
+    return {name: amount for name, amount in replica.amounts.items() if name.startswith(IMPLICIT_RESOURCE)}
+
+
 class Simulated(Rollout):
     """On one node, of which each replica takes one CPU: what starts (+), drains (~) and ends (-), in order."""
 
@@ -165,11 +169,27 @@ def test_old_ones_end_before_new_ones_are_there_only_where_there_is_no_room(
 ) -> None:
     changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {ports[1]}"))
     doing = Simulated(changed, free, ports[0])
-    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    nodes = "ab" if ports[1] else "a"  # of what has a fixed port a node takes one
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {node: dict(doing.free) for node in nodes})
     doing.begin()
     assert doing.did == begun
     doing.finish()
     assert [one.replace("small/target/", "") for one in doing.did[len(begun) :]] == after
+
+
+def test_of_what_has_a_fixed_port_each_node_takes_one_however_much_room_another_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, after = (parse(BEFORE.replace("grpc: {}", f"grpc: {{replicas: 2, port: {port}}}")) for port in (9000, 9001))
+    changed = changes(fronts_of(after), [one.name for one in fronts_of(before)])
+    doing = Simulated(changed, 0.0, 9000)
+    nodes = {"a": {"CPU": 2.0}, "b": doing.free}
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {node: dict(has) for node, has in nodes.items()})
+    doing.begin()
+    assert doing.did == ["+grpc/0"]
+    nodes["a"] |= dict.fromkeys(alone(changed.replaced[0][1]), 0.0)  # it is there
+    doing.finish()  # there is room on the other node once what was there has ended
+    assert doing.did[1:] == ["~grpc/0", "-grpc/0", "~grpc/1", "-grpc/1", "+grpc/1"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +205,7 @@ def test_what_ended_for_one_that_cannot_be_served_is_started_again(
 ) -> None:
     changed = becoming(BEFORE, BEFORE.replace("replicas: 2", f"replicas: 2, threads: 1, port: {port}"))
     doing = Simulated(changed, free, port, fails=True)
-    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": doing.free})
+    monkeypatch.setattr(rollout, "free_nodes", lambda: {"a": dict(doing.free)})
     monkeypatch.setattr(rollout, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(rollout, "kill", lambda _: None)
     doing.begin()
@@ -219,7 +239,7 @@ def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> 
 
 def test_of_what_has_a_fixed_port_a_node_takes_one_of_each_version() -> None:
     def taken(grpc: str) -> list[dict[str, float]]:
-        return [alone_on_a_node(one.config) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
+        return [alone(one) for one in fronts_of(parse(BEFORE.replace("grpc: {}", f"grpc: {grpc}")))]
 
     first, second = taken("{replicas: 2}")
     assert first == second

@@ -6,12 +6,14 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crossdraft.console import processes
-from crossdraft.console.processes import Wanted, running
+from crossdraft.console.processes import EngineOptions, Wanted, running
 from crossdraft.console.running import CommandFailed, Interrupted, run_to_end
+from crossdraft.engine.served_model import load
 
 READY = """
 import json, os, signal
@@ -43,6 +45,26 @@ def alive(process: str) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "captured"),
+    [
+        ({}, (), None),
+        ({"cuda_graph_sizes": (1, 8)}, ("--cuda-graph-sizes", "1,8"), (1, 8)),
+        ({"cuda_graph_sizes": (1,), "enforce_eager": True}, ("--enforce-eager", "--cuda-graph-sizes", "1"), ()),
+    ],
+)
+def test_sizes_of_graphs_reach_a_model(given: dict[str, Any], typed: tuple[str, ...], captured: object) -> None:
+    options = EngineOptions(**given)
+    assert options.arguments == typed
+    assert options.model_options("bundled:target", 64).captured == captured
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1, 8193)])
+def test_sizes_of_graphs_that_cannot_be_are_refused(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="--cuda-graph-sizes must be from 1 to 8192 tokens, got"):
+        load(EngineOptions(cuda_graph_sizes=sizes).model_options("bundled:target", 64))
 
 
 async def ended(address: str) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import runpy
 import subprocess
 import tomllib
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from crossdraft.cluster.config import load
+from crossdraft.cluster.capacity import needs_of, placed
+from crossdraft.cluster.config import load, parse
+from crossdraft.loadtest.report import LoadReport, plain
 from tests.deploy.placing import unplaced
+from tests.loadtest.values import CONDITIONS, WHOLE
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]
@@ -27,6 +31,12 @@ def read(file: str) -> dict[str, Any]:
 
 def commands(cluster: dict[str, Any]) -> list[str]:
     return [one for name, ones in cluster.items() if name.endswith("_commands") for one in ones]
+
+
+def launched(commands: list[str], environment: dict[str, str]) -> list[str]:
+    """As `ray up` runs them."""
+    found: list[str] = pytest.importorskip("ray.autoscaler._private.util").with_envs(commands, environment)
+    return found
 
 
 def called(command: str, home: Path, folder: Path) -> list[str]:
@@ -128,7 +138,44 @@ def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tm
     assert {"--address=10.0.0.1:6379", "--node-ip-address=10.0.0.2"} <= set(arguments)
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_usage_statistics_are_off_where_the_launcher_has_switched_them_on(file: str, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    ray = tmp_path / "ray"
+    ray.write_text(f'#!/bin/sh\necho "$1 $RAY_USAGE_STATS_ENABLED" >> {said}\n', encoding="ascii")
+    ray.chmod(0o755)
+    for name in ("head", "worker"):
+        for command in launched(read(file)[f"{name}_start_ray_commands"], {"RAY_USAGE_STATS_ENABLED": "1"}):
+            environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+            subprocess.run(["bash", "-c", command], env=environment, stderr=subprocess.DEVNULL, check=True)
+    started = [line for line in said.read_text(encoding="ascii").splitlines() if line.startswith("start")]
+    assert started == ["start 0"] * 2
+
+
 def offered(arguments: list[str]) -> dict[str, float]:
     resources = [one.partition("=")[2] for one in arguments if one.startswith("--resources=")]
     found: dict[str, float] = json.loads(resources[0]) if resources else {}
     return found
+
+
+def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_choice() -> None:
+    script = runpy.run_path(str(REPOSITORY / "deploy" / "loadtest" / "cluster.py"))
+    nodes = {"http": "10.0.0.1", "orchestrator": "10.0.0.2", "target": "10.0.0.3", "drafter": "10.0.0.4"}
+    for given in (read("deploy/crossdraft.yaml"), script["placed"](read("deploy/crossdraft.yaml"), nodes)):
+        found = parse(yaml.safe_dump(script["placed"](given, nodes)))
+        free = {node: {"CPU": 1.0, f"node:{node}": 1.0} for node in nodes.values()}
+        offers = {"target": 1.0, "orchestrator": 8.0, "ingress": 8.0, "drafter": 1.0}
+        places = placed(needs_of(found), {node: has | offers for node, has in free.items()}).places
+        assert places == {
+            "target of 'crossdraft-bundled'": ("10.0.0.3",),
+            "drafter 'byte-level' of 'crossdraft-bundled'": ("10.0.0.4",),
+            "orchestrator of 'crossdraft-bundled'": ("10.0.0.2",),
+            "http front": ("10.0.0.1",),
+        }
+    report = plain(LoadReport(CONDITIONS).with_stage(None, {"HTTP": [[WHOLE]]}))
+    _, _, *rows, _, said = script["table"](report)
+    assert [row.split(" | ")[:2] for row in rows] == [
+        *(["| TTFT", "1"], ["| TPOT", "1"], ["| client to front and back", "4"]),
+        *(["| orchestrator to target and back", "4"], ["| orchestrator to drafter and back", "4"]),
+    ]
+    assert said.endswith("2.00 tokens a pass")

@@ -42,11 +42,6 @@ def parsed(command: list[str]) -> dict[str, Any]:
     return options
 
 
-def port(address: str) -> tuple[str, int]:
-    host, _, number = address.rpartition(":")
-    return host, int(number)
-
-
 def test_what_is_copied_into_the_image_is_in_the_repository() -> None:
     copied = [path for rest in of("COPY") for path in rest.split()[:-1]]
     assert {"pyproject.toml", "constraints.txt", "services", "orchestrator", "deploy", "protos"} <= set(copied)
@@ -97,29 +92,17 @@ def test_a_service_is_started_by_a_command_that_exists(name: str) -> None:
     assert float(options["grace_seconds"]) < float(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s"))
 
 
-@pytest.mark.parametrize("name", ["target", "drafter"])
-def test_models_are_there_and_asked_for_their_health_where_they_answer(name: str) -> None:
-    options = parsed(SERVICES[name]["command"])
-    (model,) = options["model"]
-    assert model in bundled_names()
-    assert f":{options['metrics_port']}/metrics" in SERVICES[name]["healthcheck"]["test"][-1]
+def test_both_models_are_there_and_fit_one_gpu() -> None:
+    options = parsed(SERVICES["http"]["command"])
+    assert {options["target_model"], options["drafter_model"]} <= set(bundled_names())
+    assert (options["device"], options["drafter_device"], options["gpu_memory_utilization"]) == ("cpu", "cpu", 0.9)
+    (reserved,) = CUDA["http"]["deploy"]["resources"]["reservations"]["devices"]
+    assert reserved["capabilities"] == ["gpu"]
 
 
-def test_each_model_has_a_device_of_its_own_and_both_fit_one_gpu() -> None:
-    words = {name: " ".join(SERVICES[name]["command"]) for name in ("target", "drafter")}
-    for name, line in words.items():
-        for option, variable in (("device", "DEVICE"), ("gpu-memory-utilization", "SHARE"), ("model", "")):
-            assert f"--{option}=${{{f'{name.upper()}_{variable}'.rstrip('_')}:-" in line
-    target, drafter = (parsed(SERVICES[name]["command"]) for name in ("target", "drafter"))
-    assert target["gpu_memory_utilization"] < drafter["gpu_memory_utilization"] <= 0.9  # of all that is in use
-    assert CUDA["drafter"]["depends_on"] == {"target": {"condition": "service_healthy"}}  # so the target is first
-    assert CUDA["target"]["deploy"] == CUDA["drafter"]["deploy"]
-
-
-@pytest.mark.parametrize("name", ["target", "drafter"])
-def test_a_model_has_the_hubs_token_and_is_perhaps_a_folder_of_this_machine(name: str) -> None:
-    assert SERVICES[name]["environment"] == ["HF_TOKEN"]
-    home, folders = SERVICES[name]["volumes"]
+def test_models_may_need_the_hubs_token_and_be_folders_of_this_machine() -> None:
+    assert SERVICES["http"]["environment"] == ["HF_TOKEN"]
+    home, folders = SERVICES["http"]["volumes"]
     assert (home, folders) == ("models:/home/crossdraft/models", "${MODELS:-models}:/models:ro")
     assert "HF_HOME=/home/crossdraft/models" in of("ENV")[0].split()
     assert "models" in COMPOSE["volumes"]
@@ -134,11 +117,8 @@ def test_what_the_documents_set_is_read_by_the_compose_files() -> None:
     assert {"TARGET_DEVICE", "DRAFTER_DEVICE", "TARGET", "DRAFTER", "HF_TOKEN", "MODELS"} <= read
 
 
-def test_the_front_finds_both_services_and_is_published_on_this_machine_only() -> None:
+def test_the_front_is_published_on_this_machine_only() -> None:
     options = parsed(SERVICES["http"]["command"])
-    named = {"target": options["target"][0], "drafter": options["drafter"][0].partition("=")[2]}
-    listening = {name: (name, parsed(SERVICES[name]["command"])["port"]) for name in named}
-    assert {name: port(address) for name, address in named.items()} == listening
     published = [one.rsplit(":", 2) for one in SERVICES["http"]["ports"]]
     assert {host for host, _, _ in published} == {"127.0.0.1"}
     assert {int(inside) for _, _, inside in published} == {options["port"], options["grpc_port"]}
@@ -149,4 +129,5 @@ def test_the_front_finds_both_services_and_is_published_on_this_machine_only() -
 def test_a_container_has_few_rights(name: str) -> None:
     service = SERVICES[name]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert re.fullmatch(r"\d+g|\$\{(?:[A-Z]+_)?MEMORY:-\d+g\}", service["mem_limit"])
     assert "privileged" not in service

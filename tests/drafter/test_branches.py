@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.engine.distributions import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, common_length, from_bytes, is_plain
 from crossdraft.types.messages import Advance, Branch, Draft, NoiseKey, OpenDrafter, SamplingOptions
 from tests.drafter.streaming import Epoch, gated
+from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import running, save
 from tests.text.kinds import kind

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from crossdraft.drafter.context import Context, NoRoomError
+from crossdraft.drafter.context import MOST_AGAIN, Context, NoRoomError
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
@@ -75,6 +75,17 @@ def test_new_letters_are_tokenized_with_the_word_that_they_go_on_with_and_no_fur
     ids = list(context.ids[head_of("gpt2") :])
     assert ids[:4] == drawn[:4]
     assert tuple(ids[4:]) == one.encode_continuation(Letters(" there was"))
+
+
+def test_of_a_text_without_words_only_the_latest_letters_are_tokenized_again():
+    one = tokenization("gpt2")
+    context = Context(one, PROMPT, 1000)
+    drawn = [one.vocabulary.ids_of(Letters(letter))[0] for letter in "abcdefgh" * 20]
+    for token in drawn:
+        context.append(token)
+    context.rewind(len(drawn), Letters("i"))
+    assert list(context.ids[head_of("gpt2") :][: len(drawn) - MOST_AGAIN]) == drawn[:-MOST_AGAIN]
+    assert written(context, "gpt2", head_of("gpt2")) == "abcdefgh" * 20 + "i"
 
 
 UNKNOWN = Side.TARGET.control(3)

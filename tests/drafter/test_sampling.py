@@ -1,17 +1,23 @@
-"""What a drafting step costs: no copies of a whole vocabulary."""
+"""What drafting costs: no copies of a whole vocabulary, and one wait for the device in a draft."""
 
+import asyncio
 import math
 from typing import TypeVar
 
 import numpy as np
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from crossdraft.drafter.sampling import OwnTokens
+from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.sampler import SamplerSteps
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.text.letters import from_bytes
-from crossdraft.types.messages import NoiseKey, OpenDrafter, SamplingOptions
+from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions
+from tests.engine.gathering import Gate
+from tests.engine.taped import waits
+from tests.rpc.linked import Direct
 
 T = TypeVar("T")
 
@@ -50,3 +56,44 @@ def test_a_step_copies_no_more_than_the_row(drafter_model: RunningModel) -> None
             ((ids, _),) = read_alone(own.distributions(torch.arange(size, dtype=torch.float32)[None]))
         assert ids.tolist() == [size - 1 - (allowed is not None) - place for place in range(8)]
         assert max(copied.sizes) == 16  # ids and probabilities
+
+
+SETTINGS = {
+    "greedy": (SamplingOptions(temperature=0), None, 0),
+    "keyed": (SamplingOptions(0.8), NoiseKey(77), 0),
+    "truncated": (SamplingOptions(0.8, top_k=20, min_p=0.01), NoiseKey(77), 0),
+    "nucleus": (SamplingOptions(0.8, top_p=0.9), NoiseKey(77), 0),
+    "fresh": (SamplingOptions(0.8), None, 0),
+    "rows": (SamplingOptions(0.8, top_k=20), NoiseKey(77), 8),
+    "rows of a nucleus": (SamplingOptions(0.8, top_p=0.9), NoiseKey(77), 8),
+    "greedy rows": (SamplingOptions(temperature=0), NoiseKey(77), 8),
+}
+
+
+@pytest.mark.parametrize("settings", [*([each] for each in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
+async def test_a_draft_waits_for_the_device_once(
+    drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    """Several sessions together, also with settings of which none is like another."""
+    sessions = []
+    for number, name in enumerate(3 * settings if len(settings) == 1 else settings):
+        options, noise, width = SETTINGS[name]
+        session = Direct(lambda _: None)
+        opening = OpenDrafter(from_bytes(b"The quick" + bytes(number)), options, noise, width)
+        session.session = await DrafterService(drafter_model).open(opening, session)
+        await session.answer(Draft(1, 0, Letters(""), 1))  # the prompt is computed
+        sessions.append(session)
+    gate = Gate()
+    standing = asyncio.ensure_future(drafter_model.thread.submit(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 120)
+    steps = drafter_model.thread.steps
+    with waits(monkeypatch) as calls:
+        for session in sessions:
+            session.ask(Draft(2, 0, Letters(""), 5))
+        gate.let_go.set()
+        drafts = [await session.receive() for session in sessions]
+        await standing
+    assert [len(draft.draft_tokens) for draft in drafts] == [5] * len(sessions)
+    assert (calls, drafter_model.thread.steps - steps) == (["cpu"], 5)
+    for session in sessions:
+        session.close()

@@ -14,10 +14,11 @@ from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
-from crossdraft.engine.distributions import Columns, drafting_distributions
+from crossdraft.engine.distributions import Columns
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
+from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient, DrafterSession
 from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary

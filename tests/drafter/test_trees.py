@@ -59,7 +59,7 @@ def grown(
                     costs[*path, token] = costs[path] - log(weight)
         draft.append(following)
     others = sorted((cost, path) for path, cost in costs.items() if path not in draft)
-    return draft[-1], {path for _, path in others[: nodes - len(draft[-1])]}
+    return draft[-1], {path for _, path in others[: nodes - depth]}
 
 
 @pytest.mark.parametrize("opening", [GREEDY, KEYED, DRAWN], ids=["greedy", "keyed", "drawn"])
@@ -95,6 +95,14 @@ async def test_a_step_feeds_the_nodes_that_it_expands_once(drafter_model: Runnin
         prompt = len(drafter_model.tokenization.encode_prompt_letters(PROMPT))
         assert engine.computed == prompt + len(gate.works[-1].tree)
         assert 3 * tree_width(24, 4) - 2 <= len(gate.works[-1].tree) <= 3 * tree_width(24, 4)  # some are no text
+
+
+async def test_a_node_is_not_expanded_where_nothing_after_it_can_be_sent(drafter_model: RunningModel) -> None:
+    async with gated(drafter_model) as (client, gate), client.session(KEYED) as session:
+        await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=5))
+        reply = await Epoch(1).hear(session)
+        assert [len(branch.tokens) for branch in reply.branches] == [0]
+        assert [one.token for one in reply.draft_tokens[:3]] == list(gate.works[-1].tree.tokens)
 
 
 async def test_the_next_epoch_follows_another_branch_of_the_tree(

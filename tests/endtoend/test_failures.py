@@ -12,10 +12,17 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.bench.services import Killable
+from crossdraft.cli.serve import serving
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine import engine
 from crossdraft.engine.emulation import Emulation, Pace
+from crossdraft.engine.kv_cache import KVCache
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.endtoend.stack import AT_ONCE, TARGET, model
 from tests.prompts import prompts
@@ -113,6 +120,55 @@ async def test_a_target_that_is_killed_is_replaced_by_another(target: TargetServ
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sorted(figure.targets_lost for figure in figures) == [0, 1]
         assert [figure.drafters_lost for figure in figures] == [0, 0]
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize("port", [0, None], ids=["gRPC", "memory"])
+async def test_services_of_this_process_that_end_in_the_middle(port: int | None) -> None:
+    """First the drafter, then the target, whose outputs have nobody else."""
+    listening = Listening(port=port, grace_seconds=0)
+    paced = ServeTarget(model(TARGET, Emulation(Pace.parsed(PACE))), listening)
+    async with (
+        serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
+        connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
+    ):
+        await pipeline.drafter_known()
+        assert all((server.address == server.here) == (port is None) for server in servers.values())
+        wanted = await undisturbed(pipeline)
+
+        async def without(role: str) -> Generation:
+            """An output that loses its service after some tokens."""
+            generation, left = pipeline.run(request(Overlap.ON)), False
+            async for _ in generation:
+                if len(generation.ids) >= BEFORE and not left:
+                    left = True
+                    await servers[role].drain()
+            return generation
+
+        drafted = await without("drafter")
+        assert drafted.statistics is not None
+        assert (drafted.text, drafted.statistics.drafters_lost) == (wanted, 1)
+        with pytest.raises(Unreachable):
+            await without("target")
+
+
+async def test_models_of_this_process_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the target's cache is made of is what the drafter's has left."""
+    left = [64.0]
+
+    def unused(*_: object) -> float:
+        return left[0]
+
+    def populated(cache: KVCache, _: int | None) -> None:
+        left[0] -= cache.mib
+
+    monkeypatch.setattr(engine, "unused_memory", unused)
+    monkeypatch.setattr(KVCache, "populate", populated)
+    options = [ModelOptions(f"bundled:{name}", threads=1) for name in (TARGET, "drafter-a")]
+    async with serving(ServeTarget(options[0], AT_ONCE), ServeDrafter(options[1], AT_ONCE)) as servers:
+        slots = [server._statistics().kv_slots for server in servers.values() if server._statistics is not None]
+        assert slots[0] == pytest.approx(slots[1], rel=0.1)
+        assert 0 <= left[0] < 4
 
 
 @pytest.mark.full

@@ -1,15 +1,28 @@
-"""A capture for a CPU in place of CUDA graphs: operations on tensors are noted, and done again without Python."""
+"""What a device would be asked to do, on a CPU: operations on tensors are noted, and done again without Python, as CUDA
+graphs do; and calls for which the host would wait for the device are counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from crossdraft.engine import distributions
+from crossdraft.engine.model_thread import ModelThread
+
 WAITING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
 FROM_THE_HOST = {"lift_fresh", "lift_fresh_copy"}
+TO_THE_HOST = {"cpu", "item", "tolist", "nonzero", "masked_select", "equal", "unique", "__bool__", "__int__"} | {
+    "__float__",
+    "__index__",
+    "argwhere",
+    "is_nonzero",
+}
 
 
 class NeverWaiting(TorchDispatchMode):
@@ -53,3 +66,34 @@ def taped(run: Callable[[], None]) -> Callable[[], None]:
     with tape:
         run()
     return tape.replay
+
+
+class Waits(TorchFunctionMode):
+    """Notes each call for which the host would wait for a device, as the same code would on CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        places = args[1] if name in ("__getitem__", "__setitem__") else ()
+        masked = any(isinstance(place, Tensor) and place.dtype == torch.bool for place in tree_leaves(places))
+        if name in TO_THE_HOST or masked:
+            self.calls.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """For what do the steps of model threads wait, without what is only for a CPU, where nothing waits."""
+    seen, stepped = Waits(), ModelThread._step
+
+    def step(self: ModelThread, *given: Any) -> None:
+        with seen:
+            stepped(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelThread, "_step", step)
+        patch.setattr(distributions, "NUCLEUS", 1 << 20)
+        yield seen.calls

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from crossdraft.engine import compatibility, runner
+from crossdraft.engine import attention, compatibility, runner
 from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError, window_of
 from crossdraft.engine.engine import Engine
@@ -26,14 +26,15 @@ WINDOWED = [name for name in ARCHITECTURES if not name.startswith(("deepseek", "
 def capture() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "capture_for", lambda _: taped)
+        patch.setattr(runner, "SIZES", (8, 32))
         yield
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["flat", "buckets"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["flat", "graphs"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_the_models_own_beyond_the_window(name: str, graphs: bool) -> None:
     engine = Engine(made(name), chunk=2 * WINDOW - 1, graphs=graphs)
-    assert (engine.runner.graphs is not None) == graphs
+    assert (engine.runner.graphs is not None) == (graphs and not engine._cache.gathers)
     serve(engine, Request("a", TEXT), Request("b", TEXT[:1], DEEP), Request("c", TEXT[5:15]))  # in chunks
     longer = (*TEXT, 9)
     assert serve(engine, Request("a", longer, DEEP), Request("b", TEXT[: 2 * WINDOW])) == 1 + len(DEEP) + 2 * WINDOW - 1
@@ -44,6 +45,18 @@ def test_logits_are_the_models_own_beyond_the_window(name: str, graphs: bool) ->
     assert serve(engine, Request("d", (*TEXT[:30], *TEXT[:12])), Request("c", (*TEXT[5:15], 2))) == 42 + 1
     engine.close("d")
     assert serve(engine, Request("e", (*TEXT[:30], *TEXT[:6], 1, 2))) == 2  # what it has in common with d
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "gpt_oss" else pytest.mark.full) for name in ARCHITECTURES]
+)
+def test_so_they_are_by_the_kernel_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter."""
+    monkeypatch.setattr(attention, "_by_marks", attention._by_kernel)
+    monkeypatch.setattr(attention, "PARTS", 2)
+    engine = Engine(made(name), chunk=2 * WINDOW - 1, graphs=True, graph_sizes=(8,))
+    serve(engine, Request("a", TEXT[: WINDOW + 2]), Request("b", TEXT[:3]))
+    serve(engine, Request("a", (*TEXT[: WINDOW + 2], 9), tree_of([(50, 51), (50, 3)], 3)))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
@@ -110,16 +123,3 @@ def test_windows_that_no_mask_tells_are_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UnsupportedModelError, match=f"set --max-model-len to {WINDOW} or less"):
         Engine(model)
     serve(Engine(model, max_length=WINDOW), Request("a", TEXT[:WINDOW]))
-
-
-def test_keys_of_a_long_session_are_not_made_again_for_each_lane_of_a_bucket() -> None:
-    """Where they are made of what is cached (multi-head latent attention)."""
-    model, rows = made("deepseek_v3", max_position_embeddings=4096), list[int]()
-    engine = Engine(model, chunk=256, graphs=True, budget=64)
-    long = TEXT * 48
-    engine.forward([Request("a", long[:1700])])
-    made_of = next(module for name, module in model.named_modules() if name.endswith("kv_b_proj"))
-    hook = made_of.register_forward_hook(lambda _, given, made: rows.append(made.shape[-2]))
-    engine.forward([Request("a", long[:1900])])
-    hook.remove()
-    assert max(rows) < 2 * 1900

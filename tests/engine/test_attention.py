@@ -1,5 +1,9 @@
 """Groups of sessions, and attention over a layout against one softmax a token."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
@@ -9,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crossdraft.engine import attention
-from crossdraft.engine.attention import Gathered, LayerLayout, Layouts, Scores, Window, attend
-from crossdraft.engine.batch import ALONE, CALL, BatchSlice, batch_of, grouped, visible
+from crossdraft.engine.attention import LayerLayout, Layout, Layouts, Scores, Window, attend
+from crossdraft.engine.batch import ALONE, CALL, BatchSlice, StepInputs, batch_of, grouped, numbers_of, visible
 from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
@@ -55,37 +59,123 @@ def test_a_much_shorter_session_attends_apart() -> None:
     assert starts([short, *others], heads=CALL) == [[0], [512, 1024]]
 
 
-@settings(max_examples=examples(25, 100))
-@given(st.data())
-def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
-    key_heads, share, width = data.draw(st.sampled_from([(1, 1, 8), (2, 1, 8), (2, 2, 8), (1, 4, 16), (3, 3, 8)]))
-    sizes = data.draw(st.lists(st.sampled_from([64, 64, 128]), min_size=1, max_size=6))
+def sessions(data: st.DataObject, most: int = 6, longest: int = 40) -> list[BatchSlice]:
+    sizes = data.draw(st.lists(st.sampled_from([64, 64, 128]), min_size=1, max_size=most))
     trees = [TokenTree(), tree_of([(1, 2, 3), (1, 4), (5,)], 9), TokenTree((1, 2, 3), (ROOT, 0, 1))]
-    pieces = []
+    pieces: list[BatchSlice] = []
     for number, size in enumerate(sizes):
-        held, text = data.draw(st.tuples(st.integers(0, size - 48), st.integers(1, 40)))
+        held, text = data.draw(st.tuples(st.integers(0, size - 48), st.integers(1, longest)))
         place = 128 * data.draw(st.sampled_from([number, number, 2 * number]))
         if all(place + size <= one.extent.start or one.extent.end <= place for one in pieces):
             pieces.append(piece(number, place, size, held, data.draw(st.sampled_from(trees)), text))
-    batch = batch_of(pieces, data.draw(st.sampled_from([1, CALL])), torch.float32, CPU, WINDOWS)
+    return pieces
+
+
+def check(
+    data: st.DataObject, layouts: Sequence[Layout | Tensor], slices: Sequence[BatchSlice], spoilt: bool = False
+) -> None:
+    """Compares attention of these slices, and of padding after them, with one softmax a token.
+
+    Args:
+        data: of the example.
+        layouts: for each of WINDOWS.
+        slices: in order of their tokens.
+        spoilt: what none of them may read is NaN.
+    """
+    key_heads, share, width = data.draw(st.sampled_from([(1, 1, 8), (2, 1, 8), (2, 2, 8), (1, 4, 16), (3, 3, 8)]))
     number = data.draw(st.integers(0, len(WINDOWS) - 1))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     key, value = (torch.randn(1, key_heads, PLACES, width, generator=generator) for _ in range(2))
-    tokens = batch.ids.shape[1]
-    query = torch.randn(1, tokens, key_heads * share, width, generator=generator).transpose(1, 2)
+    if spoilt:
+        own = [range(one.extent.start, one.extent.start + one.used) for one in slices]
+        others = torch.tensor([slot for slot in range(PLACES) if not any(slot in each for each in own)])
+        key[:, :, others] = value[:, :, others] = torch.nan
+    tokens = sum(one.count for one in slices)
+    layout, padding = layouts[number], 0
+    if isinstance(layout, Tensor):
+        padding = layout.shape[1] - tokens
+    query = torch.randn(1, tokens + padding, key_heads * share, width, generator=generator).transpose(1, 2)
     sinks = data.draw(st.sampled_from([None, torch.randn(key_heads * share, generator=generator)]))
     how = Scores(0.4, data.draw(st.sampled_from([None, 1.5])), sinks)
     module = nn.Module()
     module.layer_layout = LayerLayout(Layouts(), number)
-    module.layer_layout.layouts.of_layers = batch.layouts
+    module.layer_layout.layouts.of_layers = layouts
     with patch.object(attention, "SCORES", data.draw(st.sampled_from([100, attention.SCORES]))):
         found, _ = attend(module, query, key, value, None, scaling=0.4, softcap=how.softcap, s_aux=sinks)
-    assert found.shape == (1, tokens, key_heads * share, width)
-    expected = _expected(batch.slices, query[0], key[0], value[0], how, WINDOWS[number])
-    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
+    assert found.shape == (1, tokens + padding, key_heads * share, width)
+    expected = _expected(tuple(slices), query[0, :, :tokens], key[0], value[0], how, WINDOWS[number])
+    torch.testing.assert_close(found[0, :tokens], expected, atol=1e-5, rtol=0)
+    assert not found[0, tokens:].any()
+
+
+@settings(max_examples=examples(25, 100))
+@given(st.data())
+def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
+    batch = batch_of(sessions(data), data.draw(st.sampled_from([1, CALL])), torch.float32, CPU, WINDOWS)
+    check(data, batch.layouts, batch.slices)
     (mapping,) = batch.slot_mappings
     target = torch.arange(PLACES)[mapping] if isinstance(mapping, slice) else mapping
     assert target.tolist() == [one.extent.start + place for one in batch.slices for place in one.inputs.slots]
+
+
+def marks_of(slices: Sequence[BatchSlice], padding: int) -> tuple[Tensor, ...]:
+    numbers = numbers_of(slices, sum(one.count for one in slices) + padding, WINDOWS, [PLACES - 1] * len(WINDOWS))
+    return StepInputs.of(torch.from_numpy(numbers)).marks
+
+
+@settings(max_examples=examples(25, 100))
+@given(st.data(), st.integers(0, 3))
+def test_every_token_attends_to_what_its_marks_say(data: st.DataObject, padding: int) -> None:
+    slices = sessions(data)
+    check(data, marks_of(slices, padding), slices, spoilt=True)
+
+
+@settings(max_examples=examples(8, 60))
+@given(st.data(), st.integers(0, 3), st.sampled_from([2, 4]))
+def test_the_kernel_does_too(data: st.DataObject, padding: int, parts: int) -> None:
+    """In Triton's interpreter."""
+    slices = sessions(data, most=3, longest=12)
+    with patch.object(attention, "_by_marks", attention._by_kernel), patch.object(attention, "PARTS", parts):
+        check(data, marks_of(slices, padding), slices, spoilt=True)
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 2e-6), (torch.float16, 2e-3)])
+def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float) -> None:
+    """Widths are no powers of two and differ, and there are more heads than a tile has."""
+    text, tree = piece(0, 0, 1024, 900, tree_of([(1, 2, 3), (1, 4)], 9)), piece(1, 1024, 64, 20, text=3)
+    (marks, *_), draw = marks_of([text, tree], 2), torch.Generator().manual_seed(3)
+    key, value = (torch.randn(1, PLACES, width, generator=draw).to(dtype) for width in (24, 20))
+    query = torch.randn(10, marks.shape[1], 24, generator=draw).to(dtype)
+    how = Scores(sinks=torch.randn(10, generator=draw).to(dtype))
+    with patch.object(attention, "PARTS", 4):
+        found = attention._by_kernel(query, key, value, marks, how)
+    torch.testing.assert_close(found, attention._by_marks(query, key, value, marks, how), atol=apart, rtol=0)
+
+
+FOR_A_GPU = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from crossdraft.engine import attention
+
+def shared(kernel, pointers, fixed):
+    types = {one.name: pointers.get(one.name, "constexpr" if one.name in fixed else "i32") for one in kernel.params}
+    made = triton.compile(ASTSource(kernel, types, fixed), target=GPUTarget("cuda", 90, 32), options={"num_stages": 2})
+    assert made.asm["cubin"]
+    return made.metadata.shared
+
+own = {name: "*fp32" for name in ("sums", "peaks", "totals")} | {"marks": "*i64"}
+given = {name: "*bf16" for name in ("query", "key", "value", "sinks", "found")} | {"scaling": "fp32", "softcap": "fp32"}
+sizes = {"tile": 8, "together": 4, "read": 64, "wide_key": 128, "wide_value": 128}
+assert shared(attention._attend_part, own | given, sizes) < 99 << 10
+assert shared(attention._add_parts, own | given, {"sinking": True, "most": 32, "wide_value": 128}) < 99 << 10
+"""
+
+
+def test_the_kernels_are_code_for_a_gpu() -> None:
+    """Triton makes it without one, not in a process that interprets kernels, and is stricter about their types."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, "-c", FOR_A_GPU], env=environment, check=True)
 
 
 def _expected(
@@ -117,15 +207,3 @@ def test_without_a_layout_it_is_ordinary_causal_attention() -> None:
     torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="need its eager attention"):
         attend(module, query, key, value, None, softcap=2.0)
-
-
-@pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 64), (torch.float32, 12), (torch.float32, 5)])
-def test_what_is_gathered_is_what_lies_there(dtype: torch.dtype, width: int) -> None:
-    """RowRequest of 16 bytes and others, of a layer that is not the first; NaN and infinity stay what they are."""
-    store = torch.randn(3, 2, 20, width, generator=torch.Generator().manual_seed(1)).to(dtype)[1]
-    store[0, 4, 1], store[1, 7, 0] = torch.nan, -torch.inf
-    places = torch.tensor([4, 4, 19, 7, 0, 3])
-    found = Gathered(places).of(store, 2, 3)
-    torch.testing.assert_close(
-        found, store[:, places].view(2, 2, 3, width).transpose(0, 1), equal_nan=True, rtol=0, atol=0
-    )

@@ -1,12 +1,14 @@
-"""Buckets: shapes that are few, and what the numbers of a forward say."""
+"""What the numbers of a forward say."""
+
+from itertools import accumulate
 
 import numpy as np
-import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.engine.attention import Window
-from crossdraft.engine.batch import FREE, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of, visible
+from crossdraft.engine.attention import TILE, Marks, Window
+from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of, too_large, visible, wanted_tokens
 from crossdraft.engine.kv_cache_manager import Extent, size_for
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
@@ -26,32 +28,6 @@ def chain(nodes: int) -> TokenTree:
     return TokenTree((7,) * nodes, tuple(range(ROOT, nodes - 1)))
 
 
-@pytest.mark.parametrize(
-    ("pieces", "bucket"),
-    [
-        ([piece(9)], Bucket(1, 1, 4, 128)),
-        ([piece(9, tree=chain(5))], Bucket(8, 1, 8, 128)),
-        ([piece(200, tree=chain(16))], Bucket(32, 1, 24, 256)),
-        ([piece(100)] * 16, Bucket(16, 16, 4, 128)),
-        ([piece(100, tree=chain(4))] * 3 + [piece(500)], Bucket(16, 4, 8, 512)),
-        ([piece(0, 200)], Bucket(256, 16, 24, 256)),
-        ([piece(0, TOKENS)], Bucket(256, 16, 24, 256)),
-    ],
-)
-def test_shapes_are_rounded_up(pieces: list[BatchSlice], bucket: Bucket) -> None:
-    assert bucket_of(pieces) == bucket
-
-
-def test_what_is_better_as_it_is() -> None:
-    assert bucket_of([piece(0, TOKENS + 1)]) is None
-    assert bucket_of([piece(9, tree=chain(MOST_NODES + 1))]) is None
-    assert bucket_of([piece(9, tree=chain(MOST_NODES))]) is not None
-    long, short = piece(2047), piece(9)
-    assert bucket_of([long] + [short] * (FREE // 2048 - 1)) is not None
-    assert bucket_of([long] + [short] * (4 * FREE // 2048)) is None  # WASTE times what is seen, and more
-    assert bucket_of([long] * (WASTE * FREE // 2048)) is not None
-
-
 TREES = [
     NO_TREE,
     chain(3),
@@ -64,32 +40,40 @@ TREES = [
 WINDOWS = (None, Window(9), Window(7, chunked=True))
 
 
-@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30), st.sampled_from(TREES)), min_size=1, max_size=5))
-def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, TokenTree]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30), st.sampled_from(TREES)), min_size=1, max_size=5),
+    st.integers(0, 9),
+)
+def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, TokenTree]], padding: int) -> None:
     pieces = [piece(held, text, tree, 256 * number) for number, (held, text, tree) in enumerate(sessions)]
-    bucket = bucket_of(pieces, WINDOWS)
-    if bucket is None:
-        assert sum(one.count for one in pieces) > TOKENS
-        return
-    numbers = bucket.numbers(pieces, [NOBODYS] * len(WINDOWS))
-    parts = Sections.of(np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
-    token = 0
-    for one in pieces:
-        for place, rank in zip(one.inputs.slots, range(one.count), strict=True):
-            row = parts.cells[token + rank]
-            assert parts.rows[row] == token + rank
-            for marks in parts.marks:
-                assert marks.targets[token + rank] == one.extent.start + place
-                assert marks.starts[row // bucket.width] == one.extent.start
-        for window, marks in zip(WINDOWS, parts.marks, strict=True):
+    tokens = sum(one.count for one in pieces)
+    numbers = numbers_of(pieces, tokens + padding, WINDOWS, [NOBODYS] * len(WINDOWS))
+    inputs = StepInputs.of(torch.from_numpy(numbers))
+    assert inputs.ids[:tokens].tolist() == [id_ for one in pieces for id_ in one.inputs.tokens]
+    wanted = wanted_tokens(pieces)
+    assert (numbers[2, : len(wanted)] == wanted).all()
+    for window, rows in zip(WINDOWS, inputs.marks, strict=True):
+        marks, token = Marks(*rows.numpy()), 0
+        for one in pieces:
             (seen,) = visible([one], one.count, one.used, window)
-            for sees, row in zip(seen, parts.cells[token : token + one.count], strict=True):
-                lane = row // bucket.width
-                line = {marks.bases[lane] + bit for bit in range(MOST_NODES) if int(marks.lines[row]) >> bit & 1}
-                found = {*range(marks.lows[row], marks.limits[row]), *line}
-                assert {marks.skips[lane] + place for place in found} == {*np.flatnonzero(sees)}
-                assert max(found) < marks.lengths[lane] <= bucket.used_in(window)
-        token += one.count
-    assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.inputs.tokens]).all()
-    assert all((marks.targets[token:] == NOBODYS).all() for marks in parts.marks)
-    assert len({*parts.cells[:token]}) == token
+            blocks = marks.blocks[token : token + one.count]
+            assert [*accumulate(int(size) for size in blocks if size > 0)] == [
+                *np.flatnonzero(blocks[1:] > 0) + 1,
+                one.count,
+            ]
+            assert blocks.max() <= TILE
+            for sees, slot in zip(seen, one.inputs.slots, strict=True):
+                line = {marks.bases[token] + bit for bit in range(MOST_NODES) if int(marks.lines[token]) >> bit & 1}
+                found = {*range(marks.firsts[token], marks.limits[token]), *line}
+                assert {slot - one.extent.start for slot in found} == {*np.flatnonzero(sees)}
+                assert max(found) <= marks.targets[token] == one.extent.start + slot
+                token += 1
+        assert (marks.targets[tokens:] == NOBODYS).all()
+        assert not marks.blocks[tokens:].any()
+
+
+def test_a_tree_with_more_nodes_than_a_number_has_bits_is_too_large_and_a_chain_is_not() -> None:
+    assert not too_large(
+        [piece(9, tree=chain(MOST_NODES + 1)), piece(3, tree=TokenTree((1,) * MOST_NODES, (ROOT,) * 63))]
+    )
+    assert too_large([piece(9), piece(9, tree=TokenTree((1,) * (MOST_NODES + 1), (ROOT,) * (MOST_NODES + 1)))])

@@ -1,6 +1,7 @@
 """Distributions against transformers' own processors, rows against distributions."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +22,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.engine.distributions import Columns, History, distributions, drafting_distributions, row_table
+from crossdraft.engine.device import fetched
+from crossdraft.engine.distributions import Columns, History, RowTable, distributions, row_table
 from crossdraft.types.messages import SamplingOptions
-from tests.engine.tiny import nodes
+from tests.engine.tiny import drafting_distributions, nodes
 from tests.verification.toys import row_of
 
 SIZE = 50
@@ -68,6 +70,10 @@ SOME = [  # temperature, top_k, top_p, min_p, repetition penalty, biases
     (0.6, 7, 1.0, 0.1, 1.4, ()),
     (1.0, 0, 0.8, 0.1, 0.7, BIAS),
 ]
+
+
+def rows_of(probabilities: torch.Tensor, head: int, listed: Sequence[np.ndarray] = ()) -> RowTable:
+    return fetched(row_table(probabilities, head, listed))
 
 
 @pytest.mark.parametrize("settings", [*SOME, *(pytest.param(each, marks=pytest.mark.full) for each in EVERY)])
@@ -181,7 +187,7 @@ def test_bad_input() -> None:
 def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
     shares = distribution(LOGITS, SamplingOptions())
     listed = [np.array([0, 1]), np.array([], dtype=np.int64), *(shares.topk(3).indices.numpy()[2:])]
-    for row, probabilities, wanted in zip(row_table(shares, 5, listed).nodes(), shares.numpy(), listed, strict=True):
+    for row, probabilities, wanted in zip(rows_of(shares, 5, listed).nodes(), shares.numpy(), listed, strict=True):
         best = set(np.argsort(-probabilities)[:5].tolist())
         assert set(row.ids.tolist()) == best | set(wanted.tolist())
         assert len(set(row.ids.tolist())) == len(row.ids)
@@ -192,10 +198,10 @@ def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
 
 def test_a_row_is_whole_when_nothing_possible_is_missing() -> None:
     shares = distribution(LOGITS, SamplingOptions(top_k=4))
-    assert all(row.whole and len(row.ids) == 4 for row in row_table(shares, 64).nodes())
-    assert all(row.whole for row in row_table(distribution(LOGITS, SamplingOptions()), SIZE).nodes())
+    assert all(row.whole and len(row.ids) == 4 for row in rows_of(shares, 64).nodes())
+    assert all(row.whole for row in rows_of(distribution(LOGITS, SamplingOptions()), SIZE).nodes())
     missing = int(shares[0].argmin())
-    (row,) = row_table(shares[:1], 3, [np.array([missing])]).nodes()
+    (row,) = rows_of(shares[:1], 3, [np.array([missing])]).nodes()
     assert not row.whole
     assert row.probability(missing) == 0
 
@@ -205,9 +211,9 @@ def test_a_tail_is_what_the_unlisted_ids_hold() -> None:
     shares = torch.tensor([1 / 3, 1 / 3, 1 / 3 - 1e-17], dtype=torch.float64)
     for rest, tail in ((1e-30, 2e-30), (1e-44, 2e-44), (1e-60, 0.0)):  # float32 ends at 1.4e-45
         every = torch.cat([shares, torch.tensor([rest, rest], dtype=torch.float64)])[None]
-        (row,) = row_table(every, 3).nodes()
+        (row,) = rows_of(every, 3).nodes()
         assert row.tail == pytest.approx(tail, abs=0)
-        assert row_table(every, 3, [np.array([3])]).nodes()[0].tail == pytest.approx(tail / 2, abs=0)
+        assert rows_of(every, 3, [np.array([3])]).nodes()[0].tail == pytest.approx(tail / 2, abs=0)
 
 
 def test_a_drafting_distribution_survives_the_wire_bit_by_bit() -> None:

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from crossdraft.engine import device
 from crossdraft.engine.device import available_memory
-from crossdraft.engine.kv_cache import MIB, CachePlan, KVCache, LayerShape, MemoryShare
+from crossdraft.engine.kv_cache import MIB, WHAT_IS_THERE, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.served_model import ModelOptions
 from tests.test_layout import REPOSITORY
 
 SHAPES = [LayerShape(4, 16, 16)] * 4
@@ -108,3 +110,22 @@ def test_a_container_has_the_memory_that_it_is_limited_to(
     assert available_memory() == 3.0 < free
     (tmp_path / names[0]).write_text("max\n")
     assert available_memory() > 3.0
+
+
+def test_caches_of_two_models_on_a_device_hold_about_as_many_tokens():
+    """Of weights that are there already; the cache of the second takes what the first has left."""
+    small, share, unused = LLAMA_8B // 11, MemoryShare(0.9, 1 << 20), 50_000.0
+    first = CachePlan.of(small, replace(share, beside=LLAMA_8B), unused, CONTEXT, asked=False)
+    second = CachePlan.of(LLAMA_8B, share, unused - first.slots * small / MIB, CONTEXT, asked=False)
+    assert first.slots == pytest.approx(second.slots, rel=0.01)
+    windowed = WindowedLayers(small, 1024)
+    kept = CachePlan.of(small, replace(share, beside=LLAMA_8B), unused, CONTEXT, False, windowed)
+    taken = kept.slots * small + kept.window_slots * small
+    assert taken / MIB == pytest.approx(unused * 2 * small / (2 * small + LLAMA_8B), rel=0.01)
+
+
+def test_a_share_is_left_on_the_same_device_only():
+    options = ModelOptions("bundled:target", device="cpu")
+    assert options.beside(torch.device("cpu"), 77).budget == replace(WHAT_IS_THERE, beside=77)
+    assert options.beside(torch.device("meta"), 77) == options
+    assert replace(options, budget=64).beside(torch.device("cpu"), 77).budget == 64

@@ -19,7 +19,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.engine.device import leave_out_cudnn
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import LoraModule, cut_head, load_model
+from crossdraft.engine.loader import LoraModule, cut_head, load_model, move_attributes
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import RunningModel
@@ -341,3 +341,13 @@ def test_adapters_without_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelLoadError, match=r"adapters need peft: .* pip install"):
         load_model("random:llama", lora=LoraModule("mine", tmp_path))
+
+
+def test_tensors_that_are_attributes_are_moved_once_wherever_they_are() -> None:
+    model, shared, here = nn.Sequential(nn.Linear(2, 2), nn.Identity()), torch.ones(2), {"kept": [1, "a"]}
+    model.to("meta")
+    model[0].scales, model[1].sinks, model[1].plain = {"one": [shared]}, (shared, torch.ones(3)), here
+    move_attributes(model, torch.device("meta"))
+    assert {model[0].scales["one"][0].device.type, model[1].sinks[1].device.type} == {"meta"}
+    assert model[0].scales["one"][0] is model[1].sinks[0]
+    assert model[1].plain is here

@@ -3,26 +3,31 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from crossdraft.engine.device import DeviceTimer
+from crossdraft.engine.device import DeviceTimer, Fetching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
-from crossdraft.engine.sampler import Clocks, DrawRequest, PathRequest, PathResult, SamplerRequest
+from crossdraft.engine.sampler import Clocks, PathRequest, PathResult, SamplerRequest
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 from tests.engine.gathering import Gate, gathered, nothing
-from tests.engine.tiny import VOCABULARY, tiny_llama
+from tests.engine.tiny import VOCABULARY, tiny_gemma2, tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3)
-CLOCKS = Clocks(KeyedNoise([Letters(str(token)) for token in range(VOCABULARY)], [0] * VOCABULARY), torch.device("cpu"))
+LETTERS = [Letters(str(token)) for token in range(VOCABULARY)]
+CLOCKS = Clocks(KeyedNoise(LETTERS, [0] * VOCABULARY), torch.device("cpu"), lengths=[*map(len, LETTERS)])
 
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
@@ -52,11 +57,9 @@ def worker() -> Iterator[ModelThread]:
 
 
 def greedy_path(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
-    def asks(logits: torch.Tensor, drawn: Sequence[int]) -> DrawRequest:
-        return DrawRequest(logits, SamplingOptions(temperature=0), CLOCKS, [0.0])
-
-    found: PathResult = yield PathRequest(Request(session, ids), asks, lambda column: column, count)
-    return (*ids, *found.tokens)
+    options = SamplingOptions(temperature=0)
+    found: PathResult = yield PathRequest(Request(session, ids, more=count - 1), options, CLOCKS, (NoiseKey(0), 0))
+    return (*ids, *(token for token, _ in found.drawn))
 
 
 @pytest.mark.parametrize("make", [greedy, greedy_path])
@@ -65,6 +68,32 @@ async def test_jobs_that_wait_share_their_steps_and_find_what_they_find_alone(wo
     results = await gathered(worker, *(make(*case) for case in cases))
     assert worker.steps == 6
     assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+
+
+@pytest.mark.parametrize("alone_for", range(5))
+async def test_a_path_goes_on_where_others_have_interrupted_it(
+    worker: ModelThread, alone_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = chain([False] * alone_for, [True], repeat(False))
+    monkeypatch.setattr(worker, "_others_wait", lambda jobs: next(waiting))
+    cases = [("a", PROMPT, 6), ("b", (9,), 4), ("c", PROMPT[::-1], 6)]
+    results = await gathered(worker, *(greedy_path(*case) for case in cases))
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+    assert (worker.steps, worker.engine.computed) == (6, 2 * (3 + 5) + 1 + 3)  # no token is computed twice
+
+
+async def test_a_path_that_fails_further_on_ends_only_itself(worker: ModelThread) -> None:
+    good, bad = await gathered(worker, greedy_path("a", PROMPT, 5), greedy_path("b", (9,), 5))
+
+    def spoil(module: torch.nn.Module, given: object, found: Any) -> None:
+        if (found.logits[..., bad[2]] == found.logits.amax(-1)).any():
+            found.logits[found.logits.argmax(-1) == bad[2]] = torch.nan
+
+    hook = MODEL.register_forward_hook(spoil)
+    again, spoilt = await gathered(worker, greedy_path("c", PROMPT, 5), greedy_path("d", (9,), 5))
+    hook.remove()
+    assert again == good
+    assert isinstance(spoilt, ValueError)
 
 
 async def test_a_path_that_does_not_fit_is_refused_before_it_begins(worker: ModelThread) -> None:
@@ -237,7 +266,8 @@ class Sizes(SamplerRequest[tuple[int, int]]):
     def kind(self) -> str:
         return self._kind
 
-    def run(self, requests: "Sequence[Sizes]") -> list[tuple[int, int]]:
+    def launch(self, requests: "Sequence[Sizes]") -> Fetching[list[tuple[int, int]]]:
+        yield ()
         if any(request._bad for request in requests):
             raise ValueError("no answer")
         return [(len(request.rows), len(requests)) for request in requests]
@@ -277,3 +307,42 @@ async def test_a_job_may_read_before_its_first_work_or_without_any(worker: Model
         return found
 
     assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "priority", "stream"), [("cuda", -1, ("cuda", -1)), ("cuda", 0, None), ("cpu", -1, None)]
+)
+async def test_a_thread_with_priority_has_a_stream_of_its_own(monkeypatch, kind, priority, stream):
+    """On CUDA; whoever makes tensors for its steps does so there, too."""
+    used: list[object] = []
+
+    @contextmanager
+    def entered(one: object) -> Iterator[None]:
+        used.append(one)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: (device.type, priority))
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    engine = Engine(MODEL)
+    monkeypatch.setattr(engine, "device", torch.device(kind))
+    thread = ModelThread(engine, priority=priority)
+    thread.close()
+    assert used == [stream]
+    with thread.on_stream():
+        assert used == [stream, stream]
+
+
+WINDOWED = tiny_gemma2(sliding_window=9, max_position_embeddings=2048)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("model", [MODEL, WINDOWED], ids=["whole", "windows"])
+async def test_paths_are_the_same_in_windows_and_in_captured_forwards(model: PreTrainedModel, graphs: bool) -> None:
+    worker = ModelThread(Engine(model, chunk=8, graphs=graphs))
+    cases = [(name, tuple(range(3, 3 + size)), 20) for name, size in (("a", 3), ("b", 30), ("c", 61))]
+    results = await gathered(worker, *(greedy_path(*case) for case in cases))
+    again = await gathered(
+        worker, *(greedy_path(name, ids, 30) for (name, *_), ids in zip(cases, results, strict=True))
+    )
+    worker.close()
+    assert again == [alone(Engine(model), greedy(name, ids, 50)) for name, ids, _ in cases]

@@ -1,28 +1,36 @@
-"""Forwards in buckets against plain ones; on a CPU a tape of operations stands for CUDA's graphs."""
+"""Forwards that read numbers against plain ones; on a CPU a tape of operations stands for CUDA's graphs."""
 
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+import triton
 from transformers import PreTrainedModel
 
-from crossdraft.engine import runner
-from crossdraft.engine.batch import TOKENS
+from crossdraft.engine import attention, runner
+from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.requests import InputTokens, plan_inputs
 from crossdraft.engine.runner import ModelRunner
 from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
-from tests.engine.test_engine import BRANCHES, PROMPT, serve
+from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
 from tests.engine.tiny import tiny_llama
+
+SIZES = (1, 4, 16, 64)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def capture() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "capture_for", lambda _: taped)
+        patch.setattr(runner, "SIZES", SIZES)
         yield
 
 
@@ -57,17 +65,120 @@ def test_trees_and_ragged_batches_of_all_architectures(model: PreTrainedModel, n
             engine.close(name)
 
 
-def test_a_recording_is_replayed_and_not_made_again(llama: PreTrainedModel) -> None:
-    engine = Engine(llama, graphs=True)
-    serve(engine, Request("a", PROMPT), Request("b", PROMPT[:1]))
-    before = engine.runner.graphs.captured
+def test_shapes_captured_after_start_none(llama: PreTrainedModel, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever numbers of sessions, tokens and slots there are; the model's own code runs at start only."""
     calls: list[object] = []
-    hook = engine.model.register_forward_pre_hook(lambda *_: calls.append(None))
-    for token in range(4):
-        engine.forward([Request("a", (*PROMPT, token)), Request("b", (PROMPT[0], token))])
-        engine.forward([Request("a", (*PROMPT, token, 1)), Request("b", (PROMPT[0], token, 3))])
+    plain(llama, PROMPT)  # the copy that this is compared with has no hook
+    hook = llama.register_forward_pre_hook(lambda *_: calls.append(None))
+    with caplog.at_level("INFO"):
+        engine = Engine(llama, graphs=True)
+    assert engine.runner.graphs.sizes == SIZES
+    assert re.search(r"captured 4 CUDA graphs in \d+\.\d s, \d+ MiB", caplog.text)
+    calls.clear()
+    for count in (1, 2, 5):
+        texts = [PROMPT[session:] * min(count, 3) for session in range(count)]
+        serve(engine, *(Request((count, session), text) for session, text in enumerate(texts)))
+        ask = [Request((count, session), (*text, 3), BRANCHES) for session, text in enumerate(texts)]
+        assert serve(engine, *ask) == count * (1 + len(BRANCHES))
     hook.remove()
-    assert (engine.runner.graphs.captured, len(calls)) == (before + 1, 2)  # once to warm up, once to be captured
+    assert calls == []
+    assert engine.runner.graphs.sizes == SIZES
+
+
+def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -> None:
+    engine, chain = Engine(llama, graphs=True, graph_sizes=(384,)), TokenTree((1,) * 5, (-1, 0, 1, 2, 3))
+    requests = [Request(number, (number, 1, 2), chain) for number in range(64)]
+    engine.forward([Request(one.session, one.context[:2]) for one in requests])
+    with patch.object(engine.runner, "_call", Mock(side_effect=AssertionError)):
+        found = engine.forward(requests)
+    for number in (0, 31, 63):
+        assert_right(llama, requests[number], found[number])
+
+
+def test_sizes_are_those_that_are_named_or_none(llama: PreTrainedModel) -> None:
+    named, eager = (Engine(llama, graphs=True, graph_sizes=sizes).runner.graphs for sizes in ((32, 8, 8), ()))
+    assert [named.size_for(tokens) for tokens in (1, 8, 9, 32, 33)] == [8, 8, 32, 32, 33]
+    assert (named.sizes, eager.sizes, eager.size_for(5)) == ((8, 32), (), 5)
+    engine = Engine(llama, graphs=True, graph_sizes=())
+    assert serve(engine, Request("a", PROMPT, BRANCHES), Request("b", PROMPT * 3)) == 24 + len(BRANCHES)
+
+
+def test_sizes_go_no_further_than_steps_and_memory(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "unused_memory", lambda *_: 8.0 * runner.LOGITS)  # MiB
+    graphs = Engine(llama, graphs=True, graph_sizes=()).runner.graphs
+    assert graphs.fitting(15, 1) == (1, 4, 16)
+    assert graphs.fitting(17, 1) == SIZES
+    assert graphs.fitting(10**6, 1 << 20) == (1, 4)
+    assert caplog.text == ""
+    assert graphs.fitting(10**6, 1 << 30) == ()
+    assert "no memory is left for CUDA graphs" in caplog.text
+
+
+def test_what_is_too_large_is_not_captured_and_what_is_smaller_is(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[None] = []
+
+    def short(run: Callable[[], None]) -> Callable[[], None]:
+        tried.append(None)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        return taped(run)
+
+    monkeypatch.setattr(runner, "capture_for", lambda _: short)
+    engine = Engine(llama, graphs=True)
+    assert engine.runner.graphs.sizes == SIZES[:-1]
+    assert "no memory is left" in caplog.text
+    serve(engine, Request("a", PROMPT * 9), Request("b", PROMPT))
+
+
+def test_padding_is_written_to_slots_that_are_nobodys(llama: PreTrainedModel) -> None:
+    engine = Engine(llama, graphs=True)
+    pool = engine._cache.pools[0]
+    pool.keys[0].zero_()
+    engine.forward([Request("a", PROMPT[:3]), Request("b", PROMPT[:2])])  # five tokens of sixteen
+    written = pool.keys[0][0].any(-1).any(0).nonzero()[:, 0].tolist()
+    assert len(written) == 5 + 1
+    assert written[-1] == pool.padding_slot
+
+
+def only(plan: InputTokens, token: int) -> InputTokens:
+    lists = (plan.tokens[token : token + 1], plan.positions[token : token + 1], plan.slots[token : token + 1])
+    return replace(plan, tokens=lists[0], positions=lists[1], slots=lists[2], wanted=(0,))
+
+
+def test_a_forward_may_be_run_several_times_in_one_capture(llama: PreTrainedModel) -> None:
+    """Each draws its ids from the logits of the one before, on the device: three tokens of two greedy chains."""
+    engine = Engine(llama, graphs=True)
+    texts, chain = {"a": PROMPT, "b": PROMPT[::-1]}, TokenTree((0,) * 3, (-1, 0, 1))
+    engine.forward([Request(name, text, wanted=()) for name, text in texts.items()])
+    manager, graphs, steps = engine._manager, engine.runner.graphs, []
+    plans = [
+        (entry.extent, plan_inputs(entry.cached, Request(name, text, chain)))
+        for name, text in texts.items()
+        if (entry := manager.get(name))
+    ]
+    for step in range(3):
+        slices = [BatchSlice(extent, only(plan, step)) for extent, plan in plans]
+        steps.append(torch.from_numpy(numbers_of(slices, 4, (None,), [engine._cache.pools[0].padding_slot])))
+    given, drawn = torch.stack(steps), torch.zeros(4, 4, dtype=torch.int64)
+
+    def run() -> None:
+        for step in range(3):
+            inputs = StepInputs.of(given[step])
+            inputs = inputs if step == 0 else inputs._replace(ids=drawn[step])
+            drawn[step + 1].copy_(engine.runner.forward(inputs).argmax(-1))
+
+    with torch.inference_mode():
+        replay = graphs.capture(run)
+        drawn.zero_()
+        replay()
+    for row, text in enumerate(texts.values()):
+        for step in range(3):
+            assert drawn[step + 1, row] == plain(llama, text).argmax()
+            text = (*text, int(drawn[step + 1, row]))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -108,7 +219,7 @@ def test_a_model_that_waits_for_the_device_goes_on_as_it_is(caplog: pytest.LogCa
     engine = Engine(tiny_llama(rope_parameters=rope), graphs=True)
     serve(engine, Request("a", PROMPT, BRANCHES), Request("b", PROMPT[:1]))
     serve(engine, Request("a", (*PROMPT, 1)), Request("b", (*PROMPT[:1], 1)))
-    assert engine.runner.graphs.captured == 0
+    assert engine.runner.graphs.sizes == ()
     ours = [record for record in caplog.records if record.name.startswith("crossdraft.")]  # others' come late
     assert [record.levelname for record in ours] == ["WARNING"]
     assert "captured" in caplog.text
@@ -147,31 +258,31 @@ def test_captures_that_are_wrong_are_not_used(
 ) -> None:
     monkeypatch.setattr(runner, "capture_for", lambda _: wrong)
     engine = Engine(llama, graphs=True)
+    assert engine.runner.graphs.sizes == ()
+    assert "CUDA graphs are not used: " in caplog.text
+    serve(engine, Request("a", PROMPT, BRANCHES), Request("b", PROMPT[:1]))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, triton.TritonError])
+def test_a_kernel_that_does_not_run_is_not_used(
+    llama: PreTrainedModel, error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_by_marks", Mock(side_effect=error("out of shared memory")))
+    engine = Engine(llama, graphs=True)
     assert engine.runner.graphs is None
-    assert "are not used: " in caplog.text
+    assert re.search("attention in one kernel is not used: .*out of shared memory", caplog.text)
     serve(engine, Request("a", PROMPT, BRANCHES), Request("b", PROMPT[:1]))
 
 
 def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
     llama = tiny_llama(max_position_embeddings=1024)
     engine = Engine(llama, graphs=True)
-    before = engine.runner.graphs.captured
-    assert serve(engine, Request("a", tuple(range(90)) * 3)) == 270 > TOKENS
+    assert serve(engine, Request("a", tuple(range(90)) * 3)) == 270 > SIZES[-1]
     large = TokenTree(tuple(range(MOST_NODES + 1)), tuple(number // 3 - 1 for number in range(MOST_NODES + 1)))
     serve(engine, Request("b", PROMPT, large))
-    assert engine.runner.graphs.captured == before
     serve(
         engine, Request("a", (*tuple(range(90)) * 3, 5), BRANCHES), Request("b", (*PROMPT, 3)), Request("c", PROMPT * 9)
     )
-    assert engine.runner.graphs.captured == before + 1
-
-
-def test_captures_are_bounded(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MOST", 2)
-    engine = Engine(llama, graphs=True)
-    for number in range(1, 6):
-        serve(engine, *(Request((number, session), PROMPT[session:]) for session in range(number)))
-    assert engine.runner.graphs.captured == 2
 
 
 def test_answers_stay_what_they_are_while_others_are_made(llama: PreTrainedModel) -> None:

@@ -13,16 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from crossdraft.engine import sampler
-from crossdraft.engine.distributions import Columns, History, Nodes, tempered
+from crossdraft.engine import distributions, sampler
+from crossdraft.engine.distributions import Columns, History, Nodes, Warping, tempered
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     BatchKey,
     Clocks,
     DistributionRequest,
     DrawRequest,
     Draws,
-    KeyedDraws,
-    RandomDraws,
+    Moments,
+    PathRequest,
+    Paths,
     RowRequest,
     SampleRequest,
     SamplerRequest,
@@ -34,6 +36,7 @@ from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
+from tests.engine.taped import Tape
 from tests.engine.test_distributions import distribution
 from tests.engine.tiny import nodes
 
@@ -48,7 +51,7 @@ GREEDY = SamplingOptions(temperature=0)
 
 
 def draws() -> list[Draws]:
-    return [KeyedDraws(NOISE, NoiseKey(8)), RandomDraws(np.random.default_rng(8))]
+    return [Draws(NOISE, NoiseKey(8)), Draws(NOISE, None, np.random.default_rng(8))]
 
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
@@ -70,8 +73,8 @@ def test_draws_follow_the_distribution(draws: Draws) -> None:
 def test_samples_are_drawn_from_the_distribution_and_priced_by_the_model(options: SamplingOptions) -> None:
     found = sampled(options)
     assert found == sampled(options)
-    distributions = distribution(LOGITS, options, History((2,), [(3,)] * 4), (1,))
-    for sample, logits, row, offset in zip(found, LOGITS, distributions, OFFSETS, strict=True):
+    expected = distribution(LOGITS, options, History((2,), [(3,)] * 4), (1,))
+    for sample, logits, row, offset in zip(found, LOGITS, expected, OFFSETS, strict=True):
         assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
         assert row[sample.token] > 0
         assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-6)
@@ -99,9 +102,9 @@ OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[An
     "scores": lambda logits, options: ScoreRequest(logits, [1] * 4, 2),
     "distributions": lambda logits, options: DistributionRequest(logits, options, 8),
     "whole distributions": lambda logits, options: DistributionRequest(logits, options, 0),
-    "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [0.5] * 4, 3),
-    "draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [0.5] * 4, 2),
-    "keyed draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 3)] * 4),
+    "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [(KEY, 0)] * 4, False, 3),
+    "draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 0)] * 4, False, 2),
+    "keyed draws": lambda logits, options: DrawRequest(logits, options, CLOCKS, [(KEY, 3)] * 4, True),
 }
 
 
@@ -120,8 +123,8 @@ def test_logits_that_are_no_numbers_are_an_error(what: str, options: SamplingOpt
 def ranked(
     options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
 ) -> tuple[list[int], ...]:
-    chances = [draws.chance(offset) for offset in OFFSETS]
-    request = DrawRequest(LOGITS, options, CLOCKS, chances, beside, allowed)
+    at = [draws.at(offset) for offset in OFFSETS]
+    request = DrawRequest(LOGITS, options, CLOCKS, at, draws.key is not None, beside, allowed)
     (found,) = request.run([request])
     return found
 
@@ -182,15 +185,107 @@ def test_words_are_splitmix64_in_numpy_and_in_torch(words: list[int], at: tuple[
 @given(st.lists(MOMENTS, min_size=1, max_size=5))
 def test_arrivals_are_those_of_the_noise(at: list[tuple[NoiseKey, int]]) -> None:
     distributions = torch.ones(len(at), MANY, dtype=torch.float64)
-    found = Clocks(MANY_NOISE, CPU).arrivals(distributions, at)
-    assert moments(at).tolist() == [list(moment(*each)) for each in at]
+    found = Clocks(MANY_NOISE, CPU).arrivals(distributions, Moments.of(at, CPU))
+    made = moments(*(each.numpy() for each in Moments.of(at, CPU)))
+    assert np.stack(made, axis=1).tolist() == [list(moment(*each)) for each in at]
     for row, (key, offset) in zip(found, at, strict=True):
         np.testing.assert_allclose(row.numpy(), MANY_NOISE.exponentials(key, offset), rtol=4e-16)
 
 
+SMALL = st.floats(2**-24, 1.0, width=32)
+
+
+@given(st.lists(st.tuples(MOMENTS, st.lists(st.just(0.0) | SMALL, min_size=9, max_size=9).filter(any)), min_size=1))
+def test_a_device_draws_what_the_host_draws_bit_by_bit(rows: list[tuple[tuple[NoiseKey, int], list[float]]]) -> None:
+    """Of all ids, of some columns, and of a few in another order; as on a CPU, and as on other devices."""
+    at = Moments.of([moment for moment, _ in rows], CPU)
+    weights = torch.tensor([weights for _, weights in rows], dtype=torch.float64)
+    columns = torch.arange(3, 300, 33)
+    places = torch.tensor([8, 1, 0, 2, 7, 4, 3, 6, 5]).expand(len(rows), -1)
+    for on_host in (True, False):
+        clocks = Clocks(MANY_NOISE, CPU)
+        clocks._on_host = on_host
+        for drawn, ids in (
+            (clocks.draw(weights, at), range(9)),
+            (clocks.draw(weights, at, columns), columns.tolist()),
+            (clocks.draw(weights, at, columns, places), columns[places[0]].tolist()),
+        ):
+            for place, ((key, offset), row) in zip(drawn[:, 0].tolist(), rows, strict=True):
+                assert ids[place] == MANY_NOISE.draw(np.array(ids), np.array(row), key, offset)
+
+
+def test_of_two_that_arrive_at_once_the_lower_id_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Clocks(KeyedNoise([Letters("a")] * 4, [0] * 4), CPU)  # all have the same noise
+    weights, at = torch.full((1, 4), 0.25, dtype=torch.float64), Moments.of([(KEY, 0)], CPU)
+    assert int(twins.draw(weights, at)) == 0
+    assert int(twins.draw(weights, at, None, torch.tensor([[3, 1, 2, 0]]))) == 3  # the place of column 0
+    assert KeyedNoise([Letters("a")] * 4, [0] * 4).draw(np.array([3, 1, 2]), np.full(3, 0.3), KEY, 0) == 1
+
+
+PATH_OPTIONS = {
+    "greedy": SamplingOptions(temperature=0),
+    "whole": SamplingOptions(0.8),
+    "truncated": SamplingOptions(0.8, top_k=20, min_p=0.01),
+    "nucleus": SamplingOptions(0.8, top_p=0.9),
+}
+
+
+@pytest.mark.parametrize("width", [0, 8])
+@pytest.mark.parametrize("allowed", [None, np.arange(1, MANY, 3)])
+@pytest.mark.parametrize("options", PATH_OPTIONS.values(), ids=PATH_OPTIONS)
+def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(
+    options: SamplingOptions, allowed: np.ndarray | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step does to tensors is noted, as a CUDA graph does it, and done again for other logits."""
+    monkeypatch.setattr(distributions, "NUCLEUS", MANY)
+    clocks = Clocks(MANY_NOISE, CPU, lengths=[1 + token % 3 for token in range(MANY)])
+    clocks._on_host = False
+    columns = None if allowed is None else Columns.of(allowed, CPU)
+    requests = [
+        PathRequest(ForwardRequest(place, (1,), more=2), options, clocks, (NoiseKey(place), 4), width, columns)
+        for place in range(5)
+    ]
+    logits = torch.randn(4, 5, MANY, generator=torch.Generator().manual_seed(2)) * 3
+    paths, here = Paths(requests, logits[0]), torch.empty(5, MANY)
+    (replay, captured) = taped_extension(paths, here.copy_(logits[1]))
+    for step in (2, 3):
+        here.copy_(logits[step])
+        replay()
+        after = [draw_of(requests[row], logits[:, row], step) for row in range(5)]
+        assert captured.tolist() == after
+
+
+def taped_extension(paths: Paths, logits: torch.Tensor) -> tuple[Callable[[], None], torch.Tensor]:
+    """One more step of the paths, noted while it is made; and where each replay leaves its ids."""
+    ids = torch.empty(5, dtype=torch.int64)
+    alike = paths._alike[0]
+    at = Moments(*(each.clone() for each in alike._at))
+
+    def run() -> None:
+        alike._at = at
+        paths.extend(logits)
+        ids.copy_(paths.ids)
+        at.offsets.copy_(alike._at.offsets)
+
+    tape = Tape()
+    with tape:
+        run()
+    return tape.replay, ids
+
+
+def draw_of(request: PathRequest, rows: torch.Tensor, steps: int) -> int:
+    """The last of some tokens that are drawn one after another, by requests of their own."""
+    for row in rows[: steps + 1]:
+        one = DistributionRequest(row[None], request.options, request.row_width, request.allowed)
+        ((ids, weights),) = one.run([one])[0]
+        (token,) = Draws(MANY_NOISE, request.at[0]).ranked(ids, weights, request.at[1], 0)
+        request = request.after((token,))
+    return token
+
+
 def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_ids() -> None:
     distributions = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
-    at = [(NoiseKey(3), 4)]
+    at = Moments.of([(NoiseKey(3), 4)], CPU)
     due = MANY_NOISE.exponentials(NoiseKey(3), 4, np.array([7, 9, 200])) / np.array([np.nan, 0.5, 0.5])
     pruned = Clocks(MANY_NOISE, CPU, np.array([7, 9, 200, 201])).arrivals(distributions, at)
     picked = Clocks(MANY_NOISE, CPU).arrivals(distributions, at, torch.tensor([7, 9, 200]))
@@ -326,14 +421,13 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
     full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
     for beside in (0, 4):
         keyed = [
-            DrawRequest(logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], beside, allowed)
+            DrawRequest(
+                logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], True, beside, allowed
+            )
             for place, logits in full
         ]
-        random = [
-            DrawRequest(logits, options, clocks, [0.1 * at for at in range(len(logits))], beside, allowed)
-            for _, logits in full
-        ]
-        likeliest = [TopRequest(one.logits, options, clocks, one.chances, 5, allowed) for one in keyed]
+        random = [replace(one, keyed=False) for one in keyed]
+        likeliest = [TopRequest(one.logits, options, clocks, one.at, True, 5, allowed) for one in keyed]
         for requests in (keyed, random, likeliest):
             for request, found in zip(requests, requests[0].run(requests), strict=True):
                 assert request.run([request]) == [found]
@@ -346,14 +440,15 @@ def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bo
     """Shares of the arrival rates of a race where noise is shared, else of the distribution; the model's if greedy."""
     size, key = 50, NoiseKey(3)
     logits, clocks = torch.randn(4, size, generator=torch.Generator().manual_seed(1)), clocks_of(size)
-    chances = [(key, at) if keyed else 0.5 for at in range(4)]
-    (rows,) = TopRequest(logits, options, clocks, chances, 7).run([TopRequest(logits, options, clocks, chances, 7)])
+    request = TopRequest(logits, options, clocks, [(key, at) for at in range(4)], keyed, 7)
+    (rows,) = request.run([request])
     for at, row in enumerate(rows):
-        weights = tempered(logits[at : at + 1], replace(options, temperature=options.temperature or 1.0))[0]
+        warming = replace(options, temperature=options.temperature or 1.0)
+        weights = tempered(logits[at : at + 1], Warping.of([warming], [1], CPU))[0]
         if not options.temperature:
             weights = logits[at].double().softmax(-1)
         elif keyed:
-            weights = 1 / clocks.arrivals(weights[None], [(key, at)])[0]
+            weights = 1 / clocks.arrivals(weights[None], Moments.of([(key, at)], CPU))[0]
         weights /= weights.sum()
         order = [token for token in weights.argsort(descending=True).tolist() if weights[token] > 0]
         assert [token for token, _ in row] == order[:7]
@@ -364,7 +459,7 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
     wide, narrow, clocks = torch.zeros(1, 6), torch.zeros(1, 5), clocks_of(6)
 
     def top(logits: torch.Tensor, count: int, allowed: Columns | None = None) -> TopRequest:
-        return TopRequest(logits, OPTIONS[0], clocks, [0.5] * len(logits), count, allowed)
+        return TopRequest(logits, OPTIONS[0], clocks, [(KEY, 0)] * len(logits), False, count, allowed)
 
     columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
     requests = [

@@ -74,7 +74,7 @@ def test_drafting_computes_each_token_once() -> None:
     request = Request("a", LONG)
     serve(engine, request)
     for token in range(40):
-        request = request.after(token)
+        request = request.after((token,))
         assert serve(engine, request) == 1
     tree = TokenTree((*request.tree.tokens, 50), (*request.tree.parents, 38))
     assert serve(engine, Request("a", LONG, tree, wanted=(41,))) <= MARGIN

@@ -32,6 +32,7 @@ HALF, ALL = tiny_gemma2(**SETTINGS), tiny_mistral(**SETTINGS)  # of the layers h
 )
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(runner, "capture_for", lambda _: taped)
+    monkeypatch.setattr(runner, "SIZES", (8, 32))
     model, graphs = request.param
     return Engine(model, chunk=AT_A_TIME, graphs=graphs)
 

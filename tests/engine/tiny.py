@@ -1,6 +1,7 @@
 """Tiny random models, and how many examples of them are tried."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 from transformers import (
@@ -17,7 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from crossdraft.engine.distributions import History, LogitsProcessor, Nodes
+from crossdraft.engine.distributions import Columns, History, LogitsProcessor, Nodes
+from crossdraft.engine.sampler import Distribution, DistributionRequest
 from crossdraft.types.messages import SamplingOptions
 
 VOCABULARY = 97
@@ -34,6 +36,15 @@ def nodes(
 ) -> Nodes:
     """Rows of logits of a session of their own."""
     return Nodes(logits, LogitsProcessor(options, logits.shape[-1], logits.device, prompt), history)
+
+
+def drafting_distributions(
+    logits: torch.Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
+) -> Sequence[Distribution]:
+    """What a drafter draws from."""
+    request = DistributionRequest(logits, options, row_width, allowed)
+    (found,) = request.run([request])
+    return found
 
 
 def tiny_llama(**changes: object) -> PreTrainedModel:

@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
-from crossdraft.types.request import Chat, Message
+from crossdraft.types.request import Chat, Message, Overlap
 
 TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
 
@@ -32,6 +32,14 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
     assert (grpc.request, grpc.model, grpc.drafter) == (local, "big", "small")
     assert (local.prompt, local.seed, local.method, local.max_tokens) == ("def f(", 103, "seeded", 32)
     assert local.ignore_eos is True
+
+
+def test_drafting_can_be_forced() -> None:
+    asked = Request(0, TEXT, RequestSettings(num_speculative_tokens=4))
+    assert asked.body["speculative"] == {"trace": True, "overlap": "off", "num_speculative_tokens": 4}
+    assert (asked.for_pipeline.overlap, asked.for_pipeline.num_speculative_tokens) == (Overlap.OFF, 4)
+    with pytest.raises(ValueError, match="num_speculative_tokens"):
+        RequestSettings(num_speculative_tokens=0)
 
 
 def test_chats() -> None:

@@ -1,5 +1,6 @@
 """Figures of timelines that were written by hand."""
 
+from bisect import bisect_left
 from dataclasses import replace
 from fractions import Fraction
 
@@ -7,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crossdraft.client.measurements import TripWatch
 from crossdraft.loadtest.summary import PositionAcceptance, Spread, added_by, binned_quantile, summary_of
-from crossdraft.types.statistics import Trips
+from crossdraft.types.messages import Pass, PassDone
+from crossdraft.types.statistics import BOUNDS, COARSE, Trips
+from crossdraft.types.trees import TokenTree
 from tests.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
 
 
@@ -56,7 +60,7 @@ def test_acceptance_is_of_all_outputs_together() -> None:
 def test_hops_say_where_round_trips_went() -> None:
     target, drafter = summary_of([[WHOLE, replace(WHOLE, number=1)]]).hops
     assert (target.role, target.questions, target.questions_per_token) == ("target", 8, 1.0)
-    near(target.round_trip_ms, 8, 4, 3.75, 4.75, 4.975)
+    near(target.round_trip_ms, 8, 4, 4.875, 4.975, 4.9975)
     assert (target.queueing_ms, target.wire_ms) == pytest.approx((1.0, 3.0))
     assert (target.model_share, target.idle_share) == pytest.approx((0.4, 0.5))
     assert (target.serialization_ms_per_token, target.model_ms_per_token) == pytest.approx((0.5, 100))
@@ -96,6 +100,18 @@ def test_quantiles_of_bins_are_linear_within_a_bin() -> None:
     assert binned_quantile([2, 2, 0, 0], [1.0, 3.0, 5.0], 0.5) == 1.0
     assert binned_quantile([2, 0, 2, 0], [1.0, 3.0, 5.0], 0.75) == 4.0
     assert binned_quantile([0, 0, 0, 3], [1.0, 3.0, 5.0], 0.5) == 5.0
+
+
+@pytest.mark.parametrize("seconds", [0.00011, 0.0007, 0.0013, 0.0101, 0.045, 0.0525, 0.101, 0.3, 0.97])
+def test_round_trips_that_all_took_as_long_are_said_to_have_taken_about_as_long(seconds: float) -> None:
+    watch = TripWatch()
+    for number in range(6):
+        watch.asked(Pass(number, (), TokenTree()), 0.0)
+        watch.answered(PassDone(number, (), 0.0), seconds)
+    found = Spread.of_bins(watch.trips.counts, BOUNDS, 6 * seconds)
+    assert [found.p50, found.p90, found.p99] == pytest.approx([seconds] * 3, rel=0.15)
+    assert watch.trips.coarse[bisect_left(COARSE, seconds)] == sum(watch.trips.coarse) == 6
+    assert len(watch.trips.coarse) == len(COARSE) + 1
 
 
 @given(st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any), st.fractions(0, 1))

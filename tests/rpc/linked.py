@@ -16,6 +16,8 @@ from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import BeginSession, FrameCodec
 from crossdraft.rpc.handlers import TARGET, Replies, RoleCodec
+from crossdraft.rpc.links import codec_of
+from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint
 from crossdraft.types.messages import (
     Advance,
     Description,
@@ -31,6 +33,7 @@ from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
 
 SIZE = 100  # of the vocabulary
+PORT: int | None = 0  # of the services of a test; None: over memory, as the fixture `transport` sets it
 SLOW = 15  # a committed id: `answered` does not answer
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 OPEN = BeginSession(OpenTarget((1,), SamplingOptions(), None))
@@ -146,10 +149,15 @@ class RawLink:
         self._options = (("grpc.use_local_subchannel_pool", 1), *options)
         self._path = f"/{role.service}/{role.stream}"
         self._codec: FrameCodec[Any, Any] = role.client(None)
+        self._channel: Any
         self._came: deque[tuple[int, Any]] = deque()
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        if self._address.startswith(HOST):
+            self._channel = MemoryChannel(self._address)
+        else:
+            self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        self._codec = codec_of(self._channel, self._codec)
         self.call = self._channel.stream_stream(self._path, bytes, bytes)(None, metadata=self._metadata)
         return self
 
@@ -161,7 +169,18 @@ class RawLink:
 
     async def send(self, *messages: tuple[int, Any]) -> None:
         """One frame."""
-        await self.send_raw(self._codec.encode(messages))
+        await self.send_raw(self.frame(*messages))
+
+    def frame(self, *messages: tuple[int, Any]) -> bytes:
+        """As it is sent."""
+        return self._codec.encode(messages)
+
+    async def finish(self) -> None:
+        """Ends this side of it."""
+        if isinstance(self._channel, MemoryChannel):
+            self.call._requests.put_nowait(None)
+        else:
+            await self.call.done_writing()
 
     async def send_raw(self, raw: bytes) -> None:
         """One frame, which may be none."""
@@ -202,7 +221,7 @@ class RawService:
         return codec.encode_description(DESCRIPTION).SerializeToString()
 
     async def link(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        stream = RawStream(self.role.server(None), context)
+        stream = RawStream(codec_of(context, self.role.server(None)), context)
         self.streams.append(stream)
 
         async def read() -> None:
@@ -248,6 +267,12 @@ class RawStream:
 async def raw_service(role: RoleCodec[Any, Any, Any] = TARGET) -> AsyncIterator[tuple[RawService, str]]:
     """One that listens, and its address."""
     service, server = RawService(role), grpc.aio.server()
+    if PORT is None:
+        endpoint = MemoryEndpoint(service)
+        endpoint.start()
+        yield service, endpoint.address
+        await endpoint.drain(0)
+        return
     handlers = {
         "Describe": grpc.unary_unary_rpc_method_handler(service.describe),
         role.stream: grpc.stream_stream_rpc_method_handler(service.link),

@@ -31,6 +31,7 @@ from crossdraft.types.messages import (
     Scored,
 )
 from crossdraft.types.trees import ROOT, TokenTree
+from tests.rpc import linked
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.serving.ports import free_port
@@ -38,6 +39,7 @@ from tests.serving.ports import free_port
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 REQUESTS = (OpenTarget, OpenDrafter, Pass, FetchRow, RunTo, Draft, Advance, Score)
 AT_ONCE = Listening(grace_seconds=0, sessions=SessionLimits(idle_seconds=1e9))
+pytestmark = pytest.mark.usefixtures("carried")
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ async def service() -> PuppetService:
 
 @pytest.fixture
 async def address(service: PuppetService) -> AsyncIterator[str]:
-    async with Server(TARGET, service, AT_ONCE) as server:
+    async with Server(TARGET, service, replace(AT_ONCE, port=linked.PORT)) as server:
         yield server.address
 
 
@@ -72,6 +74,7 @@ async def test_a_target_is_described_opened_asked_and_closed(client, service):
     assert service.openings == 1
 
 
+@pytest.mark.wire
 async def test_traffic_counts_serialized_bytes(client):
     async with client.session(OPEN) as session:
         before = session.traffic.bytes_sent, session.traffic.bytes_received
@@ -86,18 +89,21 @@ async def test_traffic_counts_serialized_bytes(client):
     assert session.traffic.codec_seconds > 0
 
 
+@pytest.mark.wire
 async def test_nobody_listening_costs_a_bounded_wait_and_the_text_says_where():
     async with TargetClient("127.0.0.1:1", Patience(describe_seconds=60)) as client:
         with pytest.raises(Unreachable, match=r"target at 127.0.0.1:1: .*check that the service runs there"):
             await client.describe()
 
 
+@pytest.mark.wire
 async def test_a_drafter_is_no_target(address):
     async with DrafterClient(address) as client:
         with pytest.raises(NotServed, match=rf"^what listens at {address} is no drafter \(is it the target\?"):
             await client.describe()
 
 
+@pytest.mark.wire
 async def test_a_message_over_the_clients_limit_is_too_large(address):
     async with TargetClient(address, limit=MessageLimit(1)) as client:
         with pytest.raises(TooLarge, match=r"an? OpenTarget of 1\d{6} bytes is over .* message limit of 1 MiB"):
@@ -105,6 +111,7 @@ async def test_a_message_over_the_clients_limit_is_too_large(address):
         assert await client.describe() == DESCRIPTION
 
 
+@pytest.mark.wire
 async def test_a_message_over_the_services_limit_is_too_large_and_it_lives_on(service):
     listening = Listening(grace_seconds=0, limit=MessageLimit(1))
     async with Server(TARGET, service, listening) as server, TargetClient(server.address) as client:
@@ -124,6 +131,7 @@ async def test_a_service_that_came_back_with_another_model_is_noticed(client, se
         assert (await session.run(one_pass(1))).number == 1
 
 
+@pytest.mark.wire
 async def test_a_service_that_is_gone_breaks_the_session_and_is_found_again(service):
     port = free_port()
     first = Server(TARGET, service, replace(AT_ONCE, port=port))
@@ -180,7 +188,7 @@ def test_what_a_service_owes(story):
 async def test_replies_that_are_dropped_before_they_leave_never_arrive():
     service = PuppetService(answer=None)
     async with (
-        Server(DRAFTER, service, AT_ONCE) as server,
+        Server(DRAFTER, service, replace(AT_ONCE, port=linked.PORT)) as server,
         DrafterClient(server.address) as client,
         client.session(BEGUN) as session,
     ):

@@ -44,6 +44,7 @@ from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
 from crossdraft.types.rows import Row
 from crossdraft.v1 import target_pb2
 from tests.conftest import FULL
+from tests.rpc import linked
 from tests.rpc.clock import HANGS, Clock
 from tests.rpc.linked import (
     DESCRIPTION,
@@ -63,6 +64,7 @@ from tests.rpc.proxy import Link as Proxy
 from tests.rpc.sessions import TargetClient
 from tests.rpc.test_frames import DIRECTIONS, FRAMES, VALID, mutated
 
+pytestmark = pytest.mark.usefixtures("carried")
 INVALID, NOT_DUE, TOO_LONG = (
     code.value[0] for code in (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION, StatusCode.OUT_OF_RANGE)
 )
@@ -70,7 +72,9 @@ INVALID, NOT_DUE, TOO_LONG = (
 
 @asynccontextmanager
 async def serving(service: PuppetService, limit: MessageLimit | None = None, **limits: Any) -> AsyncIterator[Server]:
-    listening = Listening(grace_seconds=0, sessions=SessionLimits(**limits), limit=limit or MessageLimit())
+    listening = Listening(
+        port=linked.PORT, grace_seconds=0, sessions=SessionLimits(**limits), limit=limit or MessageLimit()
+    )
     async with Server(TARGET, service, listening) as server:
         yield server
 
@@ -111,6 +115,7 @@ async def goes_on(link: RawLink, session: int, number: int = 1) -> None:
     ],
     ids=["open twice", "foreign id", "foreign ids"],
 )
+@pytest.mark.wire
 async def test_what_a_session_must_not_say_ends_it_alone(link, service, wrong, code, complaint):
     await opened(link, 1, 2)
     await link.send((2, one_pass(1)), (1, wrong), (1, one_pass(1)), (2, one_pass(2)))
@@ -122,6 +127,7 @@ async def test_what_a_session_must_not_say_ends_it_alone(link, service, wrong, c
     await goes_on(link, 2, 3)
 
 
+@pytest.mark.wire
 async def test_an_opening_that_means_nothing_is_answered(link):
     await opened(link, 2)
     await link.send((1, BeginSession(replace(OPEN.opening, prompt=(100,)))))
@@ -263,6 +269,7 @@ WIDE = Row(np.arange(MIB), np.full(MIB, 2.0**-24), 1 - 2.0**-4)
     ],
     ids=["no distribution", "no answer", "over the limit"],
 )
+@pytest.mark.wire
 async def test_a_reply_that_cannot_be_sent_ends_its_session_alone(service, nodes, code, said, caplog):
     def answer(session: PuppetSession, request: Any) -> None:
         if session is service.sessions[0]:
@@ -282,6 +289,7 @@ async def test_a_reply_that_cannot_be_sent_ends_its_session_alone(service, nodes
         assert code is not StatusCode.UNKNOWN or "a session failed" in caplog.text
 
 
+@pytest.mark.wire
 async def test_nothing_follows_a_reply_that_cannot_be_sent(service):
     """The client would take the next reply for one that is not due."""
 
@@ -345,6 +353,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+@pytest.mark.wire
 async def test_a_frame_that_means_nothing_ends_its_link_and_no_other(service, garbage):
     async with serving(service) as server, RawLink(server.address) as bad, RawLink(server.address) as good:
         await opened(bad, 1, 2)
@@ -358,6 +367,7 @@ async def test_a_frame_that_means_nothing_ends_its_link_and_no_other(service, ga
         await goes_on(good, 1)
 
 
+@pytest.mark.wire
 async def test_a_link_ends_with_its_status_also_while_its_first_frame_is_being_written(service):
     async with serving(service) as server:
         for _ in range(20):
@@ -367,6 +377,7 @@ async def test_a_link_ends_with_its_status_also_while_its_first_frame_is_being_w
                 assert (await link.ended())[0] is StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.wire
 async def test_a_frame_over_the_limit_ends_its_link_and_no_other(service):
     async with (
         serving(service, MessageLimit(1)) as server,
@@ -382,6 +393,7 @@ async def test_a_frame_over_the_limit_ends_its_link_and_no_other(service):
 
 
 @pytest.mark.parametrize("side", ["service", "client"])
+@pytest.mark.wire
 async def test_a_frame_has_a_limit_below_that_of_a_message(service, side):
     large = bytes(MessageLimit().frame_bytes + 1)  # would be no frame
     if side == "service":
@@ -400,6 +412,7 @@ async def test_a_frame_has_a_limit_below_that_of_a_message(service, side):
     assert "a frame of 8388609 bytes is over the 8388608 that this side's message limit of 32 MiB allows" in text
 
 
+@pytest.mark.wire
 async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_in_order(service):
     read, in_loop = threading.Event(), threading.get_ident()
 
@@ -409,7 +422,7 @@ async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_i
             assert read.wait(HANGS)
         return TARGET.decode_requests(raw, size)
 
-    limits = Listening(grace_seconds=0)
+    limits = Listening(port=linked.PORT, grace_seconds=0)
     async with (
         Server(replace(TARGET, decode_requests=decode), service, limits) as server,
         RawLink(server.address) as busy,
@@ -456,7 +469,8 @@ async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(s
         for number in range(1, 21):
             async with RawLink(server.address, options=SMALL_WINDOW) as link:
                 if what == "description":
-                    describing = link._channel.unary_unary("/crossdraft.v1.Target/Describe", bytes, bytes)(b"")
+                    call = link._channel.unary_unary("/crossdraft.v1.Target/Describe", bytes, bytes)
+                    describing = asyncio.ensure_future(call(b""))
                 else:
                     await opened(link, 1)
                     await link.send(*((1, one_pass(at)) for at in range(1, 30)))
@@ -478,8 +492,8 @@ async def flood(link: RawLink, frames: list[bytes]) -> None:
 
 
 async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other_links_go_on(service):
-    frame = TARGET.client(None).encode([(1, one_pass(1, nodes=500))] * 16)
     async with serving(service) as server, RawLink(server.address) as stuck, RawLink(server.address) as good:
+        frame = stuck.frame(*[(1, one_pass(1, nodes=500))] * 16)
         await opened(stuck, 1)
         await opened(good, 1)
         flooding = asyncio.create_task(flood(stuck, [frame] * 1000))
@@ -508,15 +522,14 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
         session.replies.send(PassDone(request.number, rows, 0.0))
 
     service.answer = answer
-    codec = TARGET.client(None)
-    begun = codec.encode([(number, OPEN) for number in range(1, 200)])
-    asked = codec.encode([(number, one_pass(1)) for number in range(1, 200)])
     async with (
         serving(service, MessageLimit(1), sessions=100) as server,
         RawLink(server.address) as good,
         RawLink(server.address, options=SMALL_WINDOW) as stuck,
     ):
         await opened(good, 1)
+        begun = good.frame(*((number, OPEN) for number in range(1, 200)))
+        asked = good.frame(*((number, one_pass(1)) for number in range(1, 200)))
         frames = [begun, *[asked] * 5000] if what == "replies" else [begun] * 5000
         flooding = asyncio.create_task(flood(stuck, frames))
         number = left = 0
@@ -536,9 +549,7 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
 async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_waiting):
     async with serving(service, MessageLimit(1)) as server, RawLink(server.address) as link:
         await link.send(*((number, OPEN) for number in range(1, 51)))
-        asking = asyncio.create_task(
-            flood(link, [TARGET.client(None).encode([(at % 50 + 1, one_pass(at))]) for at in range(600)])
-        )
+        asking = asyncio.create_task(flood(link, [link.frame((at % 50 + 1, one_pass(at))) for at in range(600)]))
         await service.news.until(lambda: sum(len(session.asked) for session in service.sessions) > few_waiting)
         assert len(await link.received(650)) == 650
         await asking
@@ -554,20 +565,21 @@ async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeyp
         async with RawLink(server.address) as link:
             await opened(link, 1)
             async with RawLink(server.address) as refused:
+                peer = "in-process" if linked.PORT is None else "ipv4:127.0.0.1"
                 assert await refused.ended() == (
                     StatusCode.RESOURCE_EXHAUSTED,
-                    f"no room for another session: {links} connections of ipv4:127.0.0.1 are open "
+                    f"no room for another session: {links} connections of {peer} are open "
                     "(--max-sessions, --max-sessions-per-peer)",
                 )
             await link.send((1, EndSession()))
-            await link.call.done_writing()
+            await link.finish()
             await link.ended()
         async with RawLink(server.address) as again:
             await opened(again, 1)
 
 
 async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
-    listening = Listening(grace_seconds=0)
+    listening = Listening(port=linked.PORT, grace_seconds=0)
     async with Server(DRAFTER, NgramService(), listening) as server, RawLink(server.address, DRAFTER) as link:
         await link.send(*VALID["to a drafter"][0][:2])
         assert [type(message).__name__ for _, message in await link.received(2)] == ["Opened", "Drafted"]
@@ -600,8 +612,9 @@ async def mutations(address: str, role: Any, way: str, count: int) -> Counter[St
 
 @pytest.mark.parametrize("count", [FRAMES_SENT, pytest.param(10_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=["target", "drafter"])
+@pytest.mark.wire
 async def test_damaged_frames_harm_no_other_link(role, count, caplog):
-    listening = Listening(grace_seconds=0, sessions=SessionLimits(sessions=10_000))
+    listening = Listening(port=linked.PORT, grace_seconds=0, sessions=SessionLimits(sessions=10_000))
     service, way = (PuppetService(), "to a target") if role is TARGET else (NgramService(), "to a drafter")
     opening, asked = VALID[way][-1][:2]
     async with Server(role, service, listening) as server, RawLink(server.address, role) as good:
@@ -659,6 +672,7 @@ BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 
     ],
     ids=["bad reply", "another model", "ended", "ended with an error", "ended with no code of gRPC's"],
 )
+@pytest.mark.wire
 async def test_what_a_service_does_wrong_in_one_session_loses_it_alone(raw, error, text):
     async with a_client() as (service, client):
         stream, (lost, kept), sessions = await begun(service, client, 2)
@@ -720,6 +734,7 @@ async def test_a_session_that_was_closed_hears_nothing_more():
         assert (closed.replies, closed.errors) == ([], [])
 
 
+@pytest.mark.wire
 async def test_a_request_that_cannot_be_sent_loses_its_session_alone():
     async with a_client() as (service, client):
         stream, (first, kept, second), sessions = await begun(service, client, 3)
@@ -744,6 +759,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("raw", SPOILED.values(), ids=SPOILED)
+@pytest.mark.wire
 async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sessions_begin_again(raw):
     async with a_client() as (service, client):
         stream, heard, _ = await begun(service, client, 3)
@@ -781,6 +797,7 @@ async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
         await begun(service, client, 2)
 
 
+@pytest.mark.wire
 async def test_a_link_that_is_cut_within_a_frame_loses_its_sessions_which_begin_again(service):
     """What came of the frame is no frame: no session hears of it."""
     wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
@@ -881,7 +898,7 @@ async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(ser
 
 
 async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service):
-    server = Server(TARGET, service, Listening(grace_seconds=300))
+    server = Server(TARGET, service, Listening(port=linked.PORT, grace_seconds=300))
     await server.start()
     async with RawLink(server.address) as link, RawLink(server.address) as idle:
         await opened(link, 1)
@@ -1068,3 +1085,29 @@ async def test_a_session_that_always_has_more_lets_others_through():
     outbox.put(2, (10,))
     await outbox.write(send, lambda session, *_: order.append(session))
     assert order.index(2) < 20
+
+
+# A round of many sessions costs a frame each way, not one for each of them.
+
+
+async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link, service):
+    numbers = range(1, 33)
+    await opened(link, *numbers)
+    await link.send(*((number, one_pass(1)) for number in numbers))
+    raw = await link.call.read()
+    assert [(number, type(reply)) for number, reply in TARGET.client(None).decode(raw)] == [
+        (number, PassDone) for number in numbers
+    ]
+
+
+async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch):
+    monkeypatch.setattr(links, "TURN_SECONDS", float("inf"))
+    async with a_client() as (service, client):
+        stream, heard, sessions = await begun(service, client, 32)
+        for one, session in zip(heard, sessions, strict=True):  # what each sends depends on its reply
+            monkeypatch.setattr(
+                one, "received", lambda reply, session=session: session.send(one_pass(1 + reply.number))
+            )
+        await stream.send(*((number, done(1)) for number in range(1, 33)))
+        _, asked = await service.frame()
+        assert [(number, request.number) for number, request in asked] == [(number, 2) for number in range(1, 33)]

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.drafter import service
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, load_model
-from crossdraft.engine.sampler import RandomDraws
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
@@ -41,8 +39,8 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws of drafter sessions that have no key are the same in every run."""
-    seeds = count()
-    monkeypatch.setattr(service, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
+    seeds, made = count(), np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda *seed: made(*seed or (next(seeds),)))
 
 
 def save(folder: Path, some: Kind, context: int) -> Path:

@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics that there are, and docs/metrics.md names them."""
+"""The dashboard and the alerts ask for metrics that there are, and docs/metrics.md names them."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crossdraft.client import GenerationRequest
 from crossdraft.cluster.failover import LossMetrics
@@ -16,10 +17,11 @@ from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.statistics import ModelStatistics
-from tests.serving.exposed import faults, names
+from tests.serving.exposed import faults, names, value
 from tests.serving.fakes import FakeBackend
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "crossdraft.json"
+ALERTS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "alerts.yaml"
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
 
@@ -55,12 +57,28 @@ def queries() -> Iterator[str]:
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
             yield variable["query"]["query"]
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
 
 
-def test_every_metric_that_the_dashboard_asks_for_is_there(front: str, service: str) -> None:
+def cluster() -> list[str]:
+    """What a cluster's processes say besides."""
+    losses, orchestrator = Registry(), OrchestratorMetrics("toy")
+    LossMetrics(losses, ["toy"])
+    return [exposition(one)[0].decode() for one in (losses, orchestrator.registry)]
+
+
+def test_every_metric_that_the_dashboard_and_alerts_ask_for_is_there(front: str, service: str) -> None:
     asked = {name for query in queries() for name in NAME.findall(query)}
     assert len(asked) > 30
-    assert asked <= names(front) | names(service)
+    assert asked <= {name for text in (front, service, *cluster()) for name in names(text)}
+    assert {f"{PREFIX}{name}" for name in ("orchestrators_lost_total", "output_resume_seconds_bucket")} <= asked
+
+
+def test_a_first_loss_is_an_increase() -> None:
+    text, _ = cluster()
+    assert value(text, "orchestrators_lost_total", {"model_name": "toy"}) == 0
+    assert value(text, "output_resume_seconds_count", {"model_name": "toy"}) == 0
 
 
 def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> None:
@@ -83,10 +101,7 @@ def test_buckets_of_batches_hold_all_that_is_below_them(service: str) -> None:
 
 
 def test_every_metric_is_on_the_page_and_nothing_else(front: str, service: str) -> None:
-    losses, orchestrator = Registry(), OrchestratorMetrics("toy")
-    LossMetrics(losses)
-    texts = [front, service, *(exposition(one)[0].decode() for one in (losses, orchestrator.registry))]
-    there = {name for text in texts for name in names(text)}
+    there = {name for text in (front, service, *cluster()) for name in names(text)}
     families = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix(PREFIX) for name in there}
     table = "\n".join(line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `"))
     told = {name.split("{")[0] for name in re.findall(r"`([^`]+)`", table)}

@@ -3,6 +3,8 @@
 import asyncio
 import shutil
 import sys
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ from crossdraft.client import SamplingOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc import GenerationServer
+from crossdraft.serving.http import make_app
+from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.limits import GenerationOptions, Keys
 from crossdraft.types.messages import LeftOut
-from tests.serving.fakes import FakeBackend
+from tests.serving.fakes import TOY, FakeBackend
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 JAVASCRIPT = EXAMPLES / "javascript"
@@ -31,6 +35,28 @@ LANGUAGES = [
         ),
     ),
 ]
+
+
+async def test_the_failover_of_the_documents_has_the_whole_text_from_another_front() -> None:
+    said = (EXAMPLES.parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    code = said.partition("```python\n")[2].partition("```")[0]
+    model = replace(TOY, name="crossdraft-bundled")
+    cut, whole = FakeBackend(served=(model,), waits_after=1), FakeBackend(served=(model,))
+    async with AsyncExitStack() as stack:
+        servers = [HttpServer(make_app(one), Listening(grace_seconds=0)) for one in (cut, whole)]
+        for number, server in enumerate(servers):
+            await stack.enter_async_context(server)
+            code = code.replace(f"192.168.1.{10 + number}:8000", server.address)
+        pipe = asyncio.subprocess.PIPE
+        line = (sys.executable, "-c", f"{code}\nprint(text)")
+        process = await asyncio.create_subprocess_exec(*line, stdout=pipe, stderr=pipe)
+        await cut.wait_running(1)
+        await servers[0].drain()
+        out, err = await process.communicate()
+    assert (process.returncode, out.decode()) == (0, "Heé\n"), err.decode()
+    (first,), (again,) = cut.requests, whole.requests
+    assert first.id == again.id == "order-7"
+    assert first.generation.seed == again.generation.seed == 7
 
 
 async def run(command: tuple[str, ...], outputs: FakeBackend, *arguments: str) -> tuple[int | None, str, str]:

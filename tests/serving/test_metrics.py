@@ -12,7 +12,7 @@ from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.metrics import MeasuredBackend, Metrics, position_of
-from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
+from crossdraft.types.statistics import BOUNDS, COARSE, PARTS, LaneFigures, Trips
 from tests.serving.exposed import samples, value
 from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 
@@ -118,7 +118,7 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
     assert value(text, "wire_bytes_total", target | {"direction": "received"}) == 20
     assert value(text, "round_trip_seconds_sum", target) == 5.0
     assert value(text, "round_trip_seconds_count", target) == len(BOUNDS) + 1
-    assert value(text, "round_trip_seconds_bucket", target | {"le": str(BOUNDS[1])}) == 2
+    assert value(text, "round_trip_seconds_bucket", target | {"le": str(COARSE[1])}) == 2 * PARTS
     assert value(text, "services_lost_total", {"role": "drafter", "cause": "timed_out"}) == 1
     assert value(text, "fallbacks_total", ALL) == 1
     assert not [labels for labels, _ in samples(text, "wire_bytes_total") if not labels["peer"]]

@@ -35,7 +35,9 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.drafter.streaming import Gate
+from tests.engine import gathering
 from tests.engine.gathering import nothing
+from tests.engine.taped import waits
 from tests.rpc.clock import Clock
 from tests.rpc.linked import Direct, Heard, Noted
 from tests.rpc.sessions import TargetClient
@@ -418,3 +420,44 @@ async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(t
         ]
     finally:
         await asyncio.gather(*(asyncio.to_thread(model.close) for model in (with_chunks, without)))
+
+
+SETTINGS = {
+    "greedy": OpenTarget(PROMPT, GREEDY, KEY),
+    "keyed": OpenTarget(PROMPT, SamplingOptions(0.8), KEY, likely=5),
+    "truncated": OpenTarget(PROMPT, SamplingOptions(0.8, top_k=20, min_p=0.01), KEY),
+    "nucleus": OpenTarget(PROMPT, SamplingOptions(0.8, top_p=0.9), KEY, likely=0),
+    "banned": OpenTarget(PROMPT, SamplingOptions(0.7, presence_penalty=1, bad_word_ids=((3,), (1, 5))), KEY),
+    "biased": OpenTarget(PROMPT, SamplingOptions(0.7, logit_bias=((4, 3.0),), min_tokens=9, end_ids=(0,)), KEY),
+    "rows": OpenTarget(PROMPT, SamplingOptions(0.8), None),
+    "rows and log-probabilities": OpenTarget(PROMPT, SamplingOptions(0.9, top_p=0.9), None, head=8, likely=3),
+    "greedy rows": OpenTarget(PROMPT, GREEDY, None),
+}
+
+
+@pytest.mark.parametrize("settings", [*([each] for each in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
+async def test_a_step_waits_for_the_device_once(
+    target_model: RunningModel, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    """Whatever its sessions want to know: draws, rows and log-probabilities come in one copy."""
+    sessions = []
+    for name in 3 * settings if len(settings) == 1 else settings:
+        session, opening = Direct(lambda _: None), SETTINGS[name]
+        session.session = await TargetService(target_model).open(opening, session)
+        await session.answer(Pass(1, (), TokenTree(), draws=opening.noise is not None))
+        sessions.append((session, opening.noise is not None))
+    gate = gathering.Gate()
+    standing = asyncio.ensure_future(target_model.thread.submit(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 120)
+    steps = target_model.thread.steps
+    tree = TokenTree((5, 6, 7, 8, 9), (ROOT, 0, 1, ROOT, 3))
+    with waits(monkeypatch) as calls:
+        for session, draws in sessions:
+            session.ask(Pass(2, (4,), tree, () if draws else (np.array([1, 2]),) * 6, draws=draws))
+        gate.let_go.set()
+        replies = [await session.receive() for session, _ in sessions]
+        await standing
+    assert [len(reply.nodes) for reply in replies] == [6] * len(sessions)
+    assert (calls, target_model.thread.steps - steps) == (["cpu"], 1)
+    for session, _ in sessions:
+        session.close()

@@ -1,12 +1,15 @@
 """Keyed noise: its distribution, what it depends on, and that it is the same everywhere."""
 
+from hashlib import blake2b
+
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from crossdraft.text.letters import ControlRole, Side, from_bytes
 from crossdraft.types.messages import NoiseKey
-from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.noise import KeyedNoise, exponentials_of
 
 STRINGS = [from_bytes(text.encode()) for text in ("a", "b", "ab", " the", "é", "", "aa", "x" * 40)]
 NOISE = KeyedNoise(STRINGS, [0] * len(STRINGS))
@@ -76,6 +79,17 @@ def test_known_values() -> None:
     assert [NOISE.draw(IDS, DISTRIBUTION, KEY, offset) for offset in range(12)] == DRAWN
 
 
+def test_the_logarithm_is_the_same_bits_everywhere_and_correct_to_one_unit() -> None:
+    words = np.random.default_rng(1).integers(0, 1 << 53, 100_000)
+    words[:4] = 0, 1, (1 << 53) - 1, (1 << 53) - 2
+    found = exponentials_of(words, words.astype(np.float64))
+    np.testing.assert_array_max_ulp(found, -np.log((words + 0.5) * 2.0**-53), 2)
+    digest = blake2b(found[:1000].tobytes(), digest_size=8).hexdigest()
+    assert digest == BITS
+    tensor = torch.from_numpy(words)
+    assert exponentials_of(tensor, tensor.double()).numpy().tobytes() == found.tobytes()
+
+
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="2 strings of letters but 1 ranks"):
         KeyedNoise(STRINGS[:2], [0])
@@ -85,3 +99,4 @@ def test_bad_input() -> None:
 
 KNOWN = [3.3031964833774676, 0.4495164279957488, 0.6566401215079303, 0.7230380536734106]
 DRAWN = [3, 0, 2, 2, 4, 3, 4, 0, 0, 4, 6, 2]
+BITS = "120386c4e7c43526"

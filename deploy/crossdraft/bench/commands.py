@@ -216,23 +216,27 @@ class ControllerPlan:
 @command("throughput", SPEED, "throughput.Throughput")
 @dataclass(frozen=True)
 class ThroughputPlan(PromptsPlan):
-    """Many outputs at once, beside transformers' assisted generation."""
+    """Many outputs at once: crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers)."""
 
     drafter: OneDrafter = DRAFTER
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
     concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
+    min_outputs: int = option(4, "Outputs of a run, at least.", min=1)
     repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)
     tokens: int = option(64, "Tokens of each output.", min=2)
     prompt_tokens: int = option(64, "Max tokens of a prompt.", min=8)
-    temperature: float = option(0.0, "0 is greedy.", min=0)
+    temperatures: Temperatures = (0.0,)
+    top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
+    clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
     method: Method = None
     cache_mib: CacheMib = 512
     threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
     dtype: str = option("float32", "float32, bfloat16 or float16.")
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
-    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
+    cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
 
 
 # Robustness.

@@ -2,8 +2,9 @@
 
 Target and drafter are the same small model, which costs next to nothing, and their steps are paced like those of an
 accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost: the
-orchestrator is in this one. With --trip-ms the drafter is behind an emulated network. With --against another run stands
-beside this one, such as one of another checkout.
+orchestrator is in this one. Of an output's lock-step round it says what is neither the target's pass nor the drafter's
+steps. With --trip-ms the drafter is behind an emulated network. With --against another run stands beside this one, such
+as one of another checkout.
 """
 
 import asyncio
@@ -18,18 +19,28 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from crossdraft.bench.commands import DataplanePlan
-from crossdraft.bench.harness import MILLISECONDS, Benchmark, Columns, Table, finished, in_turns, processor_seconds
+from crossdraft.bench.harness import (
+    MILLISECONDS,
+    Benchmark,
+    Columns,
+    Table,
+    finished,
+    in_turns,
+    processor_seconds,
+    total_of,
+)
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics, connect
 from crossdraft.console.processes import patience
 from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.verification.methods import method_named
 
-CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 8", "overlapped, 16")
+ROUNDS = ("lock-step, K = 4", "lock-step, K = 8", "lock-step, trees of 16")  # one thing after another
+CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, *ROUNDS, "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
 MAY_DIFFER = ("against", "outputs", "turns")  # options of a run that another one stands beside
 
@@ -43,14 +54,11 @@ class Pipelines:
 
     def __init__(self, plain: Pipeline, drafted: Pipeline) -> None:
         self._pipelines = (plain, drafted)
-        self.passes = 0  # of all outputs so far
 
-    async def make(self, request: GenerationRequest, drafted: bool) -> int:
-        """One output; returns its number of tokens."""
+    async def make(self, request: GenerationRequest, drafted: bool) -> Statistics:
+        """One output; returns its figures."""
         lost = drafted and request.overlap is Overlap.AUTO
-        figures = await finished(self._pipelines[drafted].run(request), lost=lost)
-        self.passes += figures.passes
-        return figures.tokens
+        return await finished(self._pipelines[drafted].run(request), lost=lost)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,9 @@ class DataplaneResult:
     target_pass_ms: float  # of the target's processor time, a pass of one session
     to_plain: float  # speed, relative to no drafter
     to_best: float  # speed, relative to the best fixed choice
+    round_ms: float | None = None  # of an output; None: not in rounds, and so in what follows
+    pass_ms: float | None = None  # in the target's pass for it, sampling included
+    draft_ms: float | None = None  # in the drafter's steps for it, likewise
     other_speed: float | None = None  # of the run that it stands beside (--against)
     other_processor_ms: float | None = None
 
@@ -74,6 +85,11 @@ class DataplaneResult:
     def processor_ms(self) -> float:
         """Of all processes, a token."""
         return self.orchestrator_ms + self.target_ms + self.drafter_ms
+
+    @property
+    def machinery_ms(self) -> float:
+        """Of a round: orchestrator, links, codecs, queues."""
+        return (self.round_ms or 0.0) - (self.pass_ms or 0.0) - (self.draft_ms or 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,8 +100,20 @@ class Turn:
     tokens: int
     passes: int
     processor: tuple[float, ...]  # seconds of orchestrator, target, drafter
+    rounds: int = 0  # of all outputs, and so in what follows
+    target_seconds: float = 0.0  # in the model
+    drafter_seconds: float = 0.0  # likewise
 
 
+ROUND: Columns = {
+    "outputs": lambda one: one.outputs,
+    "configuration": lambda one: one.configuration,
+    "round": lambda one: f"{one.round_ms:.1f}",
+    "target": lambda one: f"{one.pass_ms:.1f}",
+    "drafter": lambda one: f"{one.draft_ms:.1f}",
+    "machinery": lambda one: f"{one.machinery_ms:.1f}",
+    "machinery, an output": lambda one: f"{one.machinery_ms / one.outputs:.2f}",
+}
 AGAINST: Columns = {
     "tokens/s, other": lambda one: f"{one.other_speed:,.0f}",
     "× tokens/s": lambda one: f"{one.speed / one.other_speed:.2f}",
@@ -151,6 +179,7 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
 
     def report(self, results: Sequence[DataplaneResult]) -> Iterator[Table | str]:
         yield Table.of(results, {**self.columns, **(AGAINST if self.others else {})}, self.title)
+        yield Table.of([one for one in results if one.round_ms], ROUND, "Where an output's round goes, in ms")
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[DataplaneResult, None]:
         async with AsyncExitStack() as stack:
@@ -190,17 +219,18 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
     async def _timed(
         self, maker: Pipelines, configuration: str, count: int, processor: Callable[[], tuple[float, ...]]
     ) -> Turn:
-        passes, before, began = maker.passes, processor(), time.monotonic()
-        tokens = await self._run(maker, configuration, count, 0)
+        before, began = processor(), time.monotonic()
+        total = await self._run(maker, configuration, count, 0)
         took, after = time.monotonic() - began, processor()
         spent = tuple(late - early for late, early in zip(after, before, strict=True))
-        return Turn(took, tokens, maker.passes - passes, spent)
+        return Turn(took, total.tokens, total.passes, spent, total.epochs, total.target_seconds, total.drafter_seconds)
 
-    async def _run(self, maker: Pipelines, configuration: str, count: int, first: int) -> int:
-        """Makes so many outputs at once; returns the number of their tokens."""
+    async def _run(self, maker: Pipelines, configuration: str, count: int, first: int) -> Statistics:
+        """Makes so many outputs at once; returns the figures of all."""
         given = (self.plan.method, self.plan.temperature, self.plan.max_tokens)
         requests = [request_of(configuration, first + number, *given) for number in range(count)]
-        return sum(await asyncio.gather(*(maker.make(one, configuration != WITHOUT_DRAFTER) for one in requests)))
+        made = await asyncio.gather(*(maker.make(one, configuration != WITHOUT_DRAFTER) for one in requests))
+        return total_of(made)
 
 
 def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult]:
@@ -213,6 +243,9 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult
     for name, found in turns.items():
         tokens, passes = sum(one.tokens for one in found), sum(one.passes for one in found)
         spent = [MILLISECONDS * sum(one.processor[place] for one in found) for place in range(3)]
+        rounds = sum(one.rounds for one in found) if name in ROUNDS else 0
+        lasted = zip(*((count * one.seconds, one.target_seconds, one.drafter_seconds) for one in found), strict=True)
+        whole, passed, drafted = (MILLISECONDS * sum(part) / rounds if rounds else None for part in lasted)
         results.append(
             DataplaneResult(
                 outputs=count,
@@ -225,6 +258,9 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult
                 target_pass_ms=spent[1] / passes,
                 to_plain=speeds[name] / speeds[WITHOUT_DRAFTER],
                 to_best=speeds[name] / best,
+                round_ms=whole,
+                pass_ms=passed,
+                draft_ms=drafted,
             )
         )
     return results

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,8 +33,8 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.services import NO_DEFAULTS
 from crossdraft.bench.transformers_peer import Made, Question, TransformersProcess, ask
 from crossdraft.bench.workload import Prompted, gathered
-from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import Running, Startable, Wanted, patience, running
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.console.processes import STARTED, EngineOptions, Running, Startable, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -48,10 +48,18 @@ from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.session.resolution import requested_method
 
-CONFIGURATIONS = CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
+CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
+FIXED: dict[str, dict[str, Any]] = {  # choices in place of the controller's, and what a request says for each
+    "lock-step": {"overlap": Overlap.OFF, "num_speculative_tokens": 5},
+    "tree": {"overlap": Overlap.OFF, "num_speculative_tokens": 5, "tree_nodes": 16},
+    "overlapped": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 0},
+}
+DRAFTED = (CROSSDRAFT, *FIXED)
+CONFIGURATIONS = (*DRAFTED, CROSSDRAFT_PLAIN, ASSISTED)
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
-FEWEST = 4  # outputs of a run
+MORE_CLIENTS = 8  # times the most outputs at once that are asked for: clients that are tried at most
+CLOSE = 4  # a number of clients that is fast enough and one that is too slow: they differ by a quarter at most
 ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: more would only take longer
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
@@ -128,9 +136,12 @@ class ThroughputResult:
     drafter_cores: float
     loop_cores: float  # of the thread of the orchestrator's event loop
     tokens_per_target_second: float  # of its processor: what a busy machine changes least
+    draft_ms: float | None = None  # in the drafter's model, for each draft of it; None: there were none
+    temperature: float = 0.0
+    to_plain: float | None = None  # tokens/s as a ratio to no drafter's; None: that was not measured
 
 
-def measured(configuration: str, at_once: int, runs: Sequence[RunResult]) -> ThroughputResult:
+def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temperature: float = 0.0) -> ThroughputResult:
     """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
@@ -166,6 +177,8 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult]) -> Thr
         drafter_cores=drafter / seconds,
         loop_cores=loop / seconds,
         tokens_per_target_second=tokens / target if target else 0.0,
+        draft_ms=_ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
+        temperature=temperature,
     )
 
 
@@ -188,10 +201,15 @@ def _quantile(spread: Spread | None, name: str, digits: int) -> str:
     return "" if spread is None else f"{getattr(spread, name):.{digits}f}"
 
 
-SPEEDS: Columns = {
+NAMES: Columns = {
     "at once": lambda one: one.at_once,
     "configuration": lambda one: one.configuration,
+    "T": lambda one: f"{one.temperature:g}",
+}
+SPEEDS: Columns = {
+    **NAMES,
     "tokens/s": lambda one: f"{one.tokens_per_second:.1f}",
+    "to no drafter": lambda one: optional(one.to_plain, ".2f"),
     "while all stream": lambda one: optional(one.streaming, ".1f"),
     "first token, ms: p50": lambda one: _quantile(one.first_token_ms, "p50", 0),
     "first token: p99": lambda one: _quantile(one.first_token_ms, "p99", 0),
@@ -202,12 +220,12 @@ SPEEDS: Columns = {
     "whole output: p99": lambda one: _quantile(one.end_to_end_ms, "p99", 0),
 }
 WORK: Columns = {
-    "at once": lambda one: one.at_once,
-    "configuration": lambda one: one.configuration,
+    **NAMES,
     "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
     "accepted": lambda one: optional(one.acceptance, ".2f"),
     "sessions a forward": lambda one: optional(one.sessions, ".1f"),
     "ms a forward": lambda one: optional(one.forward_ms, ".2f"),
+    "ms a draft": lambda one: optional(one.draft_ms, ".2f"),
     "target's model busy": lambda one: optional(one.busy, ".0%"),
     "cores: target": lambda one: f"{one.target_cores:.2f}",
     "drafter": lambda one: f"{one.drafter_cores:.2f}",
@@ -217,6 +235,31 @@ WORK: Columns = {
 
 
 # The benchmark.
+
+
+def limits_of(results: Iterable[ThroughputResult], speed: float) -> tuple[int, int]:
+    """The most clients of which nine in ten get so many tokens/s, and the fewest above of which fewer do; 0: none."""
+    times = {one.at_once: one.per_token_ms for one in results}
+    fast = max((count for count, ms in times.items() if ms and ms.p90 * speed <= MILLISECONDS), default=0)
+    return fast, min((count for count in times if count > fast), default=0)
+
+
+def clients_served(results: Sequence[ThroughputResult], speed: float) -> Iterator[str]:
+    """For each configuration and temperature, how many clients at once get this many tokens/s."""
+    for temperature, name in dict.fromkeys((one.temperature, one.configuration) for one in results):
+        found = (one for one in results if (one.temperature, one.configuration) == (temperature, name))
+        fast, slow = limits_of(found, speed)
+        most = f"{fast}, and not {slow}" if slow else f"at least {fast}"
+        yield f"Clients that get {speed:g} tokens/s, nine in ten, T = {temperature:g}, {name}: {most}"
+
+
+def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> int:
+    """How many clients to try next, given results of one configuration: twice as many as are fast enough, until they
+    are not, then numbers between; 0: that is close enough, or more than `most`, or one is too slow."""
+    fast, slow = limits_of(known, speed)
+    if not slow:
+        return min(2 * fast, most) if fast < most else 0
+    return (fast + slow) // 2 if fast + 1 < slow and CLOSE * (slow - fast) > slow else 0
 
 
 def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
@@ -250,9 +293,15 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         return self.plan.threads if ASSISTED in self.plan.way else ()
 
     @property
-    def total(self) -> int:
-        ours = sum(way in self.plan.way for way in (CROSSDRAFT, CROSSDRAFT_PLAIN))
-        return len(self.at_once) * self.plan.repeat * (ours + len(self.theirs))
+    def total(self) -> int | None:
+        ours = sum(way in self.plan.way for way in (*DRAFTED, CROSSDRAFT_PLAIN))
+        cells = len(self.at_once) * len(self.plan.temperatures) * self.plan.repeat
+        return None if self.plan.clients_at else cells * (ours + len(self.theirs))
+
+    @property
+    def most_clients(self) -> int:
+        """Outputs at once, at most."""
+        return max(self.at_once) * (MORE_CLIENTS if self.plan.clients_at else 1)
 
     @property
     def warm_ups(self) -> tuple[tuple[int, int], ...]:
@@ -268,7 +317,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
-        return max(FEWEST, at_once * self.plan.each)
+        return max(self.plan.min_outputs, at_once * self.plan.each)
 
     def check(self) -> None:
         unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
@@ -276,34 +325,53 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
             raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
         assert self.at_once
+        if self.theirs and len(self.plan.temperatures) > 1:
+            raise UsageError("assisted generation has one temperature: give one, or leave it out by --configuration")
         with checked_options():
-            requested_method(self.request())
+            for temperature in self.plan.temperatures:
+                requested_method(self.request(temperature))
 
-    def request(self) -> GenerationRequest:
+    def request(self, temperature: float) -> GenerationRequest:
         """One output, whatever its prompt; raises ValueError."""
-        options = SamplingOptions(self.plan.temperature)
+        options = SamplingOptions(temperature, top_k=self.plan.top_k)
         return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
+        plan, most = self.plan, self.outputs(self.most_clients)
         async with AsyncExitStack() as stack:
-            configurations, texts = await start(self, stack)
-            prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens)
-            for one in configurations:
+            ways, texts = await start(self, stack)
+            prompts = prompts_of(texts, most, plan.prompt_tokens)
+            for one in ways:
                 await one.warm_up(prompts)
-            for at_once in self.at_once:
 
-                async def run(configuration: Ours | Theirs, _: int, at_once: int = at_once) -> RunResult:
-                    found = await configuration.run(prompts[: self.outputs(at_once)], self.plan.tokens, at_once)
+            async def cell(ways: Sequence[Way], at_once: int, options: SamplingOptions) -> list[ThroughputResult]:
+                async def run(way: Way, _: int) -> RunResult:
+                    found = await way.run(prompts[: self.outputs(at_once)], plan.tokens, at_once, options)
                     advance()
                     return found
 
-                for one, found in (await in_turns(configurations, self.plan.repeat, run)).items():
-                    yield measured(one.name, at_once, found)
+                runs = (await in_turns(ways, plan.repeat, run)).items()
+                found = [measured(way.name, at_once, one, options.temperature) for way, one in runs]
+                plain = next((one.tokens_per_second for one in found if one.configuration == CROSSDRAFT_PLAIN), None)
+                return [replace(one, to_plain=plain and one.tokens_per_second / plain) for one in found]
+
+            for options in (self.request(temperature).options for temperature in plan.temperatures):
+                found: list[ThroughputResult] = []
+                for at_once in self.at_once:
+                    found += await cell(ways, at_once, options)
+                    for result in found[-len(ways) :]:
+                        yield result
+                for one in (way for way in ways if plan.clients_at and way.name in (CROSSDRAFT, CROSSDRAFT_PLAIN)):
+                    known = [result for result in found if result.configuration == one.name]
+                    while clients := next_clients(known, plan.clients_at, self.most_clients):
+                        known += await cell([one], clients, options)
+                        yield known[-1]
 
     def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
         yield self.conditions
         yield Table.of(results, SPEEDS)
         yield Table.of(results, WORK)
+        yield from clients_served(results, self.plan.clients_at) if self.plan.clients_at else ()
         full = [f"{one.configuration} with {one.at_once}" for one in results if one.loop_cores >= FULL]
         if full:
             yield f"This process's event loop was as busy as it can be, and outputs waited for it: {', '.join(full)}"
@@ -312,11 +380,12 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def conditions(self) -> str:
         """Models, sizes, cores."""
         plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
+        temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + f", top-k {plan.top_k or 'all'}"
         cpu = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
         weights = plan.dtype + (f", {plan.quantization} in our target" if plan.quantization else "")
         return (
-            f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after "
-            f"prompts of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} "
+            f"Target {plan.target}, drafter {plan.drafter}, T = {temperatures}, {plan.tokens} tokens after prompts of "
+            f"at most {plan.prompt_tokens}, {plan.each} in each place and {plan.min_outputs} at least, {plan.repeat} "
             f"runs of each configuration; {weights} on {plan.device}; {cores}{cpu}; {plan.cache_mib} MiB of keys "
             "and values."
         )
@@ -325,7 +394,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 # The configurations.
 
 
-async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | Theirs"], list[Ids]]:
+async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], list[Ids]]:
     """Starts all processes, until the stack is left; the configurations, and the prompts' ids.
 
     Raises:
@@ -334,14 +403,16 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
     wanted = [*served(bench), *(transformers_process(bench, threads) for threads in bench.theirs)]
     target, *others = await stack.enter_async_context(running(wanted))
     plain = await stack.enter_async_context(connect(target.address, patience=patience()))
-    found: list[Ours | Theirs] = []
-    if CROSSDRAFT in bench.plan.way:
+    found: list[Way] = []
+    if set(DRAFTED) & set(bench.plan.way):
         drafter = others.pop(0)
+    base = bench.request(bench.plan.temperatures[0])
+    for name in (one for one in DRAFTED if one in bench.plan.way):  # each learns by its own connection
         pipeline = connect(target.address, drafter.address, patience(), needs_drafter=True)
-        drafted = await stack.enter_async_context(pipeline)
-        found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
+        drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
+        found.append(Ours(name, drafted, request, target, drafter, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
-        found.append(Ours(CROSSDRAFT_PLAIN, plain, bench.request(), target, None, bench.warm_ups))
+        found.append(Ours(CROSSDRAFT_PLAIN, plain, base, target, None, bench.warm_ups))
     for threads, process in zip(bench.theirs, others, strict=True):
         found.append(Theirs(f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}", process))
     freeze_heap()
@@ -352,19 +423,24 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Ours | 
 def served(bench: Throughput) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
     plan = bench.plan
-    where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
+    graphs, eager = plan.cuda_graph_sizes, plan.enforce_eager
+    where = EngineOptions(dtype=plan.dtype, device=plan.device, cuda_graph_sizes=graphs, enforce_eager=eager).arguments
     quantized = ("--quantization", plan.quantization) if plan.quantization else ()
     cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
-    own = (*NO_DEFAULTS, *where, *quantized, *cache, "--metrics-port", "0")
+    sessions = ("--max-sessions", str(bench.most_clients)) if plan.clients_at else ()
+    own = (*NO_DEFAULTS, *where, *quantized, *cache, *sessions, "--metrics-port", "0")
     target = Wanted("target", plan.target, 1, own, bench.core(0))
-    return [target, Wanted("drafter", plan.drafter, 1, where, bench.core(1))] if CROSSDRAFT in plan.way else [target]
+    if not set(DRAFTED) & set(plan.way):
+        return [target]
+    small = ("--cache-mib", str(max(STARTED.cache_mib or 0, plan.cache_mib // 8)))
+    return [target, Wanted("drafter", plan.drafter, 1, (*where, *small, *sessions), bench.core(1))]
 
 
 def transformers_process(bench: Throughput, threads: int) -> Startable:
     """The process of one of transformers' configurations."""
     plan, prefix = bench.plan, bench.core(0) if threads == 1 else ()
     where = (plan.dtype, plan.device, prefix)
-    return TransformersProcess(plan.target, plan.drafter, threads, plan.temperature, *where)
+    return TransformersProcess(plan.target, plan.drafter, threads, plan.temperatures[0], *where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,14 +457,15 @@ class Ours:
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
         """A few outputs."""
         for at_once, tokens in self.warm_ups:
-            await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
+            await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once, self.request.options)
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
+        asked = replace(self.request, max_tokens=tokens, options=options)
         forwards, spent = await forward_counts(self.target.ready["metrics"]), self._spent()
         began = time.monotonic()
 
         async def made(number: int) -> tuple[Made, Statistics]:
-            return await self._output(prompts[number], number, tokens, began)
+            return await self._output(replace(asked, prompt=prompts[number], choice=number), began)
 
         found = await gathered(made, range(len(prompts)), at_once)
         seconds, after = time.monotonic() - began, self._spent()
@@ -396,8 +473,7 @@ class Ours:
         outputs, statistics = zip(*found, strict=True)
         return RunResult(outputs, seconds, difference(after, spent), forwards, statistics)
 
-    async def _output(self, prompt: Ids, number: int, tokens: int, began: float) -> tuple[Made, Statistics]:
-        request = replace(self.request, prompt=prompt, max_tokens=tokens, choice=number)
+    async def _output(self, request: GenerationRequest, began: float) -> tuple[Made, Statistics]:
         asked, ids, moments = time.monotonic() - began, [], []
         async with self.pipeline.run(request) as generation:
             async for token in generation:
@@ -430,10 +506,13 @@ class Theirs:
         self.k = min(seconds, key=lambda k: seconds[k])
         self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
         before = _spent(self.process)
         answer = await ask(self.process.address, Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
         return RunResult(answer.outputs, answer.seconds, difference(_spent(self.process), before))
+
+
+Way = Ours | Theirs  # a configuration
 
 
 def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:

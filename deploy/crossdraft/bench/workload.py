@@ -66,7 +66,10 @@ CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a reques
     WITHOUT_DRAFTER: {},
     AUTO: {},
     **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
-    "lock-step, trees of 8": {"overlap": Overlap.OFF, "num_speculative_tokens": 3, "tree_nodes": 8},
+    **{
+        f"lock-step, trees of {nodes}": {"overlap": Overlap.OFF, "num_speculative_tokens": depth, "tree_nodes": nodes}
+        for depth, nodes in ((3, 8), (8, 16))
+    },
     "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
     "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
 }

@@ -60,6 +60,19 @@ def deploy(configuration: Path, address: str, check: bool, wait_seconds: float, 
     print(f"HTTP at {http.host}:{http.port} of every node with an http front; `crossdraft status` shows which")
     if grpc is not None:
         print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
+    if open_fronts := "; ".join(exposed(wanted)):
+        print(f"{open_fronts}: whoever reaches that can use it and read what passes (docs/security.md)")
+
+
+def exposed(wanted: Configuration) -> Iterator[str]:
+    """Of each front that other machines can reach, where it listens, and what protects nobody there."""
+    from crossdraft.rpc.server import Listening
+
+    keys = bool(wanted.security.api_keys)
+    for name, front in (("HTTP", wanted.http), ("gRPC", wanted.grpc)):
+        lacks = [*["API keys"][keys:], *["TLS"][bool(getattr(front, "certificate", None)) :]]
+        if front is not None and lacks and not Listening(front.host).local:
+            yield f"{name} listens on {front.host} without {' and '.join(lacks)}"
 
 
 def status(address: str, as_json: bool) -> None:
@@ -82,9 +95,7 @@ def status(address: str, as_json: bool) -> None:
     for name, state, replicas, message in found.deployments:
         print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
     for what, serving, configured in found.missing:
-        print(
-            f"{what}: {serving} of {configured} serve; what is missing is being started, or waits for a node with room"
-        )
+        print(f"{what}: {serving} of {configured} serve; the rest is being started, or waits for a node with room")
 
 
 def table_of(found: "Deployed", now: float) -> Table:
@@ -125,7 +136,7 @@ def _cluster(address: str) -> Iterator[None]:
     try:
         import ray
         from ray._private.services import canonicalize_bootstrap_address
-        from ray.exceptions import AuthenticationError
+        from ray.exceptions import AuthenticationError, RayError
     except ImportError as error:
         raise CommandFailed(MISSING) from error
     _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
@@ -143,6 +154,8 @@ def _cluster(address: str) -> Iterator[None]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
+    except RayError as error:
+        raise CommandFailed(f"the cluster does not answer as it should: {str(error).splitlines()[0]}") from error
     finally:
         ray.shutdown()
 

@@ -7,14 +7,19 @@ from rich.table import Table
 from rich.text import Text
 
 from crossdraft.cli.display import STYLES, TAKEN, VISIBLE, legend, rows_of
-from crossdraft.cli.generate import addresses, read_prompt
+from crossdraft.cli.generate import read_prompt, services
+from crossdraft.cli.options import ModelSettings, OwnModels, WhereToGenerate
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
-from crossdraft.console.processes import DEMO, EngineOptions, ModelNames, patience
+from crossdraft.console.processes import DEMO, EngineOptions, patience
 from crossdraft.console.running import PlainConsole, checked_options, run_to_end
 from crossdraft.text.letters import common_length
 
 # The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model.
-MODELS = ModelNames("inflated:16x1024:bundled:target", "bundled:drafter-a")
+MODELS = OwnModels(
+    target_model="inflated:16x1024:bundled:target",
+    drafter_model="bundled:drafter-a",
+    settings=ModelSettings(engine=DEMO),
+)
 PROMPT = (
     "class Point:\n    @property\n    def x(self):\n        return self._x\n\n    @x.setter\n    def x(self, value):\n"
     "        self._x = value\n\n    @property\n    def y(self):\n        return self._y\n\n    @y.setter\n"
@@ -72,10 +77,10 @@ def demo(
 
 async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
-    notes.print(f"starting a target ({MODELS.target}) and a drafter ({MODELS.drafter}) on this machine", soft_wrap=True)
+    notes.print(f"loading a target and a drafter ({MODELS.target_model}, {MODELS.drafter_model})", soft_wrap=True)
     found = []
     async with (
-        addresses(None, None, MODELS, engine) as (target, drafter),
+        services(WhereToGenerate(own=replace(MODELS, settings=ModelSettings(engine=engine)))) as (target, drafter),
         connect(target, drafter, patience(), needs_drafter=True) as pipeline,
         connect(target, patience=patience()) as alone,
     ):

@@ -3,20 +3,22 @@
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import fields
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields, replace
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
+from crossdraft.cli.serve import own_services
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, Wanted, patience, running, threads_each
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, patience
 from crossdraft.console.running import METHODS, CommandFailed, UsageError, checked_options, run_to_end
-from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
+from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
+NOWHERE = Listening(port=None, grace_seconds=0)
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
@@ -40,12 +42,7 @@ def request_of(prompt: str | None, options: RequestOptions, running: bool = Fals
 
 
 def generate(
-    request: GenerationRequest,
-    where: WhereToGenerate,
-    as_json: bool,
-    models: ModelNames | None = None,
-    rounds: bool = False,
-    verbose: bool = False,
+    request: GenerationRequest, where: WhereToGenerate, as_json: bool, rounds: bool = False, verbose: bool = False
 ) -> None:
     """Generates and shows it.
 
@@ -53,7 +50,6 @@ def generate(
         request: what.
         where: by which services or server.
         as_json: print JSON.
-        models: that are started if no address is given.
         rounds: -k was given.
         verbose: say what the figures mean.
 
@@ -65,11 +61,14 @@ def generate(
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit, verbose=verbose)
     if where.server is None:
         _check_for_services(where)
-        work = _with_services(request, where, screen, models or ModelNames())
+        where = _with_bundled(where)
+        work = _with_services(request, where, screen)
     else:
         _check_for_server(where, where.server)
         work = _on_server(request, where, where.server, screen)
-    alone = where.drafter == NO_DRAFTER or (where.target is not None and where.drafter is None)
+    alone = where.drafter == NO_DRAFTER or (where.server is None and not (where.drafter or where.own.drafter_model))
+    if alone and where.drafter is None:
+        print("crossdraft: no --drafter and no --drafter-model, so the target decodes alone", file=sys.stderr)
     notes = [f"the prompt is the default one, {DEFAULT_PROMPT!r}"] * (request.prompt == DEFAULT_PROMPT)
     for note in [*notes, *without_effect(request, where, alone, rounds)]:
         print(f"crossdraft: {note}", file=sys.stderr)
@@ -91,13 +90,16 @@ def _check_for_services(where: WhereToGenerate) -> None:
     target, drafter = where.target, where.drafter
     if where.model is not None:
         raise UsageError("--model names a model of a server: give --server, or the addresses of services with --target")
+    for own, elsewhere in (("target", target), ("drafter", drafter)):
+        if elsewhere is not None and getattr(where.own, f"{own}_model") is not None:
+            raise UsageError(f"--{own} and --{own}-model do not go together: give the one or the other")
     if target is not None:
         check_addresses("--target", target)
     if drafter is not None and drafter != NO_DRAFTER:
         check_addresses("--drafter", drafter)
-        if target is None:
-            raise UsageError("--drafter is given without --target: give both, or neither for the bundled models")
-    if target is None and where.tls.files() is not None:
+        if target is None and where.own.target_model is None:
+            raise UsageError("--drafter is given without a target: give --target or --target-model, too, or neither")
+    if target is None and drafter in (None, NO_DRAFTER) and where.tls.files() is not None:
         raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
 
@@ -125,19 +127,18 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
 
 def _engine_options(where: WhereToGenerate) -> list[str]:
     """Options for services that are started, where none is; what comes from the environment is left out."""
-    if where.target is None and where.server is None:
+    if where.server is None and (where.target is None or where.own.drafter_model is not None):
         return []
-    names = [one.name for one in fields(EngineOptions) if getattr(where.engine, one.name) != getattr(STARTED, one.name)]
+    engine = where.own.settings.engine
+    names = [one.name for one in fields(EngineOptions) if getattr(engine, one.name) != getattr(STARTED, one.name)]
     return [f"--{name.replace('_', '-')}" for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
 
 
-async def _with_services(
-    request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
-) -> None:
+async def _with_services(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:
     with checked_options():
         waiting = patience(reply_seconds=where.reply_wait_seconds, target_seconds=where.target_wait_seconds)
     async with (
-        addresses(where.target, where.drafter, models, where.engine) as (target, drafter),
+        services(where) as (target, drafter),
         connect(target, drafter, waiting, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
         pipeline.run(request) as generation,
     ):
@@ -165,31 +166,30 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
     screen.end(generation)
 
 
+def _with_bundled(where: WhereToGenerate) -> WhereToGenerate:
+    """With the bundled pair where no target is named; without its drafter where that is not wanted."""
+    own = where.own
+    if where.target is not None or own.target_model is not None:
+        return where
+    drafter = own.drafter_model or (ModelNames.drafter if where.drafter is None else None)
+    return replace(where, own=replace(own, target_model=ModelNames.target, drafter_model=drafter))
+
+
 @asynccontextmanager
-async def addresses(
-    target: str | None, drafter: str | None, models: ModelNames, engine: EngineOptions = STARTED
-) -> AsyncIterator[tuple[str, str | None]]:
-    """Where target and drafter are; starts those that are not given, for the time of the block.
+async def services(where: WhereToGenerate) -> AsyncIterator[tuple[str, str | None]]:
+    """Addresses of target and drafter; models of this process run for the time of the block.
 
     Raises:
-        CommandFailed: there is no such model, or a service does not start.
+        CommandFailed: there is no such model, or it cannot be run.
     """
-    if target is not None:
-        if drafter is None:
-            print("crossdraft: no --drafter, so the target decodes alone", file=sys.stderr)
-        yield target, None if drafter in (None, NO_DRAFTER) else drafter
-        return
-    names = [("target", models.target)]
-    if drafter is None:
-        names.append(("drafter", models.drafter))
-    try:  # said now, and not after the seconds that a service takes to say it
-        for _, model in names:
-            source_of(model)
-    except ModelLoadError as error:
-        raise CommandFailed(f"{error}; or give --target and --drafter") from error
-    wanted = [Wanted(role, model, threads_each(len(names)), engine=engine) for role, model in names]
-    async with running(wanted) as started:
-        yield started[0].address, started[1].address if len(started) > 1 else None
+    drafter = None if where.drafter == NO_DRAFTER else where.drafter
+    async with AsyncExitStack() as stack:
+        try:
+            servers = await stack.enter_async_context(own_services(where.own, NOWHERE))
+        except ValueError as error:
+            raise CommandFailed(str(error)) from error
+        here = {role: server.here for role, server in servers.items()}
+        yield here.get("target") or where.target or "", here.get("drafter", drafter)
 
 
 def read_prompt(given: str | None) -> str:

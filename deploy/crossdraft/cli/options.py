@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -134,10 +134,9 @@ class LogOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelChoice:
-    """Which model a service runs, and with what."""
+class ModelSettings:
+    """With what a service runs its model."""
 
-    model: Annotated[list[str], typer.Option(help="A folder, a hub id, or bundled:NAME.", metavar="MODEL")]
     engine: EngineOptions
     chat_template: Path | None = option(
         None, "Jinja template of chats; by default the model's own. Without one chats are refused.", metavar="FILE"
@@ -145,6 +144,14 @@ class ModelChoice:
     lora_modules: list[str] | None = option(
         None, "A LoRA adapter, a folder: it is merged, and the model is called NAME (needs peft).", metavar="NAME=PATH"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """Which model a service runs, and with what."""
+
+    model: Annotated[list[str], typer.Option(help="A folder, a hub id, or bundled:NAME.", metavar="MODEL")]
+    settings: ModelSettings
 
     @property
     def name(self) -> str:
@@ -201,13 +208,45 @@ class ServiceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnModels:
+    """Models that run in a command's own process. Engine options are of both, where the drafter has none of its own;
+    a chat template, an adapter and what only targets have are the target's."""
+
+    target_model: str | None = option(
+        None, "Run this target in this process: a folder, a hub id, or bundled:NAME.", metavar="MODEL"
+    )
+    drafter_model: str | None = option(
+        None, "Run this drafter in this process; it is the default one.", metavar="MODEL"
+    )
+    target_port: int | None = option(None, "Also serve --target-model to others, as `serve target` does; 0 picks one.")
+    drafter_port: int | None = option(None, "Also serve --drafter-model to others, as `serve drafter` does.")
+    drafter_device: str | None = option(None, "--device of the drafter.")
+    drafter_dtype: str | None = option(None, "--dtype of the drafter.")
+    drafter_quantization: str | None = option(None, "--quantization of the drafter, which has none by default.")
+    drafter_cache_mib: int | None = option(
+        None, "--cache-mib of the drafter; without either both caches of a device hold about as many tokens."
+    )
+    settings: ModelSettings
+    sampling: TargetOptions = TargetOptions()
+
+    def of_drafter(self, engine: EngineOptions) -> ModelSettings:
+        """With what the drafter runs, where these are the shared options."""
+        given = {name: getattr(self, f"drafter_{name}") for name in ("device", "dtype", "cache_mib")}
+        given = {name: value for name, value in given.items() if value is not None}
+        return ModelSettings(engine=replace(engine, **given, quantization=self.drafter_quantization))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ApiOptions:
     """What the HTTP and the gRPC API have in common: what they generate with, for whom, and how much."""
 
-    target: Annotated[
-        list[str], typer.Option(metavar="HOST:PORT,...", help=f"Targets, all of the same model; {COMMAS}.")
-    ]
-    model: Annotated[list[str], typer.Option(metavar="NAME", help="Name of the model in the API.")]
+    own: OwnModels
+    target: list[str] = option(
+        [], f"Targets that run elsewhere, all of the same model; {COMMAS}.", metavar="HOST:PORT,..."
+    )
+    model: list[str] = option(
+        [], "Name of the model in the API; by default --target-model or the NAME of its adapter.", metavar="NAME"
+    )
     drafter: list[str] | None = option(
         None,
         "A name for drafters of one model, and their addresses; repeatable. Of several the fastest is used.",
@@ -256,8 +295,12 @@ class ApiOptions:
 
     @property
     def name(self) -> str:
-        """Of the model; raises UsageError if there are several."""
-        return only_model(self.model)
+        """Of the model; raises UsageError if there are several, or none."""
+        adapters = self.own.settings.lora_modules or ()
+        named = self.model or [one.partition("=")[0] for one in adapters] or [self.own.target_model or ""]
+        if not named[0]:
+            raise UsageError("give --model, the name of the model in the API")
+        return only_model(named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,16 +352,11 @@ def _listed(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WhereToGenerate:
-    """Which services or which server generate."""
+    """Which models, services or server generate."""
 
-    target: str | None = option(
-        None, "Targets, all of the same model; by default a bundled one is started.", metavar="HOST:PORT,..."
-    )
-    drafter: str | None = option(
-        None,
-        "Drafters; none decodes without. Without --target a bundled one is started, with --target none.",
-        metavar="HOST:PORT,...",
-    )
+    own: OwnModels = OwnModels(settings=ModelSettings(engine=STARTED))
+    target: str | None = option(None, "Targets that run elsewhere, all of the same model.", metavar="HOST:PORT,...")
+    drafter: str | None = option(None, "Drafters that run elsewhere; none decodes without.", metavar="HOST:PORT,...")
     untrusted_drafter: bool = option(
         False, "Use only methods whose output no drafter can change.", "--untrusted-drafter"
     )
@@ -332,7 +370,6 @@ class WhereToGenerate:
     target_wait_seconds: TargetWaitSeconds = 30.0
     reply_wait_seconds: ReplyWaitSeconds = 30.0
     tls: TlsOptions = TlsOptions()
-    engine: EngineOptions = STARTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,6 +527,12 @@ class LoadRequests:
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default the fastest.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
+    num_speculative_tokens: int | None = option(
+        None,
+        "Have the server draft in lock-step rounds of so many tokens; by default it decides.",
+        "--num-speculative-tokens",
+        "-k",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

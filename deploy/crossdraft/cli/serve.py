@@ -6,8 +6,8 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -27,15 +27,17 @@ from crossdraft.cli.options import (
     HttpApiOptions,
     LogOptions,
     ModelChoice,
+    ModelSettings,
+    OwnModels,
     ServiceOptions,
     TargetOptions,
     check_addresses,
 )
 from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
-from crossdraft.console.processes import end_with_stdin
+from crossdraft.console.processes import end_with_stdin, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
-from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.names import NumberOutOfRangeError, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
@@ -54,26 +56,32 @@ from crossdraft.text.frequencies import FrequenciesError
 from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
+    from crossdraft.drafter.service import DrafterService, ServeDrafter
     from crossdraft.engine.emulation import Pace
     from crossdraft.engine.loader import LoraModule, Pruning
     from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.rpc.server import Server
     from crossdraft.serving.http.server import HttpServer
+    from crossdraft.target.service import ServeTarget
 
 MIB = 2**20
+Servers = dict[str, "Server[Any, Any, Any]"]  # by role
+NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
 
 def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    own = vars(target) | {"override_generation_config": _override(target.override_generation_config)}
-    options = ServeTarget(replace(_model_options(model, service), **own), _listening(service))
+    own = _target_options(model.name, model.settings, target, service.max_sessions, service.pace)
+    options = ServeTarget(own, _listening(service))
     _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
 
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
-    options = replace(_model_options(model, service, drafting.logit_noise), pruning=_pruning(drafting))
+    options = _model_options(model.name, model.settings, service.max_sessions, service.pace, drafting.logit_noise)
+    options = replace(options, pruning=_pruning(drafting))
     served = ServeDrafter(options, _listening(service), drafting.affinity)
     _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
 
@@ -120,12 +128,12 @@ def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOpt
         limits = ConnectionLimits(**vars(connections))
 
     if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": http.port} | ({} if grpc is None else {"--grpc-port": grpc.port}))
+        _serve_workers(api, {"--port": http.port} | ({} if http.grpc_port is None else {"--grpc-port": http.grpc_port}))
         return
 
-    async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
+    async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         app = make_app(outputs, replace(options, metrics=metrics.text))
-        server = HttpServer(app, listening, {"model": api.name}, limits)
+        server = HttpServer(app, listening, {"model": api.name, **marks}, limits)
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
@@ -144,8 +152,9 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         _serve_workers(api, {"--port": port}, metrics_port)
         return
 
-    async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
+    async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
+        server.marks |= marks
         if metrics_port is not None and not shared:
             server.metrics = exporter.start(listening.host, metrics_port)
         try:
@@ -159,25 +168,108 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
 def _serve_api(
     api: ApiOptions,
     local: LocalOptions,
-    serve: Callable[[MeasuredBackend, Metrics], Coroutine[Any, Any, None]],
+    serve: Callable[[MeasuredBackend, Metrics, Mapping[str, str]], Coroutine[Any, Any, None]],
     listening: Sequence[Listening],
 ) -> None:
-    model = _local_model(api)
+    _local_model(api, NOT_STARTED)  # what is wrong with the options is said before a model is loaded
+    tls = api.tls.files()
 
     async def outputs() -> None:
         for one in listening:
             one.check_free()
         metrics = Metrics()
         metrics.lag.start()
-        async with LocalBackend((model,), local) as made:
-            await serve(MeasuredBackend(made, metrics), metrics)
+        async with AsyncExitStack() as stack:
+            limits = SessionLimits(max(SessionLimits().sessions, local.max_outputs))
+            place = Listening(api.host, grace_seconds=api.grace_seconds, tls=tls, sessions=limits)
+            servers = await stack.enter_async_context(own_services(api.own, place))
+            for server in servers.values():
+                metrics.registry.register(server.own_metrics)
+            models = (_local_model(api, {role: server.here for role, server in servers.items()}),)
+            made = await stack.enter_async_context(LocalBackend(models, local))
+            marks = {role: server.address for role, server in servers.items() if server.address != server.here}
+            await serve(MeasuredBackend(made, metrics), metrics, marks)
 
     _run(outputs(), api.log, api.until_stdin_ends)
 
 
+@asynccontextmanager
+async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Servers]":
+    """Services of the models that run in this process, by role, for the time of the block.
+
+    Raises:
+        UsageError: an option does not fit.
+        ValueError: a model cannot be run.
+        CannotListen: a port cannot be had.
+    """
+    named = [model for model in (own.target_model, own.drafter_model) if model is not None]
+    engine = own.settings.engine
+    if not named:
+        yield {}
+        return
+    with checked_options():
+        places = [replace(place, port=port) for port in (own.target_port, own.drafter_port)]
+    for one in places:
+        one.check_free()
+    for model in named:
+        source_of(model)  # a name that is wrong is said before torch is imported
+    from crossdraft.drafter.service import ServeDrafter
+    from crossdraft.target.service import ServeTarget
+
+    settings = replace(own.settings, engine=replace(engine, threads=engine.threads or threads_each(len(named))))
+    target = drafter = None
+    if own.target_model is not None:
+        options = _target_options(own.target_model, settings, own.sampling, place.sessions.sessions)
+        target = ServeTarget(options, places[0])
+    if own.drafter_model is not None:
+        options = _model_options(own.drafter_model, own.of_drafter(settings.engine), place.sessions.sessions)
+        drafter = ServeDrafter(options, places[1])
+    async with serving(target, drafter) as servers:
+        yield servers
+
+
+@asynccontextmanager
+async def serving(target: "ServeTarget | None", drafter: "ServeDrafter | None") -> "AsyncIterator[Servers]":
+    """Services in this process, at least one, for the time of the block; raises as `own_services`.
+
+    Of two models on one device the one whose KV cache takes what is there makes it last.
+    """
+    from crossdraft.drafter.service import load_service, server_of
+    from crossdraft.engine.kv_cache import MemoryShare
+    from crossdraft.target.service import target_server
+
+    helping: list[DrafterService] = []
+    servers: Servers = {}
+
+    def load(*there: Any) -> None:
+        if drafter is not None and not helping:
+            model = drafter.model.beside(*there) if there else drafter.model
+            helping.append(load_service(replace(drafter, model=model)))
+
+    async with AsyncExitStack() as stack:
+        try:
+            if target is not None:
+                last = isinstance(target.model.budget, MemoryShare)
+                servers["target"] = await target_server(target, *([load] if last else []))
+            await asyncio.to_thread(load)
+        except BaseException:
+            for service in helping:
+                await service.close()
+            raise
+        if drafter is not None:
+            servers["drafter"] = server_of(helping[0], drafter)
+        for server in servers.values():
+            await stack.enter_async_context(server)
+        yield servers
+
+
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
-    _local_model(api)  # what is wrong with the options is said once, and not by each worker
+    if api.own.target_model or api.own.drafter_model:
+        raise UsageError(
+            "each of --workers would load the models: give --target and --drafter, and serve these by themselves"
+        )
+    _local_model(api, {})  # what is wrong with the options is said once, and not by each worker
     shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds)
 
     async def serve(folder: str) -> None:
@@ -225,16 +317,25 @@ def _listening(service: ServiceOptions) -> Listening:
         )
 
 
-def _model_options(model: ModelChoice, service: ServiceOptions, logit_noise: float = 0.0) -> "ModelOptions":
+def _target_options(
+    name: str, settings: ModelSettings, target: TargetOptions, sessions: int, pace: str | None = None
+) -> "ModelOptions":
+    own = vars(target) | {"override_generation_config": _override(target.override_generation_config)}
+    return replace(_model_options(name, settings, sessions, pace), **own)
+
+
+def _model_options(
+    name: str, settings: ModelSettings, sessions: int, pace: str | None = None, logit_noise: float = 0.0
+) -> "ModelOptions":
     from crossdraft.engine.emulation import Emulation
     from crossdraft.engine.kv_cache import MemoryShare
 
     with checked_options():
-        emulation = Emulation(_pace(service.pace), logit_noise)
-        share = MemoryShare(model.engine.gpu_memory_utilization, service.max_sessions)
-    _check_template(model.chat_template)
-    more = {"emulation": emulation, "chat_template": model.chat_template, "lora": _lora(model.lora_modules)}
-    return model.engine.model_options(model.name, share, **more)
+        emulation = Emulation(_pace(pace), logit_noise)
+        share = MemoryShare(settings.engine.gpu_memory_utilization, sessions)
+    _check_template(settings.chat_template)
+    more = {"emulation": emulation, "chat_template": settings.chat_template, "lora": _lora(settings.lora_modules)}
+    return settings.engine.model_options(name, share, **more)
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -302,11 +403,19 @@ def _local_options(api: ApiOptions) -> LocalOptions:
     return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, api.tls.files())
 
 
-def _local_model(api: ApiOptions) -> LocalModel:
-    """What --model, --target, --drafter and --untrusted-drafter say together."""
-    untrusted = frozenset(api.untrusted_drafter or ())
-    targets = _addresses("--target", ",".join(api.target))
+def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
+    """What --model, --target, --drafter and --untrusted-drafter say together, and own models at addresses by role."""
+    untrusted, models = frozenset(api.untrusted_drafter or ()), api.own
+    if not (api.target or models.target_model):
+        raise UsageError("give --target-model, a model to run here, or --target, where one runs")
+    given = replace(models.settings.engine, cache_mib=None).arguments
+    if given and not (models.target_model or models.drafter_model):
+        raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
+    here = (own["target"],) if models.target_model else ()
+    targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())
+    if models.drafter_model:
+        drafters = NamedDrafter(models.drafter_model, (own["drafter"],)), *drafters
     unknown = untrusted - {one.name for one in drafters}
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import secrets
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -93,13 +92,8 @@ class ServerConfig(ABC):
             CannotListen: the port is taken.
         """
         self.check_files()
-        if self.port in (0, held):
-            return
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            socket.create_server((self.host.strip("[]"), self.port), family=family).close()
-        except OSError as error:
-            raise CannotListen.at(f"{self.host}:{self.port}", error) from error
+        if self.port not in (0, held):
+            Listening(self.host, self.port).check_free()
 
     @abstractmethod
     async def server(self, host: str) -> ActorServer:

@@ -25,7 +25,7 @@ from crossdraft.cluster.installed import installed, on_disk
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
-INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, and nobody asks for
+INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
 SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
 SEARCHED = 100  # replicas; with more of them each takes the first place that is found
@@ -62,7 +62,7 @@ class Placement:
         return max(map(self.places[what].count, self.places[what]))
 
 
-def amounts_of(resources: Resources) -> Amounts:
+def amounts_of(resources: Resources) -> dict[str, float]:
     """By Ray's names, without zeros."""
     amounts = {CPUS: resources.cpus, GPUS: resources.gpus, **resources.custom}
     return {name: amount for name, amount in amounts.items() if amount > 0}
@@ -167,8 +167,9 @@ class _Packing:
 
     def _unknown(self, need: Need) -> str:
         """Resources that no node has, with those that there are; empty: there are all."""
-        offered = sorted({name for has in self._nodes.values() for name in has if not name.startswith(INNER)})
-        unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if name not in offered)
+        known = {name for has in self._nodes.values() for name in has}
+        offered = sorted(name for name in known if not name.startswith(INNER))
+        unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if name not in known)
         return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
 
     def _left(self, node: str) -> str:
@@ -225,18 +226,21 @@ def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1
         return False
     for _ in range(times):
         has = next(has for has in free.values() if _times(amounts, has) >= 1)
-        has.update({name: has.get(name, 0.0) - amount for name, amount in amounts.items()})
+        has.update({name: has.get(name, 1.0) - amount for name, amount in amounts.items()})
     return True
 
 
 def written(amounts: Amounts) -> str:
     """As text."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
+    shown = sorted(item for item in amounts.items() if not item[0].startswith(IMPLICIT_RESOURCE))
+    alone = " where none of its kind has its port" if len(shown) < len(amounts) else ""
+    return (", ".join(f"{name} {amount:g}" for name, amount in shown) or "nothing") + alone
 
 
 def _times(amounts: Amounts, has: Amounts) -> float:
     """How many replicas fit on a node."""
-    return min(((has.get(name, 0.0) + EXACT) // amount for name, amount in amounts.items()), default=inf)
+    found = {name: has.get(name, float(name.startswith(IMPLICIT_RESOURCE))) for name in amounts}
+    return min(((found[name] + EXACT) // amount for name, amount in amounts.items()), default=inf)
 
 
 POLL_SECONDS = 1.0

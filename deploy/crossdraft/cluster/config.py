@@ -138,7 +138,9 @@ class Service(Part):
     device: str = "cpu"  # as torch names it, such as cuda:0
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
     enable_prefix_caching: bool = True  # share KV cache blocks between sessions with a common prefix
-    enforce_eager: bool = False  # no CUDA graphs
+    enforce_eager: bool = False  # no compiled layers, no CUDA graphs
+    # Tokens of the forwards that are captured as CUDA graphs at start; by default as memory allows.
+    cuda_graph_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = ()
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
     tensor_parallel_size: Count = 1  # of a target: processes that share a replica's model, and its resources
@@ -281,6 +283,7 @@ class Configuration(Part):
     grpc: Grpc | None = None  # None: no gRPC API
     security: Security = Security()
     metrics: bool = True  # every process serves Prometheus on a port of its own; `crossdraft status` shows it
+    metrics_port: Port = 0  # of each node, where one process answers for all of the node; 0: none does
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
     target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
@@ -293,6 +296,8 @@ class Configuration(Part):
         repeated = _repeated([model.name for model in self.models])
         if repeated:
             raise ValueError(f"two models have the name {repeated!r}")
+        if self.metrics_port and self.metrics_port in (self.http.port, self.grpc and self.grpc.port):
+            raise _PartError(("metrics_port",), f"a front has the same port, {self.metrics_port}")
         if self.grpc is not None and self.grpc.port == self.http.port != 0:
             front = "http" if "port" in self.http.model_fields_set else "grpc"
             message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"
@@ -427,9 +432,6 @@ DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve
 INGRESS = "Ingress"  # a deployment
 DIGEST_LENGTH = 12  # characters
-# Environment of fronts: Serve asks replicas for their queue lengths before each request. With its cache, a silent
-# orchestrator would count as idle and be chosen again and again until Ray knows that it is lost.
-FRONT_ENVIRONMENT = {"env_vars": {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "0"}}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import yaml
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application, Deployment
+from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _check_cached_client_alive, _get_global_client
 from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
@@ -37,7 +38,6 @@ from crossdraft.cluster.capacity import (
 from crossdraft.cluster.config import (
     APPLICATION,
     DIRECTORY,
-    FRONT_ENVIRONMENT,
     INGRESS,
     NAMESPACE,
     Configuration,
@@ -51,10 +51,10 @@ from crossdraft.cluster.config import (
     orchestrator_name,
     parse,
     slot_of,
+    version_of,
 )
 from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
 from crossdraft.cluster.fronts import Ingress
-from crossdraft.cluster.installed import installed
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.rollout import (
     ALWAYS,
@@ -74,7 +74,8 @@ from crossdraft.cluster.rollout import (
     services_of,
     starts,
 )
-from crossdraft.serving.http.connections import LIMITS, limit_uvicorn
+from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
+from crossdraft.serving.http.connections import LIMITS
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
@@ -86,12 +87,11 @@ HEALTH_SECONDS = 15.0  # for an answer
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FINISHER = "finisher"  # an actor
-PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # Serve's, of what its proxies call before they listen
 PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise it has not started in time
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 1.0
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
-RUNNING = "RUNNING"
+RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
 DEPLOYMENT = ("name", "state", "replicas", "message")
 MISSING = ("what", "serving", "configured")
 HasRoom = Callable[[Resources], bool]
@@ -151,7 +151,7 @@ def _undone(error: NotServedError, *begun: Rollout) -> NotServedError:
 
 def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
     """As `rollouts`, once what Serve's replicas need runs, and they have room; raises NotServedError."""
-    start_directory()
+    start_directory(configuration.metrics_port if configuration.metrics else 0)
     below, above = rollouts(configuration, plan, until, say)
     try:
         below.begin()
@@ -193,7 +193,7 @@ def places_now(configuration: Configuration) -> dict[str, list[str]]:
 
 def _room_for_serve(plan: Placement) -> bool:
     """Whether each of Serve's deployments can have the replicas that it lacks, and one to replace others with."""
-    free = {node: dict(has) for node, has in free_nodes().items()}
+    free = free_nodes()
     serves = [need for need in plan.needs if need.spread]
     lacking = ((need, max(1, len(plan.places[need.what]) - len(need.there))) for need in serves)
     return all(taken(need.amounts, free) for need, count in lacking for _ in range(count))
@@ -208,11 +208,11 @@ def undeploy() -> None:
     kill(named_actors())
 
 
-def start_directory() -> None:
-    """Makes sure that the directory runs, with this crossdraft."""
+def start_directory(metrics_port: int) -> None:
+    """Makes sure that the directory runs, with this crossdraft and this `Configuration.metrics_port`."""
     try:
         there: Any = ray.get_actor(DIRECTORY, NAMESPACE)
-        if ray.get(there.installed.remote()) != installed():
+        if ray.get(there.installed.remote()) != version_of(metrics_port):
             ray.kill(there)
     except ValueError:  # there is none
         pass
@@ -226,7 +226,7 @@ def start_directory() -> None:
         max_restarts=ALWAYS,
         max_task_retries=ALWAYS,  # all its calls may be repeated
         max_concurrency=MAX_CALLS,
-    ).remote()
+    ).remote(metrics_port)
 
 
 @contextmanager
@@ -243,14 +243,13 @@ def _serve_started(http: Http) -> Iterator[None]:
             )
         yield
         return
-    limits = {PROXY_CALLBACK: f"{limit_uvicorn.__module__}.{limit_uvicorn.__name__}"}
-    limits |= {LIMITS: json.dumps(vars(http.connections))}
-    starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": limits})  # which proxies inherit
+    proxies = PROXY | {LIMITS: json.dumps(vars(http.connections))}
+    starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": proxies})  # which proxies inherit
     try:
         ray.get(starting.remote(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port}))
     except (RayError, TimeoutError) as error:
         serve.shutdown()
-        why = _last_line(error)
+        why = in_short(str(error)) or type(error).__name__
         advice = "choose another port" if PORT_TAKEN in str(error) else "deploy again"
         raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}; {advice}") from error
     try:
@@ -283,7 +282,7 @@ def _unhealthy() -> Iterator[str]:
     found = serve.status().applications.get(APPLICATION)
     for name, one in () if found is None else found.deployments.items():
         if one.status.value != "HEALTHY":
-            yield f"{name}: {_running(one)} replicas serve; {one.message or one.status.value.lower()}"
+            yield f"{name}: {replicas_of(one)[0]} replicas serve; {in_short(one.message) or one.status.value.lower()}"
 
 
 def has_room() -> HasRoom:
@@ -313,6 +312,7 @@ def _orchestrators(model: ServedService, configuration: Configuration, room: Has
         name=name,
         max_ongoing_requests=model.outputs + EXTRA_CALLS,
         ray_actor_options=_actor_options(resources, name, config.digest, most),
+        request_router_config=RequestRouterConfig.model_validate({"request_router_class": Elsewhere}),
         **_number(model.orchestrators),
         **_lifecycle(configuration, resources, room),
     )(Orchestrator)
@@ -323,12 +323,11 @@ def _ingress(configuration: Configuration, room: HasRoom, plan: Placement) -> De
     http, what = configuration.http, shown(Role.HTTP, "")
     alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
     version = digest_of(FrontConfig.of(configuration).digest, alone)
-    options = _actor_options(http.resources, INGRESS, version, plan.most(what)) | {"runtime_env": FRONT_ENVIRONMENT}
     deployment = serve.deployment(
         name=INGRESS,
         num_replicas=http.replicas,
         max_ongoing_requests=MAX_STREAMS,
-        ray_actor_options=options,
+        ray_actor_options=_actor_options(http.resources, INGRESS, version, plan.most(what)),
         **_lifecycle(configuration, http.resources, room),
     )(serve.ingress()(Ingress))
     return _versioned(deployment, version)
@@ -372,8 +371,10 @@ def _actor_options(resources: Resources, name: str, version: str, most: float) -
     return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": dict(resources.custom) | share}
 
 
-def _last_line(error: Exception) -> str:
-    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+def in_short(text: str) -> str:
+    """The first and the last line of what Ray says, without the traceback between them."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
 
 
 def build(args: Mapping[str, object]) -> Application:
@@ -453,11 +454,12 @@ def deployed() -> Deployed:
     (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
     restarts = {one.id: one.restarts for one in actors()}
     found = serve.status().applications.get(APPLICATION)
-    missing = tuple(_missing({one.id for one in entries}, {} if found is None else found.deployments))
-    if found is None:
-        return Deployed(tuple(entries), "not started", (), loads, restarts, missing)
-    deployments = ((name, one.status.value, _running(one), one.message) for name, one in found.deployments.items())
-    return Deployed(tuple(entries), found.status.value, tuple(deployments), loads, restarts, missing)
+    state, has = ("not started", {}) if found is None else (found.status.value, found.deployments)
+    missing = tuple(_missing({one.id for one in entries}, has))
+    deployments = tuple(
+        (name, one.status.value, replicas_of(one)[0], in_short(one.message)) for name, one in has.items()
+    )
+    return Deployed(tuple(entries), state, deployments, loads, restarts, missing)
 
 
 def _missing(
@@ -468,9 +470,12 @@ def _missing(
     for one in servers():
         kinds.setdefault(slot_of(one.name).rpartition("/")[0].replace("/", " "), []).append(one.id in serving)
     counts = {kind: (sum(serve), len(serve)) for kind, serve in kinds.items()}
-    counts |= {name: (_running(one), sum(one.replica_states.values())) for name, one in deployments.items()}
+    counts |= {name: replicas_of(one) for name, one in deployments.items()}
     yield from ((what, serve, wanted) for what, (serve, wanted) in sorted(counts.items()) if serve < wanted)
 
 
-def _running(deployment: DeploymentStatusOverview) -> int:
-    return sum(count for state, count in deployment.replica_states.items() if state == RUNNING)
+def replicas_of(deployment: DeploymentStatusOverview) -> tuple[int, int]:
+    """How many serve, and how many are to: those that Serve ends count as neither."""
+    states = deployment.replica_states.items()
+    serving = sum(count for state, count in states if state == RUNNING)
+    return serving, sum(count for state, count in states if state != STOPPING)

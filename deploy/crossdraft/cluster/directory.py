@@ -19,8 +19,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from crossdraft.cluster.config import DIRECTORY, NAMESPACE
+from crossdraft.cluster.config import DIRECTORY, NAMESPACE, version_of
 from crossdraft.cluster.installed import installed
+from crossdraft.rpc.metrics import NodeExporter
 
 log = logging.getLogger(__name__)
 ANNOUNCE_INTERVAL = 1.0  # seconds
@@ -28,6 +29,7 @@ EXPIRY = 8.0  # seconds since a process was announced last
 SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 LONGEST_POLL = 30.0  # seconds that one call of `entries` may wait for a change
 REPLY_SECONDS = 5.0  # after which a reply of the directory is given up
+Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
 
 
 class Role(StrEnum):
@@ -59,6 +61,11 @@ class Entry:
     def what(self) -> str:
         """Role and name, to be shown."""
         return f"{self.role} {self.name}" if self.name else str(self.role)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """For Prometheus, of all its metrics."""
+        return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
 
 
 @dataclass(frozen=True)
@@ -129,22 +136,24 @@ class DirectoryGoneError(Exception):
 
 
 class DirectoryActor:
-    """The directory of a cluster, as an actor. It needs nothing that processes do not announce again."""
+    """The directory of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics_port: int = 0) -> None:
         self._directory = Directory(time.monotonic(), secrets.randbits(60))
-        self._installed = installed()
+        self._metrics_port, self._installed = metrics_port, version_of(metrics_port)
         self._changed = asyncio.Condition()
         self._forgetting = asyncio.get_running_loop().create_task(self._forget())
 
     async def installed(self) -> str:
-        """The crossdraft that it runs."""
+        """The crossdraft that it runs, and its own options, as a digest."""
         return self._installed
 
-    async def announce(self, entry: Entry, load: Load, *_: object) -> None:
+    async def announce(self, entry: Entry, load: Load, *_: object) -> Neighbours:
         """A process serves; it must announce itself again before the entry expires. Earlier versions say more."""
         async with self._notifying():
             self._directory.announce(entry, time.monotonic(), load)
+        near = (one for one in self._directory.entries if one.metrics and one.node == entry.node)
+        return self._metrics_port, {one.metrics: one.labels for one in near}
 
     async def loads(self) -> dict[str, Load]:
         """Of all processes, by the ids of their entries."""
@@ -187,9 +196,11 @@ class FarDirectory:
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry, load: Load) -> None:
+    async def announce(self, entry: Entry, load: Load) -> Neighbours:
         """As DirectoryActor.announce."""
-        await self._answer((await self._found()).announce.remote(entry, load), REPLY_SECONDS)
+        asked = (await self._found()).announce.remote(entry, load)
+        found: Neighbours = await self._answer(asked, REPLY_SECONDS)
+        return found
 
     async def withdraw(self, id: str) -> None:
         """As DirectoryActor.withdraw."""
@@ -222,12 +233,12 @@ class FarDirectory:
 @asynccontextmanager
 async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncIterator[None]:
     """Keeps the process in the directory during the block, with what `load` says each time."""
-    directory = FarDirectory()
+    directory, exporter = FarDirectory(), NodeExporter()
 
     async def announce(level: int = logging.WARNING) -> bool:
         """Whether the directory has taken it."""
         try:
-            await directory.announce(entry, load())
+            await exporter.update(entry.node, *await directory.announce(entry, load()))
         except DirectoryGoneError as error:
             log.log(level, "%s", error)
             return False
@@ -239,6 +250,7 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
     finally:
         announcing.cancel()
         await asyncio.wait([announcing])
+        await exporter.update(entry.node, 0, {})
         try:
             await directory.withdraw(entry.id)
         except DirectoryGoneError as error:  # its entry will expire

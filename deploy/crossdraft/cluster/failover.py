@@ -1,4 +1,4 @@
-"""A backend over orchestrators on other nodes: a journal of each output, and a failure detector for orchestrators.
+"""A backend over orchestrators on other nodes, with a journal of each output.
 
 When an orchestrator is lost, another one continues from the journal: greedy and seeded outputs with the same text.
 """
@@ -6,13 +6,12 @@ When an orchestrator is lost, another one continues from the journal: greedy and
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
-from statistics import median
 from typing import Protocol
 
 import prometheus_client
@@ -30,6 +29,8 @@ from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
+SILENT_SECONDS = 20.0  # without a reply, not even that the output is being made
+SEARCH_SECONDS = 30.0  # after a loss, without a new token, an output fails
 BUSY = (OverloadedError, Full)  # errors of orchestrators and targets without room now
 RETRIABLE = (Unreachable, TimedOut, Cancelled, *BUSY)  # errors that another orchestrator need not meet, or not for long
 PAUSE = 0.25  # seconds before another orchestrator is asked
@@ -45,7 +46,7 @@ NOT_RESUMED = (
 class Began:
     """The first reply: the orchestrator has received the request."""
 
-    orchestrator: str  # its name, which no other process ever has
+    orchestrator: str  # its actor's id
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Orchestrators(Protocol):
         """The replies of one of them; raises Lost."""
         ...
 
+    def avoid(self, orchestrator: str) -> None:
+        """Sends nothing to the one with this actor for a while, if there are others."""
+        ...
+
 
 class Lost(Exception):  # noqa: N818 - it says what happened
     """An orchestrator died, or cannot be reached; or, as the error `busy` says, it has no room."""
@@ -95,7 +100,7 @@ class Lost(Exception):  # noqa: N818 - it says what happened
 class LossMetrics:
     """Orchestrators that a front has lost in the middle of an output, and how long the client waited."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, models: Iterable[str] = ()) -> None:
         labels = ("model_name",)
         self.lost = prometheus_client.Counter(
             f"{PREFIX}orchestrators_lost", "Orchestrators lost during an output.", labels, registry=registry
@@ -107,6 +112,9 @@ class LossMetrics:
             buckets=RESUME_SECONDS,
             registry=registry,
         )
+        for model in models:  # for Prometheus a first value is no increase, unless it is 0
+            self.lost.labels(model)
+            self.waited.labels(model)
 
 
 @dataclass
@@ -118,6 +126,7 @@ class Journal:
     prompt: int = 0  # tokens of the prompt, with their log-probabilities
     target: str = ""  # fingerprint of the model that made them; empty: there are none
     kinds: Counter[Kind] = field(default_factory=Counter)  # of the tokens
+    orchestrator: str = ""  # that works on it; empty: it is not known yet
     resumed: bool = False  # more than one orchestrator has worked on it
     lost_at: float | None = None  # when the lost orchestrator was heard last; None: none is lost, or it is replaced
     given_up: float = 0.0  # when it was given up, where `lost_at` is not None
@@ -148,7 +157,7 @@ class ClusterBackend:
         models: their orchestrators by name.
         metrics: where losses are counted.
         clock: seconds.
-        limits: of the failure detectors.
+        search_seconds: that an output goes without a new token, after a loss, before it fails.
     """
 
     def __init__(
@@ -156,12 +165,12 @@ class ClusterBackend:
         models: Mapping[str, Orchestrators],
         metrics: LossMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
-        limits: "DetectionLimits | None" = None,
+        search_seconds: float = SEARCH_SECONDS,
     ) -> None:
         self._models = dict(models)
-        self._limits = limits or DetectionLimits()
-        self._detectors = {model: FailureDetector(self._limits, clock) for model in models}
+        self._search_seconds = search_seconds
         self._served: dict[str, Sequence[ServedModel]] = {}  # by model, the latest answers of its orchestrators
+        self._heard: dict[str, float] = {}  # by model, when one of them said something of an output
         self._metrics = metrics
         self._clock = clock
 
@@ -184,7 +193,7 @@ class ClusterBackend:
         except OverloadedError:
             pass
         except TimeoutError:
-            if not self._detectors[name].lively:
+            if self._clock() - self._heard.get(name, -inf) > MODELS_SECONDS:
                 return ()
         return self._served.get(name, ())
 
@@ -207,12 +216,11 @@ class ClusterBackend:
         """As `Backend.stream`."""
         orchestrators = self._orchestrators(request.model)
         journal, heard = Journal(resumable(request)), self._clock()
-        detector, losses = self._detectors[request.model], 0  # in a row, since the latest reply
         while True:
             try:
-                async with aclosing(detector.watch(orchestrators.stream(journal.rest), losses)) as coming:
+                async with aclosing(_audible(orchestrators.stream(journal.rest))) as coming:
                     async for replies in coming:
-                        heard, losses = self._clock(), 0
+                        heard = self._heard[request.model] = self._clock()
                         for reply in replies:
                             item = self._recorded(reply, journal, heard)
                             if item is not None:
@@ -220,7 +228,6 @@ class ClusterBackend:
                 return
             except (Lost, OverloadedError) as error:
                 self._lost(_meant(error, journal), journal, heard)
-                losses += 1
                 await asyncio.sleep(PAUSE)
 
     def _recorded(self, reply: Reply, journal: Journal, now: float) -> OutputItem | None:
@@ -228,7 +235,10 @@ class ClusterBackend:
         match reply:
             case Refusal():
                 raise _meant(reply.error, journal)
-            case Began() | Alive():
+            case Began():
+                journal.orchestrator = reply.orchestrator
+                return None
+            case Alive():
                 return None
             case PromptTokens():
                 new = replace(reply, first=journal.prompt, tokens=reply.tokens[max(0, journal.prompt - reply.first) :])
@@ -254,12 +264,15 @@ class ClusterBackend:
         """Records a loss, or that there is no room for an output under way.
 
         Raises:
-            Unreachable: the output cannot be resumed, or has waited for `search` seconds.
-            OverloadedError, Full: there is no room for a new output, or was none for `search` seconds.
+            Unreachable: the output cannot be resumed, or has waited for `search_seconds`.
+            OverloadedError, Full: there is no room for a new output, or was none for `search_seconds`.
         """
         if not isinstance(error, Lost):
             raise error
         request, now = journal.request, self._clock()
+        if error.busy is None and journal.orchestrator:
+            self._models[request.model].avoid(journal.orchestrator)
+        journal.orchestrator = ""
         fault = "" if exact_after_loss(request) else NOT_RESUMED.format(request.generation.method)
         if not fault:
             journal.resumed = True
@@ -267,7 +280,7 @@ class ClusterBackend:
                 journal.lost_at, journal.given_up = heard, now
                 if self._metrics is not None and error.busy is None:
                     self._metrics.lost.labels(request.model).inc()
-            if now - journal.given_up > self._limits.search:
+            if now - journal.given_up > self._search_seconds:
                 fault = f"no orchestrator of {request.model!r} can go on: {error}"
         if fault:
             raise error.busy or Unreachable(fault) from error
@@ -307,108 +320,18 @@ def exact_after_loss(request: OutputRequest) -> bool:
     return request.generation.greedy or request.generation.seed is not None
 
 
-@dataclass(frozen=True)
-class DetectionLimits:
-    """Seconds without a reply after which an orchestrator is taken for lost, unless it is known to be busy."""
+async def _audible(stream: AsyncGenerator[Replies, None]) -> AsyncGenerator[Replies, None]:
+    """The replies of an orchestrator, closed at the end; raises Lost if it lives and does nothing.
 
-    silent: float = 3.0
-    # Without a first reply, right after a loss; doubles with each further loss up to `silent`, where outputs begin in
-    # time. Serve learns only later which replicas are gone, and may choose one of them again.
-    first: float = 0.75
-    most: float = 30.0  # even if it is known to be busy
-    step: float = 0.25  # between two checks
-    search: float = 30.0  # after a loss, without a new token, an output fails
-
-
-RECENT_STARTS = 16  # that are remembered
-RECENT_SECONDS = 10.0  # for which they are
-LATE = 4.0  # an output may begin this many times later than the median of recent ones
-MOST_DOUBLINGS = 20  # of the patience with the next orchestrator
-FORGET_SECONDS = 60.0  # after which a silent orchestrator is forgotten
-
-
-class FailureDetector:
-    """Decides when an orchestrator of one model is lost, for all outputs of a front.
-
-    A lost orchestrator is silent; a busy one is late. So what all outputs hear counts: an orchestrator that any of them
-    hears is alive, and while outputs begin late, one that has not begun yet is not lost. Time in which this process did
-    not run is not counted as silence, and replies that waited here meanwhile are no sign of life: a lost orchestrator
-    may have left many to a slow reader. Giving up an orchestrator costs no text, but work that is done again, which an
-    overloaded cluster must not get.
-
-    Args:
-        limits: in seconds.
-        clock: seconds.
+    gRPC tells of one that is gone, frozen or cut off: its pings wait for no event loop, however busy.
     """
-
-    def __init__(self, limits: DetectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._heard: dict[str, float] = {}  # by orchestrator, when any output heard it last
-        self._starts: deque[tuple[float, float]] = deque(maxlen=RECENT_STARTS)  # when an output began, and how late
-
-    @property
-    def lively(self) -> bool:
-        """Whether any output has just heard an orchestrator."""
-        now = self._clock()
-        return any(now - heard < self._limits.silent for heard in self._heard.values())
-
-    async def watch(self, stream: AsyncGenerator[Replies, None], losses: int = 0) -> AsyncGenerator[Replies, None]:
-        """The replies of an orchestrator for one output.
-
-        Args:
-            stream: its replies; closed at the end.
-            losses: orchestrators that this output has lost since it heard one.
-
-        Raises:
-            Lost: it was silent for too long, or what `stream` raised.
-        """
-        asked, name = self._clock(), ""
-        left = back = asked  # when the reader took the latest replies, and when it asked for more
-        async with aclosing(stream):
-            while replies := await self._next(stream, name, losses):
-                now = self._clock()
-                match replies[0]:
-                    case Began(orchestrator=name):
-                        self._starts.append((now, now - asked))
-                        self._heard = {one: at for one, at in self._heard.items() if now - at < FORGET_SECONDS}
-                if now - back >= back - left:  # else the replies may have waited here for the reader
-                    self._heard[name] = now
-                yield replies
-                left, back = now, self._clock()
-
-    async def _next(self, stream: AsyncGenerator[Replies, None], name: str, losses: int) -> Replies | None:
-        """The next replies, None at the end; raises Lost."""
-        due = asyncio.ensure_future(anext(stream, None))
-        silence, step = 0.0, self._limits.step
-        try:
-            while not due.done():
-                before = self._clock()
-                await asyncio.wait([due], timeout=step)
-                silence += min(self._clock() - before, 2 * step)  # longer: this process did not run
-                if not due.done() and self._is_lost(name, silence, losses):
-                    raise Lost(f"{name or 'it'} has been silent for {silence:.2g} s")
-            return due.result()
-        finally:
-            due.cancel()
-            await asyncio.gather(due, return_exceptions=True)
-
-    def _is_lost(self, name: str, silence: float, losses: int) -> bool:
-        """Whether an orchestrator that an output has not heard for `silence` seconds is lost.
-
-        Args:
-            name: of the orchestrator; empty: the output has not begun, so Serve's choice is not known.
-            silence: seconds.
-            losses: as of `watch`.
-        """
-        limits = self._limits
-        if silence >= limits.most:
-            return True
-        now = self._clock()
-        if name:
-            return min(silence, now - self._heard.get(name, -inf)) >= limits.silent
-        doubled = limits.silent if not losses else limits.first * 2 ** min(losses - 1, MOST_DOUBLINGS)
-        recent = [seconds for at, seconds in self._starts if now - at < RECENT_SECONDS]
-        if not recent:  # perhaps all outputs begin late, and none was waited for long enough to know
-            return silence >= min(LATE * limits.silent, doubled)
-        return silence >= max(min(limits.silent, doubled), LATE * median(recent))
+    async with aclosing(stream):
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    replies = await anext(stream, None)
+            except TimeoutError as error:
+                raise Lost(f"it has been silent for {SILENT_SECONDS:g} s") from error
+            if replies is None:
+                return
+            yield replies

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
-from pydantic import BaseModel
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -40,8 +40,9 @@ from crossdraft.cluster.directory import (
     entry_of,
     node_address,
 )
-from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, LossMetrics, Lost, Refusal, Replies
+from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
+from crossdraft.cluster.serve_grpc import Elsewhere
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
@@ -70,8 +71,8 @@ class FrontBackend:
             model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
             for model in config.models
         }
-        limits = DetectionLimits(search=config.target_wait_seconds)
-        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry), limits=limits)
+        losses = LossMetrics(self.metrics.registry, config.models)
+        backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
         self.backend = MeasuredBackend(backend, self.metrics)
         self._exporter = Exporter(self.metrics.registry) if config.metrics else None
 
@@ -84,8 +85,10 @@ class FrontBackend:
 class ServeOrchestrators:
     """The replicas of one deployment; Serve sends each call to one with a short queue."""
 
+    avoid = staticmethod(Elsewhere.avoid)  # as `Orchestrators.avoid`
+
     def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
-        self._handle = handle
+        self._handle = handle.options(_by_reference=False)  # by gRPC
 
     async def models(self) -> tuple[ServedModel, ...]:
         """As `Orchestrators.models`."""
@@ -119,7 +122,7 @@ def _foreign_errors() -> Iterator[None]:
         raise OverloadedError(
             "all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS
         ) from error
-    except (RayError, RayServeException) as error:
+    except (RayError, RayServeException, AioRpcError) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
@@ -169,18 +172,12 @@ def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
     return GenerationOptions(config.keys, rate, front.stalled_seconds)
 
 
-class ScrapeGroup(BaseModel):
-    """One process, as Prometheus' `http_sd_configs` reads it."""
-
-    targets: list[str]  # host:port
-    labels: dict[str, str]
-
-
 def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
-    """Adds the route that lists the metrics addresses of all processes; it needs a key where there are keys."""
+    """Adds the route that lists the metrics addresses of all processes, as Prometheus' `http_sd_configs` reads them; it
+    needs a key where there are keys."""
 
-    @app.get(SCRAPE_PATH, response_model=list[ScrapeGroup], include_in_schema=False)
-    async def targets(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[ScrapeGroup]:
+    @app.get(SCRAPE_PATH, include_in_schema=False)
+    async def groups(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[dict[str, Any]]:
         try:
             keys.holder(authorization)
             _, entries = await directory.entries()
@@ -190,11 +187,7 @@ def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
         except DirectoryGoneError:
             response.status_code = 503
             return []
-        return [
-            ScrapeGroup(targets=[one.metrics], labels={"crossdraft_role": one.role.value, "crossdraft_node": one.node})
-            for one in entries
-            if one.metrics
-        ]
+        return [{"targets": [one.metrics], "labels": one.labels} for one in entries if one.metrics]
 
 
 @dataclass(frozen=True)

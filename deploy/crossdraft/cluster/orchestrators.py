@@ -21,6 +21,7 @@ from crossdraft.cluster.directory import (
     node_address,
 )
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
+from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
@@ -39,6 +40,7 @@ PULSE = 0.5  # seconds: a stream is never silent for longer
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
+keep_alive()  # now: Serve loads the class of a replica before it makes its server
 
 
 class Orchestrator:
@@ -58,8 +60,7 @@ class Orchestrator:
         node = node_address()
         metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
         self._entry = entry = entry_of(Role.ORCHESTRATOR, config.model, "", "", metrics, node)
-        # With the actor's id, as a node may give the same process id again.
-        self._began = Began(f"{entry.node} {entry.process} {entry.id}")
+        self._began = Began(entry.id)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:

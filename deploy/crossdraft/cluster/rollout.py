@@ -17,10 +17,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from crossdraft.cluster.actors import ModelServerConfig, ServerActor, ServerConfig
 from crossdraft.cluster.capacity import (
     ANSWER_SECONDS,
+    CPUS,
+    GPUS,
     IMPLICIT_RESOURCE,
     PROGRESS_SECONDS,
     Amounts,
-    Nodes,
     NotServedError,
     Say,
     amounts_of,
@@ -28,7 +29,7 @@ from crossdraft.cluster.capacity import (
     taken,
     written,
 )
-from crossdraft.cluster.config import FRONT_ENVIRONMENT, NAMESPACE, Configuration, actor_name, slot_name, slot_of
+from crossdraft.cluster.config import NAMESPACE, Configuration, actor_name, slot_name, slot_of
 from crossdraft.cluster.directory import Entry
 from crossdraft.cluster.fronts import GrpcFrontConfig
 
@@ -112,9 +113,13 @@ def named_actors() -> set[str]:
     return {one["name"] for one in named if one["namespace"] == NAMESPACE}
 
 
-def free_nodes() -> Nodes:
+def free_nodes() -> dict[str, dict[str, float]]:
     """Free resources of each node, by Ray's id of the node."""
-    found: Nodes = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
+    has = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
+    found = {node: dict(amounts) for node, amounts in has.items()}
+    for one in actors():  # Ray leaves out what is used up, which of an implicit resource means one
+        if slot_of(one.name) and one.node in found:
+            found[one.node][_alone(one.name)] = 0.0
     return found
 
 
@@ -137,8 +142,11 @@ class Replica:
 
     @property
     def amounts(self) -> Amounts:
-        """What each of its processes takes of a node."""
-        return amounts_of(self.config.resources)
+        """What each of its processes takes of a node: with a fixed port also a resource of which each node has 1.
+
+        Ray starts an actor that has lost its node wherever there is room, also where another one has the port.
+        """
+        return amounts_of(self.config.resources) | ({_alone(self.name): 1.0} if self.config.port else {})
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class Rollout:
         """
         waiting, at_once = self._waiting, list[tuple[str, Replica]]()
         self._before = self._configured([*self._over, *(old for old, _ in waiting if old)])
-        self._waiting, free = [], _free()
+        self._waiting, free = [], free_nodes()
         for old, new in waiting:
             beside = self._beside(old, new) and taken(new.amounts, free, new.config.ranks)
             (at_once if beside else self._waiting).append((old, new))
@@ -294,7 +302,7 @@ class Rollout:
 
     def _wait(self, replicas: Sequence[Replica]) -> None:
         """Starts actors, unless they run, and returns once all of them serve; raises NotServedError."""
-        free, began = _free(), time.monotonic()
+        free, began = free_nodes(), time.monotonic()
         roomy = {one.name for one in replicas if taken(one.amounts, free, one.config.ranks)}
         waiting = {_started(one, self._node(one)).ready.remote(): one for one in replicas}
         while waiting:
@@ -367,7 +375,7 @@ class Rollout:
 
 
 def _started(replica: Replica, node: str | None) -> Any:
-    config, resources = replica.config, replica.config.resources
+    config, takes = replica.config, dict(replica.amounts)
     return (
         ray.remote(ServerActor)
         .options(
@@ -376,13 +384,12 @@ def _started(replica: Replica, node: str | None) -> Any:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=_near(node) if config.ranks == 1 else _first_place(replica),
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            resources=dict(resources.custom) | alone_on_a_node(config),
+            num_cpus=takes.pop(CPUS, 0),
+            num_gpus=takes.pop(GPUS, 0),
+            resources=takes,
             max_restarts=ALWAYS,
             max_task_retries=0,
             max_concurrency=MAX_CALLS,
-            runtime_env=FRONT_ENVIRONMENT if is_front(replica.name) else None,
         )
         .remote(config)
     )
@@ -402,12 +409,8 @@ def _groups() -> dict[str, PlacementGroup]:
     return {name: PlacementGroup(PlacementGroupID.from_hex(id)) for name, id in found.items()}
 
 
-def alone_on_a_node(config: ServerConfig) -> dict[str, float]:
-    """A resource of which each node has 1, for what has a fixed port.
-
-    Ray starts an actor that has lost its node wherever there is room, also where another one has the port.
-    """
-    return {f"{IMPLICIT_RESOURCE}{config.digest}": 1.0} if config.port else {}
+def _alone(name: str) -> str:
+    return f"{IMPLICIT_RESOURCE}{name.rpartition('@')[2]}"
 
 
 def _near(node: str | None) -> Any:
@@ -425,12 +428,8 @@ def _address(node: str) -> str:
     return next((str(one["NodeManagerAddress"]) for one in ray.nodes() if one["NodeID"] == node), node)
 
 
-def _free() -> dict[str, dict[str, float]]:
-    return {node: dict(has) for node, has in free_nodes().items()}
-
-
 def _fits(replica: Replica) -> bool:
-    return taken(replica.amounts, _free(), replica.config.ranks)
+    return taken(replica.amounts, free_nodes(), replica.config.ranks)
 
 
 def _soon(holds: Callable[[], bool], until: float = inf) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from crossdraft.console.options import option
+from crossdraft.console.options import COMMAS, option
 from crossdraft.console.running import CommandFailed, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,13 @@ class EngineOptions:
         "Reuse the KV cache of a session for another one that begins with the same text.",
         "--enable-prefix-caching/--no-enable-prefix-caching",
     )
-    enforce_eager: bool = option(False, "Do not use CUDA graphs.", "--enforce-eager")
+    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
+    cuda_graph_sizes: tuple[int, ...] = option(
+        (),
+        "Tokens of the forwards that are captured as CUDA graphs at start, to which others are rounded up; "
+        f"{COMMAS}. By default 1, 2, 4, 8, 16, 24, … up to 2048, as memory allows.",
+        metavar="TOKENS",
+    )
     max_model_len: int | None = option(
         None, "Max tokens of a session; by default the model's context length, or what the KV cache holds."
     )
@@ -86,6 +92,7 @@ class EngineOptions:
             self.threads,
             reuse=self.enable_prefix_caching,
             eager=self.enforce_eager,
+            graph_sizes=self.cuda_graph_sizes or None,
             quantization=self.quantization,
             **more,
         )
@@ -94,7 +101,7 @@ class EngineOptions:
 def _typed(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (f"--{'' if value else 'no-'}{name}",)
-    return f"--{name}", str(value)
+    return f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 STARTED = EngineOptions(cache_mib=512)  # of services that a command starts for itself

@@ -14,7 +14,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from crossdraft.client import GenerationRequest, SamplingOptions
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
 from crossdraft.rpc.generation import Generate
 from crossdraft.session.resolution import requested_method
 from crossdraft.types.request import Chat, Message
@@ -114,13 +114,22 @@ class RequestSettings:
     model: str = ""  # of the server; empty: its only one
     ignore_eos: bool = False
     seed: int = 0
+    num_speculative_tokens: int | None = None  # of lock-step rounds; None: the server decides how far to draft
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         # The pipeline's own checks: nothing is sent that it would refuse.
         options = SamplingOptions(self.temperature)
-        requested_method(GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options))
+        requested_method(
+            GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options, **self.forced)
+        )
+
+    @property
+    def forced(self) -> dict[str, Any]:
+        """What a request says so that its server drafts whatever that costs; nothing if that is not asked for."""
+        k = self.num_speculative_tokens
+        return {} if k is None else {"overlap": Overlap.OFF, "num_speculative_tokens": k}
 
     @property
     def seeded(self) -> bool:
@@ -151,6 +160,7 @@ class Request:
             options=SamplingOptions(options.temperature),
             seed=self.seed,
             ignore_eos=options.ignore_eos,
+            **options.forced,
         )
 
     @property
@@ -172,7 +182,7 @@ class Request:
         optional = {"model": options.model, "seed": self.seed, "ignore_eos": options.ignore_eos or None}
         body |= {name: value for name, value in optional.items() if value not in (None, "")}
         drafter = "none" if options.drafter == "" else options.drafter
-        given = {"method": options.method, "drafter": drafter, "trace": True}
+        given = {"method": options.method, "drafter": drafter, "trace": True, **options.forced}
         return body | {"speculative": {name: value for name, value in given.items() if value is not None}}
 
 

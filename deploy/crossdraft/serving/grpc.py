@@ -69,6 +69,7 @@ class GenerationServer(Serving):
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
         self.running = 0  # outputs
+        self.marks: dict[str, str] = {}  # further fields of the ready line
         self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
         handlers = GenerationHandlers(self, options.stalled_seconds)
         listening = listening or Listening(limit=REQUEST_LIMIT)
@@ -159,7 +160,7 @@ class GenerationServer(Serving):
 
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
-        return json.dumps(line | ({"metrics": self.metrics} if self.metrics else {}))
+        return json.dumps(line | self.marks | ({"metrics": self.metrics} if self.metrics else {}))
 
 
 LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session

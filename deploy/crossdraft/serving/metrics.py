@@ -28,7 +28,7 @@ from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import AUTO, Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
-from crossdraft.types.statistics import BOUNDS, LaneFigures
+from crossdraft.types.statistics import COARSE, LaneFigures
 
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
@@ -43,11 +43,7 @@ LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 # Counters by LABELS: name, help, and what the statistics of an output add.
 TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("prompt_tokens", "Tokens of prompts.", lambda one: one.prompt_tokens),
-    (
-        "spec_decode_num_drafts",
-        "Epochs that had a draft token.",
-        lambda one: one.drafted_at[0] if one.drafted_at else 0,
-    ),
+    ("spec_decode_num_drafts", "Epochs with a draft token.", lambda one: one.drafted_at[0] if one.drafted_at else 0),
     ("spec_decode_num_draft_tokens", "Draft tokens, in tokens of the drafter.", lambda one: one.draft_tokens),
     ("spec_decode_num_accepted_tokens", "Draft tokens that are wholly in an output.", lambda one: sum(one.accepted_at)),
     ("epochs", "Drafts that were started.", lambda one: one.epochs),
@@ -60,11 +56,7 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("branches", "Prepared continuations received.", lambda one: one.branches),
     ("branches_tried", "Rejections for which continuations were prepared.", lambda one: one.branches_tried),
     ("branches_hit", "Rejections continued by a prepared continuation.", lambda one: one.branches_hit),
-    (
-        "fallbacks",
-        "Outputs that lost their drafter, or had none although one was requested.",
-        lambda one: bool(one.drafter_lost),
-    ),
+    ("fallbacks", "Outputs that lost their drafter, or lacked one that was due.", lambda one: bool(one.drafter_lost)),
     ("target_open_seconds", "Seconds that sessions with targets were open.", lambda one: one.target_lane_seconds),
     ("target_idle_seconds", "Seconds of them without a request in flight.", lambda one: one.idle_seconds),
     ("target_model_seconds", "Seconds in targets' models.", lambda one: one.target_seconds),
@@ -119,10 +111,7 @@ class Metrics:
             "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
         )
         self._between = self._histogram(
-            "inter_token_latency_seconds",
-            "Seconds between two tokens of an output; 0 between those of one pass.",
-            BETWEEN_TOKENS,
-            LIVE,
+            "inter_token_latency_seconds", "Seconds between two tokens; 0 if one pass made both.", BETWEEN_TOKENS, LIVE
         )
 
     def _make_ended(self) -> None:
@@ -132,9 +121,7 @@ class Metrics:
         )
         self._failures = self._counter("request_failures", "Outputs that failed, by cause.", (*LABELS, "cause"))
         self._accepted = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Accepted draft tokens by position in the epoch.",
-            (*LABELS, "position"),
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", (*LABELS, "position")
         )
         self._kinds = self._counter("emitted_tokens", "Tokens of outputs, by kind.", (*LABELS, "kind"))
         self._latency = self._histogram(
@@ -144,10 +131,7 @@ class Metrics:
             "request_queue_time_seconds", "Seconds from the request to the opening of sessions.", QUEUED, LABELS
         )
         self._each = self._histogram(
-            "request_time_per_output_token_seconds",
-            "Seconds per token after the first, the mean of each output.",
-            BETWEEN_TOKENS,
-            LABELS,
+            "request_time_per_output_token_seconds", "Mean seconds per token after the first.", BETWEEN_TOKENS, LABELS
         )
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", LENGTHS, LABELS)
         self._lengths = self._histogram("request_generation_tokens", "Tokens of an output.", LENGTHS, LABELS)
@@ -158,10 +142,7 @@ class Metrics:
         )
         self._lost = self._counter("services_lost", "Sessions whose service failed, by cause.", ("role", "cause"))
         self._trips = self._histogram(
-            "round_trip_seconds",
-            "Seconds from a request to a service to its first reply, less those in its model.",
-            BOUNDS,
-            ("role", "peer"),
+            "round_trip_seconds", "Seconds to a service's first reply, less its model's.", COARSE, ("role", "peer")
         )
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -215,7 +196,7 @@ class Metrics:
         if lane.address:
             self._wire.labels(lane.role, lane.address, "sent").inc(lane.bytes_sent)
             self._wire.labels(lane.role, lane.address, "received").inc(lane.bytes_received)
-            self._trips.labels(lane.role, lane.address).merge(lane.trips.counts, lane.trips.seconds)
+            self._trips.labels(lane.role, lane.address).merge(lane.trips.coarse, lane.trips.seconds)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)

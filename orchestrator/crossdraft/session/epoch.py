@@ -50,33 +50,22 @@ class Epoch:
         self._ends: list[int] = []  # of each draft token, in letters since `start`
         self._agreed = 0  # letters of `drafted` that are in the output
         self._released = 0  # draft tokens whose rows are dropped
-        self._walk: Walk | None = None
-        self._step: WalkStep | None = None
+        self.begun = False  # whether the walk has started
+        self.step: WalkStep  # what the walk waits for
+        self._walk: Walk
 
     def begin(self, walk: Walk, draws: bool = False) -> None:
         """Start the walk; `draws`: on the target's own draws instead of rows."""
-        self._walk, self._step, self.draws = walk, next(walk), draws
-
-    @property
-    def begun(self) -> bool:
-        """Whether the walk has started."""
-        return self._walk is not None
-
-    @property
-    def step(self) -> WalkStep:
-        """What the walk waits for."""
-        assert self._step is not None
-        return self._step
+        self._walk, self.step, self.draws, self.begun = walk, next(walk), draws, True
 
     @property
     def judging(self) -> bool:
         """Whether the walk needs the target's answer to judge a revealed draft token."""
-        return isinstance(self._step, NeedRow | NeedSample) and self._step.judging
+        return self.begun and isinstance(self.step, NeedRow | NeedSample) and self.step.judging
 
     def answer(self, answer: Answer) -> None:
         """Give the walk what it asked for; `step` becomes its next request."""
-        assert self._walk is not None
-        self._step = self._walk.send(answer)
+        self.step = self._walk.send(answer)
 
     def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
@@ -145,8 +134,8 @@ class Epoch:
         """
         refused = self.contradicts(text)
         agreed = self._agreed
-        if isinstance(self._step, Refused):
-            agreed, refused = min(agreed, self._step.offset - self.start), True
+        if self.begun and isinstance(self.step, Refused):
+            agreed, refused = min(agreed, self.step.offset - self.start), True
         return Verdict(bisect_right(self._ends, agreed), refused)
 
     def _follow(self, text: Letters) -> None:

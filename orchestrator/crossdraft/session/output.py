@@ -25,6 +25,7 @@ class Output:
         self._given = assignment
         self.ids = list(assignment.committed[:-1])  # target ids
         self.text = assignment.pair.target.letters_of(self.ids)
+        self._most = min(assignment.max_tokens, self.room + len(self.ids))  # tokens
         # Set if it had ended before this session began.
         self.ended = self.commit(assignment.committed[-1]) if assignment.committed else None
 
@@ -36,7 +37,7 @@ class Output:
     @property
     def left(self) -> int:
         """Tokens that may still be emitted."""
-        return min(self._given.max_tokens - len(self.ids), self.room)
+        return self._most - len(self.ids)
 
     def commit(self, token: int) -> Ending | None:
         """Append a target token; the Ending if the output ends with it."""

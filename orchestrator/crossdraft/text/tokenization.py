@@ -337,17 +337,18 @@ class LetterDecoder:
         return self._decoder.decode(b"", final=True)
 
 
-def last_word_boundary(letters: Letters, before: int) -> int:
-    """The latest word boundary at or before a letter offset; 0 if there is none.
+def last_word_boundary(letters: Letters, before: int, least: int = 0) -> int:
+    """The latest word boundary at or before a letter offset; `least`, or the start, if there is none after that.
 
     A boundary is an offset where a run of blanks (space, tab, line break) begins, and either side of a control symbol.
     Many tokenizers join line breaks, and a slash after them, to punctuation: what follows a single one is another.
     """
-    for offset in range(min(before, len(letters)), 0, -1):
+    least = max(0, least)
+    for offset in range(min(before, len(letters)), least, -1):
         left, right = letters[offset - 1], letters[offset : offset + 1]
         control = ord(max(left, right)) >= FIRST_CONTROL
         begins = right in _BLANKS and left not in _BLANKS and (right in " \t" or (left.isascii() and left.isalnum()))
         single = left in "\n\r" and letters[max(0, offset - 2) : offset - 1] not in _BLANKS
         if control or begins or (single and right and right not in _BLANKS and right != "/"):
             return offset
-    return 0
+    return least

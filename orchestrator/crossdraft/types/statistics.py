@@ -7,10 +7,16 @@ and is what users see.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
-# Upper bounds of the buckets of `Trips`, seconds; a last bucket counts what is above all of them.
-BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+# Upper bounds of buckets, seconds: of metrics, and with PARTS for each of these of `Trips`; a last bucket counts all
+# above them.
+COARSE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+PARTS = 10
+BOUNDS = tuple(
+    round(a + (b - a) * part / PARTS, 9) for a, b in pairwise((0.0, *COARSE)) for part in range(1, PARTS + 1)
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,11 @@ class Trips:
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)  # by bucket
     seconds: float = 0.0  # sum of all round trips
     queued_seconds: float = 0.0  # part of the sum that requests waited for the model
+
+    @property
+    def coarse(self) -> tuple[int, ...]:
+        """By the buckets of COARSE, and one above."""
+        return tuple(sum(self.counts[first : first + PARTS]) for first in range(0, len(self.counts), PARTS))
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,7 @@ class Statistics(Times):
 class Kind(Enum):
     """How verification produced an emitted token."""
 
+    __hash__ = object.__hash__  # Enum's is in Python, and each token is counted by its kind
     ACCEPTED = "accepted"  # agrees with the draft
     CORRECTED = "corrected"  # replaces a refused draft token
     BONUS = "bonus"  # drawn with no draft token left

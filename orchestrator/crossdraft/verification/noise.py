@@ -1,7 +1,8 @@
 """Keyed noise, which `seeded` draws with instead of a random generator, and audits of draws that were made with it.
 
 The noise of a token is a pure function of (seed, choice, letter offset, letters, rank among the ids with the same
-letters). Two vocabularies that share a string of letters therefore share its noise, and a repeated draw is the same.
+letters). Two vocabularies that share a string of letters therefore share its noise, and a repeated draw is the same: on
+every host and device, since hashes are integers, and the logarithm is basic operations of float64 in a fixed order.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ Unsigned = NDArray[np.uint64]  # the same bits
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: steps of splitmix64 (Steele, Lea and Flood 2014)
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # its multipliers
+ROOT_HALF = 0x3FE6A09E00000000  # the bits of a float64 just below the root of 1/2
+LN2, LN2_REST = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # multiples of the first are exact
+# Of log(1 + f) by s = f / (2 + f), in even powers of s (fdlibm's e_log.c), the last first.
+ODD = 1.479819860511658591e-01, 1.818357216161805012e-01, 2.857142874366239149e-01, 6.666666666666735130e-01
+EVEN = 1.531383769920937332e-01, 2.222219843214978396e-01, 3.999999999940941908e-01
 
 W = TypeVar("W")  # an int64 array of numpy, or a tensor of torch: integer arithmetic wraps
 
@@ -69,12 +75,13 @@ class KeyedNoise:
             float64, shape (n,) or (V,); above 0 and at most 54 ln 2.
         """
         hashes = self.hashes if ids is None else self.hashes[ids]
-        uniform = (uniform_words(hashes, *moment(key, offset)).astype(np.float64) + 0.5) * 2.0**-53
-        exponentials: Probabilities = -np.log(uniform)
-        return exponentials
+        words = uniform_words(hashes, *moment(key, offset))
+        found: Probabilities = exponentials_of(words, words.astype(np.float64))
+        return found
 
     def draw(self, ids: Ids, probabilities: Probabilities, key: NoiseKey, offset: int) -> int:
-        """Draws one of `ids` by probability: the smallest of exponential variates with these rates (Gumbel-max).
+        """Draws one of `ids` by probability: the smallest of exponential variates with these rates (Gumbel-max), the
+        lower id where two are equal.
 
         Args:
             ids: shape (n,), distinct.
@@ -89,7 +96,7 @@ class KeyedNoise:
         if not len(possible):
             raise ValueError("no id has a probability above 0")
         arrivals = self.exponentials(key, offset, ids[possible]) / probabilities[possible]
-        return int(ids[possible[np.argmin(arrivals)]])
+        return int(ids[possible[arrivals == arrivals.min()]].min())
 
 
 def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
@@ -100,16 +107,46 @@ def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
     return _signed(state), _signed(_mix(state ^ GOLDEN))
 
 
-def moments(at: Sequence[tuple[NoiseKey, int]]) -> Words:
-    """`moment` of several keys and offsets at once, int64 (n, 2)."""
-    parts = np.array([(key.seed, key.choice, offset) for key, offset in at], dtype=np.uint64).reshape(-1, 3)
-    state = np.zeros(len(at), dtype=np.int64)
+def beginnings(keys: Sequence[NoiseKey]) -> Words:
+    """What is the same at all offsets of each key, for `moments`; int64 (n,)."""
+    parts = np.array([(key.seed, key.choice) for key in keys], dtype=np.uint64).reshape(-1, 2)
+    state = np.zeros(len(keys), dtype=np.int64)
     for part in parts.view(np.int64).T:
         state += part + _signed(GOLDEN)
         _mix_all(state)
-    second = state ^ _signed(GOLDEN)
+    return state
+
+
+def moments(beginnings: W, offsets: W) -> tuple[W, W]:
+    """`moment` of several keys and offsets at once, int64 (n,) each; the same from numpy and torch."""
+    first: Any = beginnings
+    first = first + offsets
+    first += _signed(GOLDEN)
+    _mix_all(first)
+    second = first ^ _signed(GOLDEN)
     _mix_all(second)
-    return np.stack([state, second], axis=1)
+    return first, second
+
+
+def exponentials_of(words: W, floats: Any) -> Any:
+    """-log((words + 1/2) 2^-53), bit by bit the same from numpy and torch on any device: one operation after another.
+
+    Args:
+        words: as `uniform_words` gives them.
+        floats: the same numbers as float64.
+    """
+    floats = floats + 0.5
+    bits: Any = floats.view(words.dtype)  # type: ignore[attr-defined]
+    exponents = (bits - ROOT_HALF) >> 52
+    f = (bits - exponents * (1 << 52)).view(floats.dtype) - 1.0  # of a number from the root of 1/2 to that of 2
+    exponents = (exponents - 53) + f * 0.0  # as float64 in both libraries
+    s = f / (f + 2.0)
+    z = s * s
+    w = z * z
+    odd, even, half = w * ODD[0] + ODD[1], w * EVEN[0] + EVEN[1], f * f * 0.5
+    odd = (odd * w + ODD[2]) * w + ODD[3]
+    series = odd * z + (even * w + EVEN[2]) * w + half
+    return (half - (series * s + exponents * LN2_REST) - f) - exponents * LN2
 
 
 def uniform_words(hashes: W, first: Any, second: Any) -> W:

@@ -1,6 +1,7 @@
 """A drafter's text as ids that fit its model: rewound, re-tokenized where it must be, cut where it is too long."""
 
 from bisect import bisect_right
+from itertools import accumulate
 
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, to_bytes
@@ -10,6 +11,7 @@ from crossdraft.text.tokenization import Tokenization, last_word_boundary
 # fed again, and must be rare.
 KEPT_NUMERATOR, KEPT_DENOMINATOR = 3, 4
 CONTINUATION_BYTES = range(0x80, 0xC0)  # bytes of UTF-8 within a character
+MOST_AGAIN = 32  # letters of a word that are tokenized again with what follows them; some texts have no word boundaries
 
 
 class NoRoomError(Exception):
@@ -74,7 +76,8 @@ class Context:
             self._keep(0)
         whole = bisect_right(self._ends, position)
         if letters or self._end_of(whole) < position:
-            whole = min(whole, bisect_right(self._ends, last_word_boundary(self._text, position)))
+            boundary = last_word_boundary(self._text, position, position - MOST_AGAIN)
+            whole = min(whole, bisect_right(self._ends, boundary))
         self._keep(whole)
         self._go_on(self._end_of(whole))
 
@@ -103,8 +106,13 @@ class Context:
     def _go_on(self, start: int) -> None:
         """Tokenizes the text from a position on, and leaves out what has no token here."""
         text, end = self._text, start
-        for token in self._tokenization.encode_continuation(Letters(text[start:]), leave_out=True):
-            letters = self._tokenization.vocabulary.letters[token]
+        ids = self._tokenization.encode_continuation(Letters(text[start:]), leave_out=True)
+        written = list(map(self._tokenization.vocabulary.letters.__getitem__, ids))
+        if "".join(written) == text[start:]:  # the usual case
+            self._tokens += ids
+            self._ends += (start + size for size in accumulate(map(len, written)))
+            return
+        for token, letters in zip(ids, written, strict=True):
             if not (self._tokenization.lossy or text.startswith(letters, end)):
                 end = text.index(letters, end)  # what is before it was left out
             # A tokenizer that changes text may make more or fewer letters of it.

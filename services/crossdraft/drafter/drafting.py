@@ -8,7 +8,7 @@ distribution. Keys are text: after a control symbol there is little to continue.
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
@@ -293,14 +293,14 @@ class Drafting:
 
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
-        state, forward = self._state, self._tree.work([self._tip])
+        state, forward = self._state, replace(self._tree.work([self._tip]), more=steps - 1)
         assert state.source.path is not None  # `_steps` has seen to it
-        found: PathResult = yield state.source.path(forward, self._draws, state.context.offset, steps)
+        found: PathResult = yield state.source.path(forward, self._draws, state.context.offset)
         self._replies.waited(found.queued)
         if not self._epoch.over:
-            for token in found.tokens:
+            for token, distribution in found.drawn:
                 self._tree.grow(self._tip)
-                self._extend_draft(Draw(token, []))
+                self._extend_draft(Draw(token, [], distribution))
 
     @property
     def _drafts(self) -> bool:

@@ -10,20 +10,24 @@ from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import Columns, Logits, narrowed
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
-    Chance,
+    Clocks,
     Distribution,
     DistributionRequest,
     DrawRequest,
     Draws,
+    Moment,
     PathRequest,
     SamplerSteps,
     TopRequest,
 )
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
-from crossdraft.types.messages import OpenDrafter
+from crossdraft.types.messages import OpenDrafter, SamplingOptions
 from crossdraft.types.rows import Ids, Whose
 from crossdraft.verification.noise import KeyedNoise
+
+# What requests about draws have in common: the arguments of `DrawRequest`.
+Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Columns | None]
 
 
 class Draw(NamedTuple):
@@ -45,16 +49,17 @@ class DrawSource(ABC):
     """
 
     whose: Whose  # whose ids the draft tokens use
-    # (forward, draws, offset, tokens): for so many tokens from an offset on, in letters since the start of the output.
-    # None: the text has to be looked at between them.
-    path: Callable[[ForwardRequest, Draws, int, int], PathRequest] | None = None
+    # (forward, draws, offset): for tokens from an offset on, letters since the start of the output. None: the text has
+    # to be looked at between them.
+    path: Callable[[ForwardRequest, Draws, int], PathRequest] | None = None
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
         self._running = running
         self._opening = opening
         columns = running.columns(allowed)
-        self._columns = None if columns is None else Columns.of(columns, running.thread.engine.device)
+        with running.thread.on_stream():
+            self._columns = None if columns is None else Columns.of(columns, running.thread.engine.device)
         self.obstacle = ""  # why there is nothing to draw; empty if there is
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
@@ -83,15 +88,17 @@ class DrawSource(ABC):
         self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
     ) -> SamplerSteps[list[list[tuple[int, float]]]]:
         """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
-        chances = [draws.chance(offset) for offset in offsets]
-        options, clocks = self._opening.options, self._running.clocks
-        rows = yield from TopRequest(logits, options, clocks, chances, count, self._columns).result()
+        rows = yield from TopRequest(*self._asked(logits, draws, offsets, count)).result()
         kept = self._running.kept
         return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
 
     @abstractmethod
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn."""
+
+    def _asked(self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int) -> Asked:
+        at, keyed = [draws.at(offset) for offset in offsets], draws.key is not None
+        return logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
         found = yield from DistributionRequest(logits, self._opening.options, row_width, self._columns).result()
@@ -105,7 +112,7 @@ class OwnTokens(DrawSource):
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
         super().__init__(running, opening, running.noise, opening.allowed)
-        self.path = self._path if opening.row_width == 0 else None
+        self.path = self._path
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)
@@ -119,22 +126,16 @@ class OwnTokens(DrawSource):
             found[0].others.extend(token for token, _ in best)
         return found
 
-    def _path(self, forward: ForwardRequest, draws: Draws, offset: int, tokens: int) -> PathRequest:
-        kept, lengths = self._running.kept, self._running.lengths
-
-        def asks(logits: Logits, drawn: Sequence[int]) -> DrawRequest:
-            return self._asked(logits, [draws.chance(offset + sum(lengths[token] for token in drawn))])
-
-        return PathRequest(forward, asks, lambda column: column if kept is None else int(kept[column]), tokens)
+    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> PathRequest:
+        opening = self._opening
+        at = draws.at(offset)
+        return PathRequest(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
 
     def append(self, context: Context, token: int) -> None:
         context.append(token)
 
-    def _asked(self, logits: Logits, chances: Sequence[Chance], besides: int = 0) -> DrawRequest:
-        return DrawRequest(logits, self._opening.options, self._running.clocks, chances, besides, self._columns)
-
     def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        rows = yield self._asked(logits, [draws.chance(offset) for offset in offsets], besides)
+        rows = yield DrawRequest(*self._asked(logits, draws, offsets, besides))
         if self._running.kept is not None:
             rows = map(self._ids, rows)
         return [Draw(drawn, others) for drawn, *others in rows]

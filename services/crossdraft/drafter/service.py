@@ -17,7 +17,7 @@ from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
 from crossdraft.drafter.scoring import Scoring, VocabularyIndex
 from crossdraft.drafter.tree_drafting import TreeDrafting, TreeShape
 from crossdraft.engine.model_thread import Job
-from crossdraft.engine.sampler import Draws, KeyedDraws, RandomDraws
+from crossdraft.engine.sampler import Draws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
@@ -116,7 +116,7 @@ class DrafterSession:
             rows=opening.row_width > 0,
             branches=FinishedBranches(),
         )
-        self._random = RandomDraws(np.random.default_rng())  # seeded by the operating system
+        self._random = np.random.default_rng()  # seeded by the operating system
         self._pending: deque[DraftProgress] = deque()  # whose text is not the context's yet
         self._latest: tuple[DraftProgress, Drafting | TreeDrafting, Scoring] | None = None
 
@@ -198,10 +198,10 @@ class DrafterSession:
         return tree if whole and not (chain or small) else None
 
     def _draws(self, epoch: int) -> Draws:
-        noise = self._opening.noise
-        if noise is None:
-            return self._random
-        return KeyedDraws(self._state.source.noise, NoiseKey(noise.seed, epoch) if self._opening.audited else noise)
+        key = self._opening.noise
+        if key is not None and self._opening.audited:
+            key = NoiseKey(key.seed, epoch)
+        return Draws(self._state.source.noise, key, self._random)
 
 
 async def drafter_server(options: ServeDrafter) -> DrafterServer:
@@ -210,11 +210,15 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
     Raises:
         ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
-    service = await asyncio.to_thread(_load, options)
+    return server_of(await asyncio.to_thread(load_service, options), options)
+
+
+def server_of(service: DrafterService, options: ServeDrafter) -> DrafterServer:
     return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.statistics)
 
 
-def _load(options: ServeDrafter) -> DrafterService:
+def load_service(options: ServeDrafter) -> DrafterService:
+    """Raises ValueError as `drafter_server`."""
     try:
         affinity = None if options.affinity is None else load_affinity(options.affinity)
     except OSError as error:

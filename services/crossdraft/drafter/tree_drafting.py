@@ -8,10 +8,11 @@ these are, and how long the draft is, depends on the drafter's own draws: a tree
 not depend on what is drafted.
 """
 
+from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from heapq import heappop, heappush, nsmallest
-from math import exp, log
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import exp, inf, log
 
 from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
@@ -51,8 +52,7 @@ class Node:
     cost: float  # minus the logarithm of its weight
     end: int  # letters since the start of the output
     depth: int
-    tip: Tip = field(default_factory=Tip)  # its place in what the model is fed, once it is
-    children: list["Node"] = field(default_factory=list)  # the heaviest first, once it is expanded
+    tip: Tip  # its place in what the model is fed, once it is
 
     def __lt__(self, other: "Node") -> bool:
         return self.cost < other.cost
@@ -82,9 +82,9 @@ class TreeDrafting:
         self._draws = draws
         self._replies = ReplyBuffer(epoch)
         self._fed = DraftTree(state.session, state.context.ids)
-        self._draft = [Node(None, -1, 0.0, state.context.offset, 0)]  # the root, then the draft's nodes
+        self._draft = [Node(None, -1, 0.0, state.context.offset, 0, Tip())]  # the root, then the draft's nodes
         self._unexpanded: list[Node] = []  # a heap of the others
-        self._others: list[Node] = []  # all that are not the draft's
+        self._others: list[Node] = []  # the heaviest that are not the draft's, as many as are sent, the heaviest first
 
     def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
         """Grows the tree, a step for each token of the draft, and sends it; asked again, says that this is all."""
@@ -111,10 +111,16 @@ class TreeDrafting:
             send(self._replies.last("a further draft token is unlikely to hold"))
 
     def _heaviest(self, count: int) -> Iterator[Node]:
-        """The heaviest nodes besides the draft's tip that are not expanded yet; a leaf of full depth never is."""
-        while count and self._unexpanded:
+        """The heaviest nodes besides the draft's tip that are not expanded yet, if what follows them may be sent; a
+        leaf of full depth never is."""
+        while count and self._unexpanded and self._unexpanded[0].cost < self._most:
             count -= 1
             yield heappop(self._unexpanded)
+
+    @property
+    def _most(self) -> float:
+        """A node of this cost, and so all that follow it, will not be sent: enough others are known."""
+        return self._others[-1].cost if len(self._others) == self._shape.nodes - self._shape.depth else inf
 
     def _expand(self, node: Node, likeliest: list[tuple[int, float]]) -> None:
         """Gives a node its children. The draft goes on with the heaviest, whatever it is, branches with text only."""
@@ -122,15 +128,19 @@ class TreeDrafting:
         drafts = node is self._draft[-1]
         known: set[Letters] = set()  # ids with the same letters are one continuation
         for place, (token, weight) in enumerate(likeliest):
+            cost, own = node.cost - log(weight), drafts and not place
+            if not own and cost >= self._most:
+                return
             if letters[token] in known:
                 continue
             known.add(letters[token])
-            child = Node(node, token, node.cost - log(weight), node.end + len(letters[token]), node.depth + 1)
-            child.tip = Tip(node.tip.node, token)
-            if drafts and not place:
+            end, tip = node.end + len(letters[token]), Tip(node.tip.node, token)
+            child = Node(node, token, cost, end, node.depth + 1, tip)
+            if own:
                 self._draft.append(child)
             elif is_plain(letters[token]):
-                self._others.append(child)
+                insort(self._others, child)
+                del self._others[self._shape.nodes - self._shape.depth :]
                 if child.depth < self._shape.depth:
                     heappush(self._unexpanded, child)
 
@@ -140,9 +150,8 @@ class TreeDrafting:
         for node in self._draft[1:]:
             state.context.append(node.token)
             self._replies.add(DraftToken(node.token, None, state.source.whose))
-        chosen = nsmallest(self._shape.nodes - len(self._draft) + 1, self._others)  # a parent comes before its children
-        inner = {node.parent for node in chosen}
-        for leaf in chosen:
+        inner = {node.parent for node in self._others}
+        for leaf in self._others:
             if leaf not in inner:
                 self._replies.add_branch(state.branches.add(self._branch(*leaf.path(draft))))
 

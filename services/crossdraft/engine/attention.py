@@ -1,14 +1,15 @@
 """Attention over a flat batch: the tokens of many sessions one after another, keys and values read where they lie.
 
-Registered with transformers as an attention implementation. Sessions whose extents lie at equal distances are one
-strided view of the KV cache, so that a batch takes a few calls of the ordinary kernel, and no key is copied. A captured
-forward, in which only the contents of tensors may differ, gathers keys by their slots instead. Layers with a window
-have a layout of their own, which begins where the window does.
+Registered with transformers as an attention implementation. On a CPU sessions whose extents lie at equal distances are
+one strided view of the KV cache, so that a batch takes a few calls of the ordinary kernel. On a GPU one kernel reads
+for each token what its *marks* say: its shape is the number of tokens alone, so that a forward can be captured as a
+CUDA graph. Neither copies a key. Layers with a window have a layout of their own, which begins where the window does.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +20,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+if torch.version.cuda or "TRITON_INTERPRET" in os.environ:
+    import triton  # torch brings it for CUDA; nothing else needs it
+    import triton.language as tl
+else:
+    triton = None
+
+constexpr: Any = int if triton is None else tl.constexpr  # a number that a kernel is compiled for
+KERNEL_FAILURES = () if triton is None else (triton.TritonError,)  # a device that has too little for the kernel
 NAME = "crossdraft"  # of the implementation, in a model's configuration
-WIDE = torch.complex128.itemsize
 SCORES = 1 << 26  # that exist at a time, where no kernel computes them block by block
+TILE = 8  # tokens of one session that read their keys together, at most
+PARTS = 32  # that a context is divided into, at most, where there are few tokens; a power of two
 Position = TypeVar("Position", int, NDArray[np.int64], Tensor)
+Row = TypeVar("Row", NDArray[np.int64], Tensor)
 
 
 @dataclass(frozen=True)
@@ -53,20 +64,6 @@ class Strided:
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
-    """Sessions whose slots lie anywhere: a copy, whose shape does not depend on where."""
-
-    slots: Tensor  # int64 (sessions * slots of each,)
-
-    def of(self, layer: Tensor, count: int, used: int) -> Tensor:
-        row = layer.shape[-1] * layer.itemsize
-        # As numbers of 16 bytes where they fit: a GPU gathers by the number, not by the byte.
-        wide = layer.view(torch.complex128) if row % WIDE == 0 and layer.is_contiguous() else layer
-        gathered = wide.index_select(1, self.slots).view(layer.dtype)
-        return gathered.view(len(layer), count, used, -1).transpose(0, 1)
-
-
-@dataclass(frozen=True, eq=False)
 class Group:
     """Sessions that attend together: token i of session n is row (n, i) of the kernel's batch."""
 
@@ -75,7 +72,7 @@ class Group:
     count: int  # sessions
     width: int  # rows of each, padding included
     used: int  # slots of each that any of their tokens sees
-    keys: Strided | Gathered  # where their keys and values are
+    keys: Strided  # where their keys and values are
     mask: Tensor | None  # additive (count, 1, width, used), of the model's dtype; None: everything is seen
     rows: Tensor | None = None  # int64 (count * width,), the token of the flat batch in each row; None: begin to end
     cells: Tensor | None = None  # int64 (end - begin,), the row of each token, where `rows` is not None
@@ -90,6 +87,17 @@ class Group:
         return self._masks[share]
 
 
+class Marks(NamedTuple, Generic[Row]):
+    """What each token of a flat batch sees, int64 (tokens,); slots are those of the KV cache, bits those of a tree."""
+
+    targets: Row  # the slot that its key and value are written to
+    blocks: Row  # so many tokens of a session begin here, up to TILE; -1: it is one of these; 0: padding, sees nothing
+    firsts: Row  # it sees the slots from this one on
+    limits: Row  # ... to before this one,
+    bases: Row  # ... and from here on, where a tree begins,
+    lines: Row  # ... those whose bits are set
+
+
 Layout = tuple[Group, ...]  # what the tokens of one flat batch see; groups follow each other
 
 
@@ -97,7 +105,8 @@ class Layouts:
     """What the layers of one model see in the forward that is running."""
 
     def __init__(self) -> None:
-        self.of_layers: Sequence[Layout] | None = None  # in order of `LayerLayout.number`; None: a plain call
+        # In order of `LayerLayout.number`, a tensor being Marks (6, tokens); None: a plain call.
+        self.of_layers: Sequence[Layout | Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +120,7 @@ class LayerLayout:
     number: int  # of the module, among those of the model
 
     @property
-    def current(self) -> Layout | None:
+    def current(self) -> Layout | Tensor | None:
         layers = self.layouts.of_layers
         return None if layers is None else layers[self.number]
 
@@ -134,11 +143,13 @@ def attend(
     in plain calls of the same model, this is transformers' sdpa, which has no soft-capped scores and no sinks.
     """
     known = getattr(module, "layer_layout", None)
+    if torch.compiler.is_compiling() and isinstance(known, LayerLayout):  # the operator calls this again
+        return torch.ops.crossdraft.attend(query, key, value, module.place, scaling, softcap, s_aux), None
     layout = known.current if isinstance(known, LayerLayout) else None
+    if isinstance(layout, Tensor):
+        return attend_slots(query[0], key[0], value[0], layout, scaling, softcap, s_aux)[None], None
     if layout is not None:
-        scores = Scores(scaling, softcap, s_aux)
-        parts = [_group(group, query[0], key[0], value[0], scores) for group in layout]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+        return _by_groups(layout, query[0], key[0], value[0], Scores(scaling, softcap, s_aux))[None], None
     if softcap is not None or s_aux is not None:
         raise ValueError("plain calls of a model with soft-capped scores or sinks need its eager attention")
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -151,6 +162,12 @@ class Scores:
     scaling: float | None = None  # None: one by the root of the width
     softcap: float | None = None  # they are capped to +-softcap (Gemma 2, arXiv 2408.00118, section 2)
     sinks: Tensor | None = None  # (heads,), one score more for each head, of no value (gpt-oss)
+
+
+def _by_groups(layout: Layout, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
+    """Shape (tokens, heads, width)."""
+    parts = [_group(group, query, key, value, how) for group in layout]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _group(group: Group, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
@@ -195,6 +212,174 @@ def _by_blocks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, h
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         parts.append(weights[..., : key.shape[2]] @ value)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+@torch.library.custom_op("crossdraft::attend_slots", mutates_args=())
+def attend_slots(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    marks: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of tokens, (heads, tokens, width), over all slots, (key heads, slots, width): (tokens, heads, width).
+
+    Args:
+        query: of all tokens.
+        key: of all slots.
+        value: of all slots.
+        marks: `Marks`, int64 (6, tokens).
+        scaling: as in `Scores`, as are the last two.
+        softcap: of scores.
+        sinks: of heads.
+    """
+    how = Scores(scaling, softcap, sinks)
+    return _by_kernel(query, key, value, marks, how) if query.is_cuda else _by_marks(query, key, value, marks, how)
+
+
+@attend_slots.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, *how: Any) -> Tensor:
+    return query.new_empty(query.shape[1], len(query), value.shape[2])
+
+
+def _by_marks(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:
+    """What the kernel computes, block by block with torch; waits for the device."""
+    found = value.new_zeros(query.shape[1], len(query), value.shape[2])
+    for token in (marks[1] > 0).nonzero()[:, 0].tolist():
+        end = token + int(marks[1, token])
+        own = Marks(*marks[:, token:end])
+        start, used = int(own.firsts.min()), int(own.targets.max()) + 1
+        slots = torch.arange(start, used, device=query.device)
+        nodes = slots - own.bases[:, None]
+        seen = (slots >= own.firsts[:, None]) & (slots < own.limits[:, None])
+        seen |= (nodes >= 0) & (nodes < 64) & (own.lines[:, None] >> nodes.clamp(0, 63) & 1 != 0)
+        mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -torch.inf)
+        group = Group(token, end, 1, end - token, used - start, Strided(start, 0), mask[None, None])
+        found[token:end] = _group(group, query, key, value, how)
+    return found
+
+
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:
+    (heads, tokens, width), key_heads, out = query.shape, len(key), value.shape[2]
+    share = heads // key_heads
+    together = min(TILE, max(2, triton.next_power_of_2(share)))  # query heads; the rows of a product are at least 16
+    # Where there are few tokens a context is divided, so that all of the device reads it.
+    parts = max(2, min(PARTS, triton.next_power_of_2(1024 // tokens)))
+    sums = torch.empty(parts, tokens, heads, out, dtype=torch.float32, device=query.device)
+    peaks, totals = torch.empty(2, parts, tokens, heads, dtype=torch.float32, device=query.device)
+    found = value.new_empty(tokens, heads, out)
+    wide_key, wide_value = (max(16, triton.next_power_of_2(size)) for size in (width, out))
+    read = max(16, min(64, (1 << 14) // (max(wide_key, wide_value) * key.itemsize)))  # slots at a time: 16 KiB of keys
+    query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
+    strides = [one.stride(axis) for one in (query, key, value) for axis in (0, 1)]
+    sizes = (tokens, share, width, out, *strides)
+    scaling, softcap = width**-0.5 if how.scaling is None else how.scaling, how.softcap or 0.0
+    grid = (tokens, key_heads * -(-share // together), parts)
+    with torch.cuda.device_of(query):
+        _attend_part[grid](
+            *(query, key, value, marks, sums, peaks, totals, scaling, softcap, *sizes),
+            *(TILE, together, read, wide_key, wide_value),
+            num_stages=2,
+        )
+        _add_parts[tokens, heads](
+            sums, peaks, totals, marks, how.sinks, found, tokens, parts, out, how.sinks is not None, PARTS, wide_value
+        )
+    return found
+
+
+def _jit(function: Any) -> Any:
+    """A kernel of Triton's, which is run for each part of a grid; no argument is worth another program."""
+    if triton is None:
+        return function
+    return triton.jit(function, do_not_specialize=["tokens", "parts"], do_not_specialize_on_alignment=["marks"])
+
+
+@_jit
+def _attend_part(  # type: ignore[no-untyped-def]
+    query, key, value, marks, sums, peaks, totals,
+    scaling, softcap,
+    tokens, share, width, out,
+    query_head, query_token, key_head, key_slot, value_head, value_slot,
+    tile: constexpr, together: constexpr, read: constexpr,
+    wide_key: constexpr, wide_value: constexpr,
+):  # fmt: skip
+    """One block of tokens, some query heads of one key head, a part of what they see (online softmax)."""
+    token, part, parts = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    count = tl.load(marks + tokens + token)
+    if count <= 0:
+        return
+    kinds = tl.cdiv(share, together)
+    key_number = (tl.program_id(1) // kinds).to(tl.int64)
+    rows = tl.arange(0, tile * together)
+    own = tl.program_id(1) % kinds * together + rows % together
+    live = (rows // together < count) & (own < share)
+    heads, mine = key_number * share + own, marks + token + rows // together
+    targets = tl.load(mine, live, -1)
+    firsts = tl.load(mine + 2 * tokens, live, 1 << 60)
+    limits = tl.load(mine + 3 * tokens, live, 0)
+    bases = tl.load(mine + 4 * tokens, live, 0)
+    lines = tl.load(mine + 5 * tokens, live, 0)
+    begin, end = tl.min(firsts, 0), tl.max(targets, 0) + 1
+    size = tl.cdiv(tl.maximum(tl.cdiv(end - begin, parts), 2 * read), read) * read
+    begin += part * size
+    end = tl.minimum(begin + size, end)
+    key_places, value_places = tl.arange(0, wide_key), tl.arange(0, wide_value)
+    at = heads * query_head + (token + rows // together) * query_token
+    asked = tl.load(query + at[:, None] + key_places, live[:, None] & (key_places < width), 0.0)
+    peak = tl.full((tile * together,), -1e30, tl.float32)  # finite: rows that see nothing here have no NaN
+    total = tl.zeros((tile * together,), tl.float32)
+    summed = tl.zeros((tile * together, wide_value), tl.float32)
+    for start in range(begin, end, read):
+        slots = start + tl.arange(0, read)
+        there = (slots < end)[:, None]  # others' slots may hold NaN, which no mask hides
+        at_keys = (key_number * key_head + slots * key_slot)[:, None]
+        keys = tl.load(key + at_keys + key_places, there & (key_places < width), 0.0)
+        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scaling
+        if softcap > 0:
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
+        nodes = slots[None] - bases[:, None]
+        bits = (lines[:, None] >> tl.minimum(tl.maximum(nodes, 0), 63)) & 1
+        seen = (slots[None] >= firsts[:, None]) & (slots[None] < limits[:, None])
+        seen |= (nodes >= 0) & (nodes < 64) & (bits != 0)
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        kept = tl.exp(peak - higher)
+        peak, total = higher, total * kept + tl.sum(weights, 1)
+        at_values = (key_number * value_head + slots * value_slot)[:, None]
+        values = tl.load(value + at_values + value_places, there & (value_places < out), 0.0)
+        summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    at = (part * tokens + token + rows // together).to(tl.int64) * (tl.num_programs(1) // kinds * share) + heads
+    tl.store(peaks + at, peak, live)
+    tl.store(totals + at, total, live)
+    tl.store(sums + at[:, None] * out + value_places, summed, (live & (total > 0))[:, None] & (value_places < out))
+
+
+@_jit
+def _add_parts(  # type: ignore[no-untyped-def]
+    sums, peaks, totals, marks, sinks, found, tokens, parts, out,
+    sinking: constexpr, most: constexpr, wide_value: constexpr,
+):  # fmt: skip
+    """What one head of one token sees in all; zeros for padding."""
+    token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    numbers, places = tl.arange(0, most), tl.arange(0, wide_value)
+    at = (numbers.to(tl.int64) * tokens + token) * heads + head
+    real = numbers < tl.where(tl.load(marks + tokens + token) == 0, 0, parts)
+    total, peak = tl.load(totals + at, real, 0.0), tl.load(peaks + at, real, -1e30)
+    highest = tl.max(peak, 0)
+    if sinking:
+        sink = tl.load(sinks + head).to(tl.float32)
+        highest = tl.maximum(highest, sink)
+    weights = tl.where(total > 0, tl.exp(peak - highest), 0.0)
+    part = tl.load(sums + at[:, None] * out + places, (total > 0)[:, None] & (places < out), 0.0)
+    whole = tl.sum(total * weights, 0)
+    if sinking:
+        whole += tl.exp(sink - highest)
+    result = tl.sum(part * weights[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    at = (token.to(tl.int64) * heads + head) * out
+    tl.store(found + at + places, result.to(found.dtype.element_ty), places < out)
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,20 +1,21 @@
-"""What a model runs in one forward: slices of requests as the tensors of a flat batch, or as the numbers of a bucket.
+"""What a model runs in one forward: slices of requests as the tensors of a flat batch, or as a table of numbers.
 
-A flat batch has all tokens one after another, and only attention is padded. A bucket is one of few padded shapes; all
-that differs between two forwards of a bucket is in a list of numbers, so that it can be captured as a CUDA graph.
+Both have all tokens one after another. In a flat batch attention is padded, by groups of sessions. Where a kernel reads
+what the numbers of each token say, nothing but these differs between two forwards of as many tokens, so that one can be
+captured as a CUDA graph.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crossdraft.engine.attention import Group, Layout, Strided, Window
+from crossdraft.engine.attention import TILE, Group, Layout, Marks, Strided, Window
 from crossdraft.engine.device import sent
 from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import InputTokens
@@ -60,8 +61,8 @@ class BatchSlice:
 class Batch:
     """The arguments of one flat forward of n tokens."""
 
-    ids: Tensor  # int64 (1, n)
-    positions: Tensor  # int64 (1, n)
+    ids: Tensor  # int64 (n,)
+    positions: Tensor  # int64 (n,)
     slot_mappings: tuple[slice | Tensor, ...]  # for each pool of the KV cache, slots in order of the tokens
     kept: Tensor | None  # int64, the tokens whose logits are asked for; None: all
     layouts: tuple[Layout, ...]  # for each window
@@ -127,8 +128,8 @@ def _sent_batch(
     numbers = sent(torch.from_numpy(np.concatenate(parts)), device)  # one transfer of all
     ids, places, rows, *mapped = numbers.split([len(part) for part in parts])
     return Batch(
-        ids[None],
-        places[None],
+        ids,
+        places,
         tuple(mapping if isinstance(mapping, slice) else mapped.pop(0) for mapping in mappings),
         None if len(kept) == len(tokens) else rows,
         layouts,
@@ -264,143 +265,85 @@ def visible(slices: Sequence[BatchSlice], width: int, used: int, window: Window 
     return seen
 
 
-# Buckets. Padded attention has *lanes* of equally many rows, each for tokens of one slice; a slice with more tokens
-# than a lane has rows takes several lanes.
-
-T = TypeVar("T")
-TOKENS = 256  # of a bucket, at most: a larger forward is limited by its own matrix products
-WIDTHS = (4, 8, 24)  # rows of a lane: for a few tokens, for a draft, and for a tree
-SLOTS = 128  # of a lane, at least
-# A gathered key costs about three times what reading it costs, and a forward that is not captured some milliseconds.
-FREE = 1 << 15  # slots that may be gathered in any case
-WASTE = 8  # ... and so many times those that are seen
+# Numbers: all that differs between two forwards of as many tokens.
 
 
-class Marks(NamedTuple, Generic[T]):
-    """What a window lets rows see; slots are counted from the first that any row of the lane sees."""
+class StepInputs(NamedTuple):
+    """What a forward of flat tokens reads, on the device, int64; padding included."""
 
-    lows: T  # (lanes * width,), a row sees the slots from this one on
-    limits: T  # ... to before this one,
-    lines: T  # ... and from the lane's base on, those whose bits are set
-    skips: T  # (lanes,), the lane's first slot, counted from its session's first
-    starts: T  # (lanes,), that session's first slot
-    lengths: T  # (lanes,), slots that a lane has
-    bases: T  # (lanes,), the slot of its tree's first node
-    targets: T  # (tokens,), where keys and values of layers with this window go
-
-
-class Sections(NamedTuple, Generic[T]):
-    """The parts of a forward's numbers, int64, in this order."""
-
-    ids: T  # (tokens,), those of padding are 0
-    positions: T  # (tokens,)
-    cells: T  # (tokens,), the row of each token
-    kept: T  # (tokens,), first the tokens whose logits are asked for
-    rows: T  # (lanes * width,), the token in each row
-    marks: tuple[Marks[T], ...]  # for each window
+    ids: Tensor  # (tokens,), those of padding are 0
+    positions: Tensor  # (tokens,)
+    kept: Tensor  # (tokens,), first the tokens whose logits are asked for
+    marks: tuple[Tensor, ...]  # for each window `Marks`, (6, tokens)
 
     @staticmethod
-    def of(parts: Sequence[T]) -> "Sections[T]":
-        own, each = len(Sections._fields) - 1, len(Marks._fields)
-        marks = tuple(Marks(*parts[first : first + each]) for first in range(own, len(parts), each))
-        found: Sections[T] = Sections._make((*parts[:own], marks))
-        return found
+    def of(numbers: Tensor) -> "StepInputs":
+        """The parts of what `numbers_of` makes: views."""
+        ids, positions, kept = numbers[:OWN]
+        return StepInputs(ids, positions, kept, numbers[OWN:].split(len(Marks._fields)))
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """The shape of a forward, padding included."""
-
-    tokens: int
-    lanes: int
-    width: int  # rows of a lane
-    used: int  # slots of a lane, where a layer sees the whole text
-    windows: Windows = WHOLE
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many numbers each part of `Sections` has, those of `Marks` last."""
-        each, rows, lanes = self.tokens, self.lanes * self.width, self.lanes
-        return [*[each] * 4, rows, *[rows, rows, rows, *[lanes] * 4, each] * len(self.windows)]
-
-    def used_in(self, window: Window | None) -> int:
-        """Slots of a lane where layers have this window: what the first of its rows may see, and all of the others."""
-        return self.used if window is None else min(self.used, _power_of_two(window.size + WIDTHS[-1] + MOST_NODES))
-
-    def numbers(self, slices: Sequence[BatchSlice], padding_slots: Sequence[int]) -> Numbers:
-        """All parts one after another.
-
-        Padding is written at `padding_slots`, one for each window, and sees one slot that is nobody's.
-        """
-        numbers = np.zeros(sum(self.sizes), dtype=np.int64)
-        room = Sections.of(np.split(numbers, [*accumulate(self.sizes)][:-1]))
-        for marks, padding_slot in zip(room.marks, padding_slots, strict=True):
-            marks.limits.fill(1)
-            marks.targets.fill(padding_slot)
-        token = lane = 0
-        for one in slices:
-            self._put(one, token, lane, room)
-            token, lane = token + one.count, lane + -(-one.count // self.width)
-        kept = wanted_tokens(slices)
-        room.kept[: len(kept)] = kept
-        return numbers
-
-    def _put(self, one: BatchSlice, token: int, lane: int, room: Sections[Numbers]) -> None:
-        """Writes a slice from a token and a lane on; only the last of its lanes may have spare rows."""
-        count, row = one.count, lane * self.width
-        tokens, rows = slice(token, token + count), slice(row, row + count)
-        positions = np.array(one.inputs.positions)
-        room.ids[tokens], room.positions[tokens] = one.inputs.tokens, positions
-        room.cells[tokens], room.rows[rows] = np.arange(row, rows.stop), np.arange(token, tokens.stop)
-        begins = np.arange(0, count, self.width)  # the first row of each lane
-        lanes = slice(lane, lane + len(begins))
-        for window, marks in zip(self.windows, room.marks, strict=True):
-            own = one.seen_by(window)
-            inputs, slots = own.inputs, np.array(own.inputs.slots)
-            marks.targets[tokens], marks.starts[lanes] = own.extent.start + slots, own.extent.start
-            if window is None:  # nothing is skipped: `lows` and `skips` stay 0
-                marks.limits[rows] = [min(slot + 1, inputs.committed) for slot in inputs.slots]
-                if inputs.slots[-1] >= inputs.committed:
-                    marks.lines[rows] = _ancestor_bits(inputs)
-                marks.bases[lanes] = inputs.committed
-                marks.lengths[lanes] = [
-                    *(slot + 1 for slot in inputs.slots[self.width - 1 : -1 : self.width]),
-                    own.used,
-                ]
-                continue
-            firsts = window.first(positions).clip(0)
-            skips = np.minimum.reduceat(firsts, begins) - inputs.base
-            first = skips.repeat(self.width)[:count]
-            marks.lows[rows] = firsts - inputs.base - first
-            marks.limits[rows] = np.minimum(slots + 1, inputs.committed) - first
-            marks.lines[rows] = _ancestor_bits(inputs, firsts.tolist())
-            marks.skips[lanes], marks.bases[lanes] = skips, inputs.committed - skips
-            marks.lengths[lanes] = np.maximum.reduceat(slots, begins) + 1 - skips
+OWN = len(StepInputs._fields) - 1  # rows of numbers before those of marks
 
 
-LARGEST = Bucket(TOKENS, TOKENS, WIDTHS[-1], 0)  # no bucket has more numbers
+def padding_of(size: int, padding_slots: Sequence[int]) -> Numbers:
+    """The numbers of a forward of nothing but padding, (rows, size); for each window, where its keys are written."""
+    numbers = np.zeros((OWN + len(Marks._fields) * len(padding_slots), size), dtype=np.int64)
+    numbers[OWN :: len(Marks._fields)] = np.array(padding_slots)[:, None]
+    return numbers
 
 
-def bucket_of(slices: Sequence[BatchSlice], windows: Windows = WHOLE) -> Bucket | None:
-    """The smallest bucket for some slices of a model with such windows; None: they run as a flat batch.
+def numbers_of(slices: Sequence[BatchSlice], size: int, windows: Windows, padding_slots: Sequence[int]) -> Numbers:
+    """The numbers of a forward, (rows, size), as `StepInputs` has them; slices have no tree that `too_large` names.
 
-    That is where there is much to compute anyway, where a few long sessions would make all read as far as they do, and
-    where a tree has too many nodes.
+    Args:
+        slices: of at most `size` tokens, at least one.
+        size: tokens, padding included.
+        windows: of the model's layers.
+        padding_slots: for each window, as in `padding_of`.
     """
-    tokens = sum(one.count for one in slices)
-    if tokens > TOKENS or any(len(one.inputs.tree) > MOST_NODES for one in slices):
-        return None
-    most = max(one.count for one in slices)
-    width = next((width for width in WIDTHS if width >= most), WIDTHS[-1])
-    lanes = [-(-one.count // width) for one in slices]
-    used = max(SLOTS, _power_of_two(max(one.used for one in slices)))
-    seen = sum(count * one.used for count, one in zip(lanes, slices, strict=True))
-    bucket = Bucket(_power_of_two(tokens), _power_of_two(sum(lanes)), width, used, windows)
-    return bucket if bucket.lanes * used <= max(FREE, WASTE * seen) else None
+    numbers = padding_of(size, padding_slots)
+    counts = np.array([one.count for one in slices])
+    end = int(counts.sum())
+    ids, positions, kept = numbers[:OWN, :end]
+    ids[:], positions[:] = (_flat([getattr(one.inputs, name) for one in slices]) for name in ("tokens", "positions"))
+    wanted = wanted_tokens(slices)
+    kept[: len(wanted)] = wanted
+    ranks = np.arange(end) - (counts.cumsum() - counts).repeat(counts)  # among the tokens of a slice
+    blocks = np.where(ranks % TILE, -1, np.minimum(TILE, counts.repeat(counts) - ranks))
+    for window, part in zip(windows, np.split(numbers[OWN:, :end], len(windows)), strict=True):
+        marks = Marks(*part)
+        marks.blocks[:] = blocks
+        _mark(marks, [one.seen_by(window) for one in slices], counts, window, positions)
+    return numbers
 
 
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+def _mark(
+    to: Marks[Numbers], slices: Sequence[BatchSlice], counts: Numbers, window: Window | None, positions: Numbers
+) -> None:
+    """Writes all marks but blocks."""
+    starts, committed, bases = (
+        np.array(each).repeat(counts)
+        for each in zip(*((one.extent.start, one.inputs.committed, one.inputs.base) for one in slices), strict=True)
+    )
+    to.targets[:] = starts + _flat([one.inputs.slots for one in slices])
+    to.limits[:] = to.targets + 1
+    to.firsts[:], to.bases[:] = starts, starts + committed
+    if window is not None:
+        to.firsts[:] += (window.first(positions) - bases).clip(0)
+    end = 0
+    for one in slices:
+        begin, end = end, end + one.count
+        if not one.inputs.tree.is_chain:
+            own = slice(begin, end)
+            to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
+            firsts = None if window is None else window.first(positions[own]).tolist()
+            to.lines[own] = _ancestor_bits(one.inputs, firsts)
+
+
+def too_large(slices: Sequence[BatchSlice]) -> bool:
+    """Whether a tree has more nodes than one number has bits."""
+    return any(len(one.inputs.tree) > MOST_NODES and not one.inputs.tree.is_chain for one in slices)
 
 
 def _ancestor_bits(inputs: InputTokens, firsts: Sequence[int] | None = None) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from crossdraft.engine.attention import NAME, LayerLayout, Layouts, Window
+from crossdraft.engine.attention import KERNEL_FAILURES, NAME, LayerLayout, Layouts, Window
 from crossdraft.engine.kv_cache import LayerShape
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import ForwardRequest
@@ -230,7 +230,7 @@ def check_agreement(
         raise UnsupportedModelError("this model's own logits are no numbers: its weights have NaN, or are too large")
     try:
         (found,) = forward([request])
-    except FAILURES as error:
+    except (*FAILURES, *KERNEL_FAILURES) as error:
         raise UnsupportedModelError(f"this model does not take what the engine gives it: {error!r}") from error
     for plain, logits in zip(expected, found, strict=True):
         apart = float((plain - logits).abs().max() / (1 + plain.abs().max()))

@@ -1,16 +1,23 @@
 """The device that a model runs on: by name, asynchronous transfers to it, and the time that its work takes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from crossdraft.engine.names import ModelLoadError
 
+R = TypeVar("R")
+Fetched = list[NDArray[np.float64]]
+Fetching = Generator[Sequence[Tensor], Fetched, R]  # what is launched: asks for tensors on the host, makes its result
 CONTAINER = Path("/sys/fs/cgroup")
 CONTAINER_MEMORY = (  # of the two versions of control groups: the limit, what is taken, and of what it consists
     ("memory.max", "memory.current", "memory.stat"),
@@ -93,6 +100,43 @@ def staged(numbers: Tensor, device: torch.device) -> Tensor:
 def sent(numbers: Tensor, device: torch.device) -> Tensor:
     """The same numbers on a device, without waiting; those that are there already are not copied."""
     return staged(numbers, device).to(device, non_blocking=device.type == "cuda")
+
+
+class Transfer:
+    """Tensors on their way to the host, all in one copy, as float64, which holds ids exactly."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [tensor.shape for tensor in tensors]
+        flat = torch.cat([tensor.double().flatten() for tensor in tensors]) if tensors else torch.empty(0)
+        self._event: torch.cuda.Event | None = None
+        if flat.is_cuda:
+            self._host = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = flat.cpu()
+
+    def arrays(self) -> Fetched:
+        """Waits for them. RuntimeError: the device failed."""
+        if self._event is not None:
+            self._event.synchronize()
+        parts = np.split(self._host.numpy(), [*accumulate(shape.numel() for shape in self._shapes)])[:-1]
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+def finished(launched: Fetching[R], arrays: Fetched) -> R:
+    """Its result, given what it has asked for; raises what that raises."""
+    try:
+        launched.send(arrays)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    raise AssertionError("what is launched asks for tensors once")
+
+
+def fetched(launched: Fetching[R]) -> R:
+    """The result of what is launched by itself; raises what that raises."""
+    return finished(launched, Transfer(next(launched)).arrays())
 
 
 class DeviceTimer:

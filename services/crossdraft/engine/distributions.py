@@ -1,21 +1,24 @@
 """From logits to distributions, as transformers and vLLM define them, then to what travels and is drawn from.
 
 Bias and ids that may be drawn, penalties (presence and frequency as in vLLM), ids that may not be drawn yet or here,
-temperature, min_p, top_k, top_p, in this order and in float64.
-A row's distribution is bitwise the same whatever rows are computed beside it.
+temperature, min_p, top_k, top_p, in this order.
+A row's distribution is bitwise the same whatever rows are computed beside it. Nothing here waits for the device.
+
+Probabilities are float64, as a row's tail and the sums of a nucleus are less than what many float32 would lose: of all
+ids where the whole distribution is wanted, or drawn from; of few ids where `top_k` says that these are all.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.device import sent
+from crossdraft.engine.device import Fetching, sent
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import Path
@@ -25,7 +28,9 @@ GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
 PART = 1 << 15  # ids that are read at once: the interpreter lock is held for 1 ms
 SPAN = 256  # ids whose probabilities are summed first when a tail is
 NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
-NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
+NUCLEUS = 256  # most probable ids that top_p looks at first on a CPU; seldom more are needed, and sorting all is slow
+NARROW = 256  # ids to which `top_k` may narrow a distribution so that the others are not looked at again
+LEAST_WIDTH = 32  # of such a distribution, so that few differ in it
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -71,7 +76,8 @@ class LogitsProcessor:
     """
 
     def __init__(self, options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()) -> None:
-        self.warping = options.of_drafter  # what follows; rows for which this is equal are computed together
+        self.warping = options.of_drafter  # what follows
+        self.kind = Warping.kind(self.warping, size)  # rows for which this is equal are computed together
         self.looks_back = options.looks_back
         self._rates = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
         self._penalises = self._rates != (1, 0, 0)
@@ -162,12 +168,14 @@ class Nodes:
 
 @torch.inference_mode()
 def distributions(parts: Sequence[Nodes]) -> Tensor:
-    """What a token is drawn from at nodes of several trees with one `warping`: float64 (n, V), rows sum to one.
+    """What a token is drawn from at nodes of several trees of one kind: float64 (n, V), rows sum to one.
 
     Raises:
         ValueError: the history is missing.
     """
-    return tempered(scores(parts), parts[0].processor.warping)
+    found = scores(parts)
+    sizes = [part.logits.shape[0] for part in parts]
+    return tempered(found, Warping.of([part.processor.warping for part in parts], sizes, found.device))
 
 
 @torch.inference_mode()
@@ -181,24 +189,72 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     return joined([part.processor.scores(part.logits, part.history) for part in parts])
 
 
+def width_of(options: SamplingOptions, columns: int) -> int:
+    """The best columns to which draws are narrowed, where others have no probability; 0: to none.
+
+    Of those that are equal to the last one of `top_k` at least as many are kept as there are others.
+    """
+    width = max(LEAST_WIDTH, 1 << (2 * options.top_k - 1).bit_length()) if options.top_k else 0
+    return min(width, columns) if options.top_k <= NARROW else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Warping:
+    """What follows biases, penalties and bans, for rows of several sessions of one kind."""
+
+    greedy: bool
+    temperatures: Tensor  # float64 (n, 1)
+    least: Tensor | None  # float64 (n, 1), logarithms of min_p; None: all rows are without
+    top_k: Tensor | None  # int64 (n, 1), 0: all; None: likewise
+    most: int  # of these
+    top_p: Tensor | None  # float64 (n, 1); None: likewise
+
+    @staticmethod
+    def kind(options: SamplingOptions, columns: int) -> tuple[bool, int, bool]:
+        """What must be equal in options of one `Warping`."""
+        if options.temperature == 0:
+            return True, 0, False
+        return False, width_of(options, columns), options.top_p < 1
+
+    @staticmethod
+    def of(options: Sequence[SamplingOptions], sizes: Sequence[int], device: torch.device) -> "Warping":
+        """The options of each session, and how many rows it has."""
+        table = [
+            (one.temperature, math.log(one.min_p) if one.min_p else -math.inf, one.top_k, one.top_p) for one in options
+        ]
+        numbers = torch.from_numpy(np.array(table, dtype=np.float64).repeat(sizes, 0).T[..., None].copy())
+        temperatures, least, top_k, top_p = sent(numbers, device)
+        most = max(one.top_k for one in options)
+        return Warping(
+            options[0].temperature == 0,
+            temperatures,
+            least if any(one.min_p for one in options) else None,
+            top_k.long() if most else None,
+            most,
+            top_p if options[0].top_p < 1 else None,
+        )
+
+
 @torch.inference_mode()
-def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
+def tempered(scores: Tensor, warping: Warping) -> Tensor:
     """Temperature (0: one-hot rows), min_p, top_k and top_p of floating scores (n, V): float64 distributions.
 
     A row of scores that are not finite has no probability above 0: whoever draws from it raises ValueError.
     """
-    if options.temperature == 0:
+    if warping.greedy:
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, *greedy(scores))
     scores = scores.to(torch.float64, copy=True)
     # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
-    scores.sub_(scores.amax(-1, keepdim=True)).div_(options.temperature)
-    if options.min_p > 0:
-        scores.masked_fill_(scores < math.log(options.min_p), -torch.inf)
-    if 0 < options.top_k < scores.shape[-1]:
-        least = scores.topk(options.top_k).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    if options.top_p < 1:
-        scores = _nucleus(scores, options.top_p)
+    scores.sub_(scores.amax(-1, keepdim=True)).div_(warping.temperatures)
+    if warping.least is not None:
+        scores.masked_fill_(scores < warping.least, -torch.inf)
+    if warping.top_k is not None:
+        best = scores.topk(min(warping.most, scores.shape[-1])).values
+        places = (warping.top_k - 1).clamp(0, best.shape[-1] - 1)
+        limited = (warping.top_k > 0) & (warping.top_k < scores.shape[-1])
+        scores.masked_fill_(limited & (scores < best.gather(-1, places)), -torch.inf)
+    if warping.top_p is not None:
+        scores = _nucleus(scores, warping.top_p)
     return scores.softmax(-1)
 
 
@@ -222,24 +278,25 @@ def _indices(values: Sequence[int], like: Tensor) -> Tensor:
     return sent(torch.tensor(values, dtype=torch.int64), like.device)
 
 
-def _nucleus(scores: Tensor, top_p: float) -> Tensor:
-    probabilities, width = scores.softmax(-1), NUCLEUS
+def _nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
+    probabilities = scores.softmax(-1)
+    width = NUCLEUS if scores.is_cpu else scores.shape[-1]  # other devices cannot be asked whether that was enough
     outside, held = _outside(probabilities, top_p, width)
     while width < scores.shape[-1]:
         width *= 8
-        (short,) = (held < top_p).nonzero(as_tuple=True)  # rows that need more; the others stay as they are
+        (short,) = (held < top_p[:, 0]).nonzero(as_tuple=True)  # rows that need more; the others stay as they are
         if not len(short):
             break
-        outside[short], held[short] = _outside(probabilities[short], top_p, width)
+        outside[short], held[short] = _outside(probabilities[short], top_p[short], width)
     return scores.masked_fill_(outside, -torch.inf)
 
 
-def _outside(probabilities: Tensor, top_p: float, width: int) -> tuple[Tensor, Tensor]:
+def _outside(probabilities: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Bool (n, V): what is not in the nucleus, judged by the `width` most probable ids; (n,): what these hold."""
     ordered, order = probabilities.topk(min(width, probabilities.shape[-1]))
     sums = ordered.cumsum(-1)
     inside = sums - ordered < top_p
-    inside[:, 0] = True
+    inside[:, 0].fill_(True)
     outside = torch.ones_like(probabilities, dtype=torch.bool).scatter_(-1, order, ~inside)
     return outside, sums[:, -1]
 
@@ -252,9 +309,13 @@ class Likely:
     log_probabilities: Probabilities  # (n, m), nats
 
     @staticmethod
-    def of(log_probabilities: Tensor, count: int) -> "Likely":
-        """At most so many of each row (n, V)."""
-        values, ids = _fetched(*log_probabilities.topk(min(count, log_probabilities.shape[-1])))
+    def tensors(log_probabilities: Tensor, count: int | None) -> Sequence[Tensor]:
+        """What is to be fetched for at most so many of each row (n, V), values and ids; 0 or None: nothing."""
+        return log_probabilities.topk(min(count, log_probabilities.shape[-1])) if count else ()
+
+    @staticmethod
+    def of(values: Probabilities, ids: Probabilities) -> "Likely":
+        """What was fetched."""
         return Likely(ids.astype(np.int64), values)
 
     def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
@@ -271,31 +332,21 @@ class RowTable:
     probabilities: Probabilities  # (entries,)
     tails: Probabilities  # (n,)
     log_probabilities: Probabilities | None = None  # (entries,), nats, of the model itself, if they were asked for
-    likely: Likely | None = None  # set with them
+    likely: Likely | None = None  # with them, if any were asked for
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
         tails = self.tails[begin:end].tolist()
         bounds = [*pairwise(self.bounds[begin : None if end is None else end + 1].tolist())]
-        if self.log_probabilities is None or self.likely is None:
+        if self.log_probabilities is None:
             return tuple(
                 Row(self.ids[first:last], self.probabilities[first:last], tail)
                 for tail, (first, last) in zip(tails, bounds, strict=True)
             )
+        pairs = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
         return tuple(
             Row(self.ids[first:last], self.probabilities[first:last], tail, self.log_probabilities[first:last], likely)
-            for tail, (first, last), likely in zip(tails, bounds, self.likely.pairs(begin, end), strict=True)
+            for tail, (first, last), likely in zip(tails, bounds, pairs, strict=False)
         )
-
-    @torch.inference_mode()
-    def logged(self, logits: Tensor, likely: int | None) -> "RowTable":
-        """With log-probabilities by the model's logits (n, V) and so many most probable ids; None: without."""
-        if likely is None:
-            return self
-        rows = np.repeat(np.arange(len(self.tails)), np.diff(self.bounds))
-        cells = sent(torch.from_numpy(np.stack([rows, self.ids])), logits.device)
-        values = log_probabilities_of(logits)
-        (own,) = _fetched(values[cells[0], cells[1]])
-        return replace(self, log_probabilities=own, likely=Likely.of(values, likely))
 
 
 def log_probabilities_of(logits: Tensor) -> Tensor:
@@ -303,16 +354,17 @@ def log_probabilities_of(logits: Tensor) -> Tensor:
     return logits.float().log_softmax(-1)
 
 
-@torch.inference_mode()
-def row_table(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> RowTable:
+def row_table(
+    probabilities: Tensor, head: int, listed: Sequence[Ids] = (), logits: Tensor | None = None, likely: int = 0
+) -> Fetching[RowTable]:
     """Distributions (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest
     as tail.
 
     An id of probability zero is left out unless it is listed. A row is whole if it lists all others, or if each of the
     others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
 
-    Raises:
-        ValueError: a distribution has no probability above 0.
+    With the model's logits (n, V) there are log-probabilities, and so many `likely` ids, in it, too. ValueError: a
+    distribution has no probability above 0.
     """
     count, size = probabilities.shape
     top, ids = probabilities.topk(min(head, size))
@@ -323,7 +375,11 @@ def row_table(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> R
     rows, columns = sent(torch.from_numpy(np.stack(np.divmod(cells, size))), probabilities.device)
     before, known = unlisted[rows, columns], probabilities[rows, columns]
     unlisted[rows, columns] = 0.0
-    shares, heads, tails, beside, values = _fetched(top, ids, _tails(unlisted), before, known)
+    found = [top, ids, _tails(unlisted), before, known]
+    if logits is not None:
+        own = log_probabilities_of(logits)
+        found += [own.gather(-1, ids), own[rows, columns], *Likely.tensors(own, likely)]
+    shares, heads, tails, beside, values, *logged = yield found
     inside = shares > 0
     extra = (beside > 0) | (values == 0)  # else it is in the head
     of = np.concatenate([np.nonzero(inside)[0], cells[extra] // size])
@@ -333,43 +389,42 @@ def row_table(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> R
     weights = np.concatenate([shares[inside], values[extra]])
     if not (np.bincount(of, weights, count) + tails > 0).all():
         raise ValueError(NOT_FINITE)
-    return RowTable(bounds, entries[order], weights[order], tails)
+    table = RowTable(bounds, entries[order], weights[order], tails)
+    if not logged:
+        return table
+    logs = np.concatenate([logged[0][inside], logged[1][extra]])[order]
+    return replace(table, log_probabilities=logs, likely=Likely.of(*logged[2:]) if likely else None)
+
+
+def cut_rows(weights: Probabilities, columns: Ids) -> list[tuple[Ids, Probabilities]]:
+    """Rows (n, m) without what has no probability; raises ValueError if nothing has."""
+    kept = weights > 0
+    if not kept.any(-1).all():
+        raise ValueError(NOT_FINITE)
+    return [(of[here], row[here]) for of, row, here in zip(columns, weights, kept, strict=True)]
 
 
 @torch.inference_mode()
-def drafting_distributions(
-    logits: Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
-) -> list[tuple[Ids, Probabilities]]:
-    """The distributions that a drafter draws from, one of each row of logits: ids and probabilities, the largest first
-    if cut.
+def cut_distributions(scores: Tensor, warping: Warping, row_width: int, width: int = 0) -> tuple[Tensor, Tensor]:
+    """What a drafter draws from where it is cut: float64 probabilities, the largest first, and columns, (n, m) each.
 
-    Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. Where rows
-    travel the probabilities are multiples of 2^-24 that add up to exactly one: float32 holds them without loss, so
-    that normalizing them again on the other side changes nothing.
-
-    Args:
-        logits: floating (n, V).
-        options: the drafter's own; penalties and biases are not used.
-        row_width: most probable ids that are kept; 0: all, without rounding.
-        allowed: the only columns that may be drawn; None: all.
-
-    Raises:
-        ValueError: nothing is allowed, or logits are not finite.
+    Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. The
+    probabilities are multiples of 2^-24 that add up to exactly one: float32 holds them without loss, so that
+    normalizing them again on the other side changes nothing. Where logits are not finite all are 0.
     """
-    scores = columns_of(logits, allowed)
-    if options.temperature == 0:
-        best, certain = _fetched(*greedy(scores))
-        found = [(place.astype(np.int64)[one > 0], one[one > 0]) for place, one in zip(best, certain, strict=True)]
-    elif row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
-        found = [(np.flatnonzero(w > 0), w[w > 0]) for w in tempered(scores, options).cpu().numpy()]
-    else:
-        top, order = _largest(scores, options, min(row_width, scores.shape[-1]))
-        weights = _on_grid(top)
-        kept = (weights > 0).sum(-1).tolist()  # the largest come first
-        found = [(places[:count], w[:count]) for places, w, count in zip(order, weights, kept, strict=True)]
-    if not all(len(places) for places, _ in found):
-        raise ValueError(NOT_FINITE)
-    return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
+    if warping.greedy:
+        best, certain = greedy(scores)
+        return certain, best
+    row_width = min(row_width, scores.shape[-1])
+    if warping.top_p is not None and not width:
+        weights, columns = tempered(scores, warping).topk(row_width)
+    else:  # what is left out needs no probabilities
+        best, columns = scores.topk(max(row_width, width))
+        weights, columns = tempered(best, warping)[:, :row_width], columns[:, :row_width]
+    # The largest takes what rounding leaves. The last of cumulative sums does not depend on other rows, as a sum may.
+    steps = (weights / weights.cumsum(-1)[:, -1:] * GRID).round_()
+    steps[:, 0] += GRID - steps.cumsum(-1)[:, -1]
+    return (steps / GRID).nan_to_num_(0.0), columns
 
 
 def columns_of(logits: Tensor, allowed: Columns | None) -> Tensor:
@@ -394,22 +449,6 @@ def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Id
     if row_width:
         weights = _on_grid(weights[None])[0]
     return ids[order][weights > 0], weights[weights > 0]
-
-
-def _largest(scores: Tensor, options: SamplingOptions, count: int) -> tuple[Probabilities, Ids]:
-    """The largest probabilities up to a factor, and their places, each (n, count) with the largest first."""
-    if options.top_k or options.top_p < 1 or options.min_p:
-        values, order = _fetched(*tempered(scores, options).topk(count))
-        return values, order.astype(np.int64)
-    values, order = _fetched(*scores.topk(count))  # what is left out needs no probabilities
-    return np.exp((values - values[:, :1]) / options.temperature), order.astype(np.int64)
-
-
-def _fetched(*tensors: Tensor) -> list[Probabilities]:
-    """Copies tensors to the host at once, as float64, which holds ids exactly."""
-    flat: Probabilities = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().numpy()
-    parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _tails(unlisted: Tensor) -> Tensor:

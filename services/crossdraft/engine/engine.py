@@ -25,10 +25,12 @@ from crossdraft.engine.compatibility import (
     length_of,
     plain_logits,
 )
+from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
 from crossdraft.engine.requests import (
+    NO_TREE,
     CachedTokens,
     ContextOverflowError,
     ForwardRequest,
@@ -89,6 +91,45 @@ class LayerPools:
         return [*(SlotPool(pool, pool.slots) for pool in whole), SlotPool(part, part.slots, largest, chunk)]
 
 
+class Following:
+    """Tokens that follow what a step has computed, one of each session at a time; their ids stay on the device.
+
+    Args:
+        requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
+    """
+
+    def __init__(self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest]) -> None:
+        self._engine, self._manager, self._requests = engine, manager, requests
+        self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
+        self._sizes = [request.size - request.more for request in requests]
+        self._steps = 0
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        """The logits after the next token of each session, float32 (n, V), given its id, int64 (n,)."""
+        slices = [_one_token(entry, size + self._steps) for entry, size in zip(self._entries, self._sizes, strict=True)]
+        self._steps += 1
+        self._engine.computed += len(slices)
+        logits = self._engine.runner.run(slices, ids)
+        return torch.cat([logits[one] for one in slices])
+
+    def record(self, tokens: Sequence[Sequence[int]]) -> None:
+        """The ids, now that the host has them."""
+        for request, entry, fed in zip(self._requests, self._entries, tokens, strict=True):
+            grown = request.after(fed) if fed else request
+            self._manager.record(entry, CachedTokens(grown.context, grown.tree), len(grown.context))
+
+
+def _one_token(entry: CacheEntry, place: int) -> BatchSlice:
+    """Of a session, the token with this number; what its id is, is not known."""
+    parts: list[BatchSlice] = []
+    for extent, base in zip(reversed(entry.extents), reversed(entry.bases), strict=True):
+        slot = place - base
+        inputs = InputTokens([0], [place], [slot], (0,), slot + 1, NO_TREE, base=base)
+        parts.append(BatchSlice(extent, inputs, *parts[-1:]))
+    return parts[-1]
+
+
 class Engine:
     """A causal language model with a KV cache for many sessions. For one thread at a time.
 
@@ -101,6 +142,7 @@ class Engine:
     """
 
     unbatched = ""  # why sessions run one after another and share no prefixes, where they do
+    follows = True  # whether tokens can follow others whose ids are on the device
 
     def __init__(
         self,
@@ -109,7 +151,9 @@ class Engine:
         budget: int | MemoryShare = BUDGET,  # MiB for keys and values
         chunk: int = CHUNK,  # tokens of one step, unless a tree alone has more
         reuse: bool = True,  # a session may begin with a prefix that another one computed
-        graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
+        graphs: bool | None = None,  # forwards read numbers of tokens, as CUDA graphs need it; None: on CUDA
+        graph_sizes: Sequence[int] | None = None,  # tokens of those captured at start; empty: none; None: by memory
+        compiled: bool | None = None,  # layers are compiled; None: on CUDA, where one process has all of the model
     ) -> None:
         context = length_of(model, max_length)
         self._begin(model, chunk)
@@ -133,9 +177,13 @@ class Engine:
         self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
+        if self.device.type != "cpu":
+            use_experts_on_device(model)
         self._check_agreement(expected)
-        if graphs or (graphs is None and self.device.type == "cuda"):
-            self._use_graphs(expected)
+        if compiled or (compiled is None and self.device.type == "cuda" and ranks == 1):
+            compile_layers(model, self.forward, self.close)
+        if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):
+            self._use_graphs(expected, graph_sizes)
         self.computed = 0
 
     def _begin(self, model: PreTrainedModel, chunk: int) -> None:
@@ -166,14 +214,14 @@ class Engine:
         """
         self._cache.populate(BUDGET if self._shares_memory else None)
 
-    def check(self, request: ForwardRequest, more: int = 0) -> None:
-        """Raises what `forward` would raise for this request, also after so many `more` nodes; changes nothing.
+    def check(self, request: ForwardRequest) -> None:
+        """Raises what `forward` would raise for this request; changes nothing.
 
         Raises:
             ContextOverflowError: context and tree are longer than `max_length`, or the tree is too large for a window.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
-        request.check(self.max_length - more)
+        request.check(self.max_length)
         if self._windowed and not self._manager.could_ever_allocate(request):
             raise ContextOverflowError(f"a tree of {len(request.tree)} nodes does not fit beside the model's window")
         tokens = self.due(request)  # what is cached was checked before
@@ -240,6 +288,10 @@ class Engine:
                 results[index] = logits
         return [logits for logits in results if logits is not None]
 
+    def following(self, requests: Sequence[ForwardRequest]) -> Following:
+        """What follows requests that the latest step has completed."""
+        return Following(self, self._manager, requests)
+
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
         if self.leader is not None:
@@ -262,16 +314,26 @@ class Engine:
         check_agreement(self.model, self.forward, expected)
         self.close(PROBE.session)
 
-    def _use_graphs(self, expected: Sequence[Tensor]) -> None:
-        """Changes to forwards in buckets, unless they do not compute what flat batches do."""
-        self.runner.use_graphs(self.max_length)
-        try:
-            for _ in ("captured", "replayed"):
-                self._check_agreement(expected)
-        except UnsupportedModelError as error:
-            log.warning("forwards of fixed shapes are not used: %s", error)
+    def _use_graphs(self, expected: Sequence[Tensor], sizes: Sequence[int] | None) -> None:
+        """Changes to forwards that read numbers, and captures some, unless they do not compute what flat batches do."""
+        graphs = self.runner.use_graphs()
+        if not self._agrees(expected, "attention in one kernel is not used"):
             self.runner.graphs = None
+            return
+        if sizes is None:
+            sizes = graphs.fitting(self.chunk + MOST_NODES, self.vocabulary_size * self.model.dtype.itemsize)
+        graphs.capture_all(sizes)
+        if graphs.sizes and not self._agrees(expected, "CUDA graphs are not used"):
+            graphs.drop()
+
+    def _agrees(self, expected: Sequence[Tensor], otherwise: str) -> bool:
+        try:
+            self._check_agreement(expected)
+        except UnsupportedModelError as error:
+            log.warning("%s: %s", otherwise, error)
             self.close(PROBE.session)
+            return False
+        return True
 
     def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""
@@ -293,7 +355,7 @@ class Engine:
             plan, tokens = entry.plan(scheduled[index].request), scheduled[index].tokens
             inputs = plan.first(plan.scheduled(min(tokens, self.chunk) if self._windowed else tokens))
             if self._windowed and inputs.tokens:
-                self._manager.make_room(entry, entry.cached, inputs)
+                self._manager.make_room(entry, entry.cached, inputs, scheduled[index].request.more)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
             entry.cached, entry.planned = CachedTokens(), None
             if plan.moves:

@@ -26,6 +26,7 @@ class MemoryShare:
 
     utilization: float = 0.9  # of a GPU's memory, with all that is in it; of main memory it is half of what is free
     sessions: int = 256  # at most what so many sessions of full length can use
+    beside: int = 0  # bytes of a token in a cache that is still to be made there: both hold about as many tokens
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
@@ -77,8 +78,12 @@ class CachePlan:
         Raises:
             NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
         """
-        most = budget.sessions if isinstance(budget, MemoryShare) else math.inf
-        mib: float = (unused if math.isfinite(unused) else BUDGET) if isinstance(budget, MemoryShare) else budget
+        most, mib = math.inf, 0.0
+        if isinstance(budget, MemoryShare):
+            each = slot_bytes + (0 if windowed is None else windowed.slot_bytes)
+            most, mib = budget.sessions, (unused if math.isfinite(unused) else BUDGET) * each / (each + budget.beside)
+        else:
+            mib = budget
         size, cost, apart, longest = max(0.0, mib * MIB), slot_bytes, 0, context
         if windowed is not None and slot_bytes:
             apart = windowed.kept * windowed.slot_bytes  # one session's
@@ -261,6 +266,11 @@ class KVCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Writes what a layer computed, (1, heads, tokens, width), and returns its slots, all or the gathered."""
+        if torch.compiler.is_compiling():  # attention writes it, or the operator calls this again
+            if self._gathered is None:
+                return key_states, value_states
+            gathered: tuple[Tensor, Tensor] = torch.ops.crossdraft.update(key_states, value_states, len(self._gathered))
+            return gathered
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         mapping = self._mappings[self.pool_of[layer_idx]]
         if isinstance(mapping, slice):

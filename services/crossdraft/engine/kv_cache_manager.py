@@ -201,10 +201,10 @@ class SlotPool:
 
     def needed(self, request: ForwardRequest, cached: CachedTokens) -> int:
         """Slots that a session has for this request, cached tokens included."""
-        count = len(request.context) + len(request.tree.tokens)
+        count = request.size
         if self.window is None:
             return count
-        nodes = 1 + len(request.tree.tokens) + len(cached.tree.tokens)
+        nodes = 1 + len(request.tree.tokens) + request.more + len(cached.tree.tokens)
         return min(max(count, len(cached.ids) + len(cached.tree.tokens)), self.window + self.chunk + nodes)
 
     def base(self, before: int, first: int, last: int, size: int) -> int:
@@ -314,19 +314,20 @@ class KVCacheManager:
         pool.note_written(entry.extents[number], count if pool.window is None else entry.extents[number].size)
         return True
 
-    def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens) -> None:
+    def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens, more: int = 0) -> None:
         """Moves what layers with a window still read to the front of its extent, where the next tokens do not fit.
 
         Args:
             entry: whose slots they are.
             cached: what is in them.
             inputs: what is computed next, at least one token.
+            more: tokens that may follow these.
         """
         held = len(cached.ids) + len(cached.tree.tokens)
         first = inputs.move_start if inputs.moves else inputs.slots[0]
         for number, pool in enumerate(self.pools):
             before, extent = entry.bases[number], entry.extents[number]
-            last = max(held - 1, inputs.slots[-1])
+            last = max(held - 1, inputs.slots[-1] + more)
             base = entry.bases[number] = pool.base(before, first, last, extent.size)
             if base > before:
                 pool.memory.copy(extent.start + base - before, extent.start, held - base)

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -123,6 +124,7 @@ def load_model(
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
     model = _model(name, source, dtype, runs_on, trust_remote_code, ranks)
+    move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
     weights = [sampled(model.state_dict()), _setting(model), quantization]
     if lora is not None:
@@ -296,6 +298,22 @@ def _weights(
     return model
 
 
+def move_attributes(model: nn.Module, device: torch.device) -> None:
+    """Moves tensors that are attributes of modules, also in lists and the like, but neither parameters nor buffers.
+
+    `Module.to` leaves them where they are, and each forward would copy them: no CUDA graph can have that.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        return moved.setdefault(id(tensor), tensor.to(device))
+
+    moved: dict[int, Tensor] = {}
+    for attributes in (vars(module) for module in model.modules()):
+        for name, value in attributes.items():
+            if any(isinstance(leaf, Tensor) and leaf.device != device for leaf in tree_leaves(value)):
+                attributes[name] = tree_map_only(Tensor, move, value)
+
+
 def _check_whole(found: Mapping[str, Collection[Any]], quantized: bool) -> None:
     """Raises ValueError for a checkpoint whose tensors are not those of its model: transformers fills in random ones.
 
@@ -393,6 +411,7 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
 
 
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
+UNUSED = -1e4  # logit of an id that a larger vocabulary adds: its probability is 0, also in float64
 
 
 def grown(original: PreTrainedModel, size: Size, device: torch.device | None = None) -> LlamaForCausalLM:
@@ -401,7 +420,7 @@ def grown(original: PreTrainedModel, size: Size, device: torch.device | None = N
     The residual stream is padded with zeros. A norm over H numbers in place of h then divides by a root mean square
     that is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads keep their
     width, so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new layers end in
-    output projections that are zero.
+    output projections that are zero. New ids have rows of zeros, and a bias of the head keeps them from being drawn.
 
     Args:
         original: the model.
@@ -432,6 +451,9 @@ def grown(original: PreTrainedModel, size: Size, device: torch.device | None = N
             weight = source[origin]
             corner = parameter[tuple(slice(0, length) for length in weight.shape)]
             corner.copy_(weight * scale if "norm" in name else weight)
+        if new.vocab_size > old.vocab_size:
+            unused = torch.arange(new.vocab_size, device=device) >= old.vocab_size
+            model.lm_head.bias = nn.Parameter(unused * torch.tensor(UNUSED, dtype=original.dtype), requires_grad=False)
     model.generation_config = copy.deepcopy(original.generation_config)
     model.eval()
     return model
@@ -445,17 +467,19 @@ def _larger(old: LlamaConfig, size: Size, dtype: torch.dtype) -> LlamaConfig:
     shared = max(shared_before, size.hidden // (head * group))
     scaled = round(old.intermediate_size * size.hidden / old.hidden_size)
     intermediate = scaled if size.intermediate is None else size.intermediate
+    vocabulary = size.vocabulary or old.vocab_size
     for what, least, given in (
         ("layers", old.num_hidden_layers, size.layers),
         ("hidden", old.hidden_size, size.hidden),
         ("intermediate", old.intermediate_size, intermediate),
+        ("vocabulary", old.vocab_size, vocabulary),
     ):
         if given < least:
             raise NumberOutOfRangeError(f"{what} must be at least the model's own {least}, got {given}")
     new = copy.deepcopy(old)
     new.num_hidden_layers, new.hidden_size, new.intermediate_size = size.layers, size.hidden, intermediate
     new.head_dim, new.num_key_value_heads, new.num_attention_heads = head, shared, shared * group
-    new.rms_norm_eps = old.rms_norm_eps * old.hidden_size / size.hidden
+    new.rms_norm_eps, new.vocab_size = old.rms_norm_eps * old.hidden_size / size.hidden, vocabulary
     new.dtype = dtype
     return new
 

@@ -3,15 +3,16 @@
 A job is a generator. It yields forward requests and receives a `ForwardResult` for each, yields sampler requests about
 the logits and receives their results, and returns its result to whoever submitted it. All of it runs in the model
 thread. A verification pass of the target is one forward request, a draft of k tokens k of them: or one `PathRequest`,
-whose k steps are made without the job, since a resumed job costs as much as its share of a small model's forward.
+whose k steps are made without the job, and on the device alone while nobody else waits. What a step's requests find out
+comes to the host in one copy, for which alone the host waits.
 """
 
 import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -19,12 +20,13 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from crossdraft.engine.device import DeviceTimer
-from crossdraft.engine.engine import Engine
+from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
+from crossdraft.engine.engine import Engine, Following
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
-from crossdraft.engine.sampler import BatchKey, PathRequest, PathResult, SamplerRequest, batched
+from crossdraft.engine.sampler import BatchKey, Drawn, PathRequest, PathResult, Paths, SamplerRequest, batched
 from crossdraft.engine.scheduler import Admission, Pause, ReadyRequest, ScheduledStep, Scheduler
 
 T = TypeVar("T")
@@ -32,6 +34,7 @@ Job = Generator[ForwardRequest | SamplerRequest[Any] | PathRequest, Any, T]
 StepFunction = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
 Check = Callable[..., None]  # as `Engine.check`
 WORKING_SECONDS = 1.0  # after which a job's submitter is told again that it waits for a thread that makes steps
+FAULTS = RuntimeError, ValueError, IndexError, MemoryError  # of one request, or of many at once
 LOOK_AGAIN = 0.02  # seconds between looks whether a session's turn is over, while nobody can go on
 
 
@@ -79,32 +82,6 @@ def _call_all(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], obje
         loop.call_soon(call)
 
 
-class PathUnderWay:
-    """How far a `PathRequest` has come."""
-
-    def __init__(self, request: PathRequest) -> None:
-        self.drawn: list[int] = []
-        self.queued = 0.0  # seconds until its first step
-        self._request = request
-        self._key: tuple[BatchKey, int] | None = None  # the same for each draw
-
-    @property
-    def complete(self) -> bool:
-        return len(self.drawn) == self._request.tokens
-
-    def asks(self, result: ForwardResult) -> tuple[tuple[BatchKey, int], SamplerRequest[Any]]:
-        if not self.drawn:
-            self.queued = result.queued
-        request = self._request.asks(result.logits, self.drawn)
-        self._key = BatchKey.of(request) if self._key is None else self._key
-        return self._key, request
-
-    def draw(self, column: int) -> int:
-        """A token was drawn; returns its id."""
-        self.drawn.append(self._request.id_of(column))
-        return self.drawn[-1]
-
-
 class RunningJob(Generic[T]):
     """A job, what it waits for, and where its result goes. Times are seconds of the thread's clock."""
 
@@ -115,7 +92,10 @@ class RunningJob(Generic[T]):
         self.live = True
         self.sampling: tuple[tuple[BatchKey, int], SamplerRequest[Any]] | None = None  # awaited before any forward
         self.future: asyncio.Future[T] = loop.create_future()
-        self._path: PathUnderWay | None = None
+        self.path: PathRequest | None = None  # what is left of it
+        self.row: Tensor | None = None  # (1, V), from which its next token is to be drawn
+        self._drawn: list[Drawn] = []  # of the path, so far
+        self._queued = 0.0  # seconds until its first step
         self._job = job
         self._loop = loop
         self._outbox = outbox
@@ -140,33 +120,30 @@ class RunningJob(Generic[T]):
             if isinstance(request, SamplerRequest):
                 self.sampling = BatchKey.of(request), request
             elif isinstance(request, PathRequest):
-                self.request, self._path = request.forward, PathUnderWay(request)
-                check(request.forward, request.tokens - 1)
+                self.request, self.path, self._drawn = request.forward, request, []
+                check(self.request)
             else:
                 self.request = request
                 check(request)
 
     def answer(self, result: ForwardResult, check: Check, now: float) -> None:
-        if self._path is None:
+        if self.path is None:
             self.resume(result, check, now)
         else:
-            with Delivering(self):
-                self.sampling = self._path.asks(result)
+            self.row, self._queued = result.logits, self._queued if self._drawn else result.queued
 
-    def sampled(self, result: Any, check: Check, now: float) -> None:
-        """Hands it what the sampler has found: the next step of a path begins, or the job goes on."""
-        path = self._path
-        if path is None:
-            self.resume(result, check, now)
-            return
+    def draw(self, drawn: Sequence[Drawn], check: Check, now: float) -> None:
+        """The next tokens of its path: what is left of it goes on in a step, or the job does."""
         with Delivering(self):
-            ((column,),) = result
-            token = path.draw(column)
-            if path.complete:
-                self._path = None
-                self.resume(PathResult(path.drawn, path.queued), check, now)
+            assert self.path is not None
+            self.row = None
+            self._drawn += drawn
+            if len(drawn) == self.path.tokens:
+                self.path = None
+                self.resume(PathResult(self._drawn, self._queued), check, now)
             else:
-                self.asked, self.sampling, self.request = now, None, self.request.after(token)
+                self.path = self.path.after([token for token, _ in drawn])
+                self.asked, self.request = now, self.path.forward
 
     def finish(self, error: BaseException) -> None:
         """Ends the job: its result (a StopIteration), or the error, goes to the submitter."""
@@ -212,10 +189,15 @@ class ModelThread:
         engine: what the thread runs.
         step: called in place of the engine's own `step`, which it calls in turn; None: that itself.
         clock: in seconds.
+        priority: of its CUDA stream; those below 0 go before others. 0: the default stream.
     """
 
     def __init__(
-        self, engine: Engine, step: StepFunction | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        engine: Engine,
+        step: StepFunction | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        priority: int = 0,
     ) -> None:
         self.engine = engine  # to be used in this thread's jobs only
         self.steps = 0  # forwards so far, of however many sessions
@@ -224,7 +206,11 @@ class ModelThread:
         self.answers = 0  # requests that were completed
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
+        self._follows = engine.follows and self._engine_step == engine.step
+        self._followed: tuple[DeviceTimer, int, int] | None = None  # steps after the latest, and sessions of each
         self._clock = clock
+        own = priority and engine.device.type == "cuda"
+        self._stream = torch.cuda.Stream(engine.device, priority) if own else None
         self._scheduler = Scheduler(engine.chunk, shared=not engine.unbatched)
         self._admission = Admission(engine.admits, engine.close)
         self._outbox = LoopCalls()
@@ -255,6 +241,10 @@ class ModelThread:
                 raise ModelThreadClosedError("the model thread is closed")
             self._arrivals.put(running)
         return running.future
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Context of other threads that make tensors for it."""
+        return torch.cuda.stream(self._stream)
 
     def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         """For jobs: an event loop is to make this call, in order with what else the step has for it."""
@@ -290,15 +280,16 @@ class ModelThread:
     def _run(self) -> None:
         pause: float | None = None
         try:
-            while self._arrived(pause):
-                now = self._clock()
-                admitted = self._admitted(now)
-                decided = self._scheduler.next([self._ready(job) for job in admitted], now)
-                if isinstance(decided, Pause):
-                    pause = decided.seconds
-                else:
-                    self._step(admitted, decided)
-                    pause = 0.0
+            with self.on_stream():
+                while self._arrived(pause):
+                    now = self._clock()
+                    admitted = self._admitted(now)
+                    decided = self._scheduler.next([self._ready(job) for job in admitted], now)
+                    if isinstance(decided, Pause):
+                        pause = decided.seconds
+                    else:
+                        self._step(admitted, decided)
+                        pause = 0.0
         finally:
             self._ended()
 
@@ -354,6 +345,7 @@ class ModelThread:
         scheduled = sorted(step.tokens.items())  # the oldest first: slots are allocated in this order
         jobs = [admitted[index] for index, _ in scheduled]
         span, computed = DeviceTimer(self.engine.device, self._clock), self.engine.computed
+        began = span.began
         self.steps += 1
         self.batches[len(jobs)] += 1
         found = self._forward(jobs, [ScheduledRequest(admitted[index].request, tokens) for index, tokens in scheduled])
@@ -373,7 +365,11 @@ class ModelThread:
         self._outbox.flush()
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
-        self.seconds += self._clock() - span.began
+            if self._followed is not None:
+                span, steps, sessions = self._followed
+                self._scheduler.stepped(sessions, (span.ended - span.began) / steps)
+                self._followed = None
+        self.seconds += self._clock() - began
 
     def _stepped(self, job: RunningJob[Any], logits: Tensor | None, began: float) -> None:
         """Notes that a job took part in a step, if anything was computed for it."""
@@ -409,24 +405,93 @@ class ModelThread:
         job.answer(result, self.engine.check, now)
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
-        """Runs the sampler requests of jobs, until each waits for a forward, or has ended."""
-        while waiting := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
-            for members in batched([key for _, key, _ in waiting]):
-                batch = [waiting[index][0] for index in members]
-                results, now = _sampled(batch, [waiting[index][2] for index in members]), self._clock()
+        """Runs the sampler requests of jobs, and draws on paths, until each waits for a forward, or has ended."""
+        while waiting := [job for job in jobs if job.live and (job.sampling or job.row is not None)]:
+            asking = [(job, *job.sampling) for job in waiting if job.sampling is not None]
+            launches: list[tuple[list[RunningJob[Any]], Launch]] = [
+                ([asking[index][0] for index in members], _launched)
+                for members in batched([key for _, key, _ in asking])
+            ]
+            drawing = [job for job in waiting if job.row is not None]
+            if drawing:
+                launches.append((drawing, partial(self._draw, drawing)))
+            for batch, results in _together(launches):
+                now = self._clock()
                 for job, result in zip(batch, results, strict=True):
                     if job.live:
-                        job.sampled(result, self.engine.check, now)
+                        (job.resume if job.row is None else job.draw)(result, self.engine.check, now)
+
+    def _draw(
+        self, drawing: "Sequence[RunningJob[Any]]", jobs: "Sequence[RunningJob[Any]]"
+    ) -> Fetching[list[list[Drawn]]]:
+        """The next tokens of paths, and all that follow while nobody else waits; of some that draw only the next."""
+        rows = torch.cat([job.row for job in jobs if job.row is not None])
+        paths = Paths([job.path for job in jobs if job.path is not None], rows)
+        following = None
+        if len(jobs) == len(drawing) and self._follows and self.engine.leader is None:
+            following = self._follow(paths, [jobs[place] for place in paths.order])
+        found = paths.found((yield paths.tensors))
+        if following is not None:
+            following.record([[token for token, _ in found[place][:-1]] for place in paths.order])
+        return found
+
+    def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following | None:
+        """Makes the steps that follow the first of some paths, without the host, as long as nobody else waits."""
+        left, steps = min(job.path.tokens for job in jobs if job.path is not None) - 1, 0
+        following: Following | None = None
+        span = DeviceTimer(self.engine.device, self._clock)
+        while steps < left and not self._others_wait(jobs):
+            following = following or self.engine.following([job.request for job in jobs])
+            paths.extend(following.step(paths.ids))
+            steps += 1
+        if steps:
+            span.end()
+            self.steps += steps
+            self.batches[len(jobs)] += steps
+            self._followed = span, steps, len(jobs)
+        return following
+
+    def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
+        """Whether others wait for the model, or nobody for one of these."""
+        waiting = len(self._live) > len(jobs) or not self._arrivals.empty()
+        return waiting or any(job.future.cancelled() for job in jobs)
 
 
-def _sampled(jobs: Sequence[RunningJob[Any]], requests: Sequence[SamplerRequest[Any]]) -> Sequence[Any]:
-    """Runs a batch of sampler requests; where it fails they run one by one, so that only those at fault fail."""
-    if len(requests) > 1:
-        with Delivering(*jobs), suppress(RuntimeError, ValueError, IndexError, MemoryError):
-            return requests[0].run(requests)
-    found: list[Any] = [None] * len(requests)
-    for index, (job, request) in enumerate(zip(jobs, requests, strict=True)):
+Launch = Callable[[Sequence[RunningJob[Any]]], Fetching[Sequence[Any]]]
+
+
+def _launched(jobs: Sequence[RunningJob[Any]]) -> Fetching[Sequence[Any]]:
+    requests = [job.sampling[1] for job in jobs if job.sampling is not None]
+    return requests[0].launch(requests)
+
+
+def _together(
+    launches: Sequence[tuple[list[RunningJob[Any]], Launch]],
+) -> Iterator[tuple[Sequence[RunningJob[Any]], Sequence[Any]]]:
+    """The results of what is launched for jobs, in one copy for all of them; where something fails its jobs run one by
+    one, so that only those at fault fail."""
+    started: list[tuple[Fetching[Sequence[Any]], Sequence[Tensor] | None]] = []
+    for jobs, launch in launches:
+        fetching, tensors = launch(jobs), None
+        with Delivering(*jobs), suppress(*FAULTS):
+            tensors = next(fetching)
+        started.append((fetching, tensors))
+    arrays: Fetched = []
+    with Delivering(*(job for jobs, _ in launches for job in jobs)):  # a device that has failed says so here
+        arrays = Transfer([tensor for _, tensors in started for tensor in tensors or ()]).arrays()
+    for (jobs, launch), (fetching, tensors) in zip(launches, started, strict=True):
+        results: Sequence[Any] | None = None
+        own, arrays = arrays[: len(tensors or ())], arrays[len(tensors or ()) :]
+        if tensors is not None and any(job.live for job in jobs):
+            with Delivering(*jobs), suppress(*FAULTS):
+                results = finished(fetching, own)
+        yield jobs, _one_by_one(jobs, launch) if results is None else results
+
+
+def _one_by_one(jobs: Sequence[RunningJob[Any]], launch: Launch) -> Sequence[Any]:
+    found: list[Any] = [None] * len(jobs)
+    for index, job in enumerate(jobs):
         if job.live:
             with Delivering(job):
-                (found[index],) = request.run([request])
+                (found[index],) = fetched(launch([job]))
     return found

@@ -1,9 +1,11 @@
 """What a model's name means: a folder, a hub id or a bundled model. Without torch: some only want the tokenizer."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 INFLATED_PREFIX = "inflated:"
+SIZES = re.compile(r"(\d+)x(\d+)(?:x(\d+))?(?:\+(\d+))?")
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
 RANDOM_PREFIX = "random:"  # and an architecture: a small random model, with the tokenizer of BYTES
@@ -25,6 +27,7 @@ class Size:
     layers: int
     hidden: int  # width of the residual stream; the heads' width stays, and there are more of them
     intermediate: int | None = None  # width of the MLP; None: grows as `hidden` does
+    vocabulary: int | None = None  # ids, of which those beyond the model's own are never drawn; None: the model's own
 
 
 def size_of(name: str) -> Size | None:
@@ -35,10 +38,11 @@ def size_of(name: str) -> Size | None:
     """
     if not name.startswith(INFLATED_PREFIX):
         return None
-    numbers = name.removeprefix(INFLATED_PREFIX).partition(":")[0].split("x")
-    if not (2 <= len(numbers) <= 3 and all(number.isdecimal() for number in numbers)):
-        raise ModelLoadError(f"{name}: give {INFLATED_PREFIX}LAYERSxHIDDEN:NAME or LAYERSxHIDDENxINTERMEDIATE")
-    return Size(*map(int, numbers))
+    numbers = SIZES.fullmatch(name.removeprefix(INFLATED_PREFIX).partition(":")[0])
+    if numbers is None:
+        raise ModelLoadError(f"{name}: give {INFLATED_PREFIX}LAYERSxHIDDEN[xINTERMEDIATE][+VOCABULARY]:NAME")
+    layers, hidden, *others = numbers.groups()
+    return Size(int(layers), int(hidden), *(None if one is None else int(one) for one in others))
 
 
 def source_of(name: str) -> str:

@@ -22,15 +22,21 @@ class ForwardRequest:
     context: tuple[int, ...]  # all committed token ids, prompt included, at least one
     tree: TokenTree = NO_TREE
     wanted: tuple[int, ...] | None = None  # rows of logits, ascending: 0 is the root, i + 1 node i; None: all
+    more: int = 0  # nodes that may follow without another request, and have slots
+
+    @property
+    def size(self) -> int:
+        """Tokens for which there must be slots."""
+        return len(self.context) + len(self.tree.tokens) + self.more
 
     def rows(self) -> Sequence[int]:
         return range(1 + len(self.tree)) if self.wanted is None else self.wanted
 
-    def after(self, token: int) -> "ForwardRequest":
-        """Asks for the row after one more node, which follows the last row that is asked for now."""
-        tree, parent = self.tree, self.rows()[-1] - 1
-        grown = TokenTree((*tree.tokens, token), (*tree.parents, parent))
-        return ForwardRequest(self.session, self.context, grown, (len(grown.tokens),))
+    def after(self, tokens: Sequence[int]) -> "ForwardRequest":
+        """Asks for the row after some of these `more` nodes, which follow the last row that is asked for now."""
+        tree, parent, first = self.tree, self.rows()[-1] - 1, len(self.tree.tokens)
+        grown = TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
+        return ForwardRequest(self.session, self.context, grown, (len(grown.tokens),), max(0, self.more - len(tokens)))
 
     def check(self, max_length: int) -> None:
         """Refuses sizes and rows that cannot be computed.
@@ -40,9 +46,8 @@ class ForwardRequest:
             ValueError: no committed token, or a row that does not exist.
         """
         nodes = len(self.tree.tokens)
-        size = len(self.context) + nodes
-        if size > max_length:
-            raise ContextOverflowError(f"{size} tokens (tree of {nodes} included) exceed {max_length}")
+        if self.size > max_length:
+            raise ContextOverflowError(f"{self.size} tokens (tree of {nodes + self.more} included) exceed {max_length}")
         if not self.context:
             raise ValueError("the context needs at least one token (a BOS where there is no prompt)")
         rows = self.wanted

@@ -1,42 +1,32 @@
-"""The model runner: one forward for slices of many requests, as a flat batch or in a bucket.
+"""The model runner: one forward for slices of many requests, as a flat batch or from a table of numbers.
 
-Forwards of one bucket are captured as a CUDA graph: all their kernels are replayed by a single call.
+Where all that differs between two forwards of as many tokens is in numbers on the device, they are captured as a CUDA
+graph: all their kernels are replayed by a single call.
 """
 
 import logging
 import threading
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.attention import Gathered, Group, Layout, Layouts, Window
-from crossdraft.engine.batch import (
-    LARGEST,
-    SLOTS,
-    TOKENS,
-    WHOLE,
-    BatchSlice,
-    Bucket,
-    Marks,
-    Sections,
-    Windows,
-    batch_of,
-    bucket_of,
-)
+from crossdraft.engine.attention import Layout, Layouts, Window
+from crossdraft.engine.batch import WHOLE, BatchSlice, StepInputs, Windows, batch_of, numbers_of, padding_of, too_large
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
-from crossdraft.engine.device import least, staged
-from crossdraft.engine.kv_cache import KVCache, KVPool
+from crossdraft.engine.device import least, sent, staged, unused_memory
+from crossdraft.engine.kv_cache import MIB, KVCache, KVPool
 
 log = logging.getLogger(__name__)
-MOST = 64  # graphs: each stalls some forwards while it is captured, and needs memory for its kernels' arguments
-# Times the slots of all sessions that lanes may read where keys and values are made of what is cached: each lane makes
-# those of its session again.
-EXPANDED = 4
+# Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
+SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 1025, 64), *range(1152, 2049, 128))
+LOGITS = 8  # of the free memory the logits of the largest forward may take one part in so many
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
-Call = Callable[..., Tensor]  # of the model, with the arguments of one forward; its logits, (1, tokens, V)
+Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -78,125 +68,118 @@ def capture_for(device: torch.device) -> GraphCapture:
 
 
 class GraphRunner:
-    """Forwards in buckets, each captured when it is first needed.
+    """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up.
 
-    Nothing is captured ahead: there are hundreds of buckets, of which a service uses some dozens, depending on its
-    load; a capture takes as long as a few ordinary forwards.
+    Args:
+        forward: of a model; as `ModelRunner.forward`.
+        cache: where keys and values are.
+        windows: of the model's layers.
+        device: of the model.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        cache: KVCache,
-        dtype: torch.dtype,
-        device: torch.device,
-        longest: int,
-        windows: Windows = WHOLE,
-        gathers: bool = False,
-    ) -> None:
-        self._call, self._cache, self._dtype = call, cache, dtype
-        self._windows, self._gathers = windows, gathers
+    def __init__(self, forward: Forward, cache: KVCache, windows: Windows, device: torch.device) -> None:
+        self._forward, self._cache, self._windows, self._device = forward, cache, windows, device
+        self._padding_slots = [pool_of(cache, window).padding_slot for window in windows]
         self._capture: GraphCapture | None = capture_for(device)
-        self._replays: dict[Bucket, Callable[[], None]] = {}
-        most = sum(replace(LARGEST, windows=windows).sizes)
-        self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
-        # A bucket's slots are a power of two, as are its lanes.
-        self._offsets = torch.arange(max(SLOTS, TOKENS, 2 * longest), device=device)
-        self._logits: Tensor | None = None  # (TOKENS, V): the output of all graphs, so that none keeps its own
+        self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
+        self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
+        self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
 
     @property
-    def captured(self) -> int:
-        return len(self._replays)
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of the captured forwards, ascending."""
+        return (*self._replays,)
 
-    def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:
-        """A forward to be run once, before the next is prepared; None: these slices run as a flat batch.
+    def size_for(self, tokens: int) -> int:
+        """With the tokens of padding; as many as given where nothing that large was captured."""
+        return next((size for size in self._replays if size >= tokens), tokens)
 
-        It returns the logits asked for, float32 (rows, V), in order.
-        """
-        bucket = bucket_of(slices, self._windows)
-        if bucket is None or not (bucket in self._replays or self._may_capture):
-            return None
-        if self._gathers and bucket.lanes * bucket.used > EXPANDED * sum(max(SLOTS, one.used) for one in slices):
-            return None
-        paddings = [self._pool(window).padding_slot for window in self._windows]
-        numbers = torch.from_numpy(bucket.numbers(slices, paddings))
-        self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
-        replay = self._replays.get(bucket) or self._captured(bucket)
-        if replay is None:
-            return None
-        return lambda: self._replayed(replay, self._parts(bucket).kept[: sum(one.rows for one in slices)])
-
-    def _replayed(self, replay: Callable[[], None], kept: Tensor) -> Tensor:
-        replay()
+    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> Tensor:
+        """The logits asked for, float32 (rows, V), in order; `ids` are as in `ModelRunner.run`."""
+        rows, size = sum(one.rows for one in slices), self.size_for(sum(one.count for one in slices))
+        numbers = torch.from_numpy(numbers_of(slices, size, self._windows, self._padding_slots))
+        captured = size in self._replays
+        own = self._own(size) if captured else sent(numbers, self._device)
+        if captured:
+            own.copy_(staged(numbers, self._device), non_blocking=True)
+        inputs = StepInputs.of(own)
+        if ids is not None:
+            inputs.ids[: len(ids)].copy_(ids)
+        if not captured:
+            return self._forward(inputs, inputs.kept[:rows]).float()
+        self._replays[size]()
         assert self._logits is not None
-        return self._logits.index_select(0, kept).float()  # a copy, as the next forward writes to the same memory
+        # A copy, as the next forward writes to the same memory.
+        return self._logits.index_select(0, inputs.kept[:rows]).float()
 
-    @property
-    def _may_capture(self) -> bool:
-        return self._capture is not None and len(self._replays) < MOST
+    def fitting(self, longest: int, row: int) -> tuple[int, ...]:
+        """Those of SIZES up to forwards of so many tokens, whose logits of so many bytes each take little memory."""
+        room = unused_memory(self._device, 1, self._cache.ranks) * MIB / LOGITS
+        found = tuple(size for size in SIZES[: bisect_left(SIZES, longest) + 1] if size * row <= room)
+        if not found:
+            log.warning("no memory is left for CUDA graphs: set a smaller --gpu-memory-utilization or --cache-mib")
+        return found
 
-    def _captured(self, bucket: Bucket) -> Callable[[], None] | None:
-        assert self._capture is not None
-        replay, why = None, "another rank cannot capture it"
-        try:
-            replay = self._capture(lambda: self._forward(bucket))
-        except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
-            why = str(error).partition("\n")[0]
-        if not least(replay is not None, self._numbers.device, self._cache.ranks) or replay is None:
-            log.warning("no more forwards are captured as CUDA graphs, the others go on without: %s", why)
-            self._capture = None
-            return None
+    @torch.inference_mode()
+    def capture_all(self, sizes: Sequence[int]) -> None:
+        """Captures forwards of so many tokens, the largest first: what it takes of memory is enough for the others."""
+        if not sizes:
+            return
+        began, free = time.perf_counter(), unused_memory(self._device, 1)
+        log.info("capturing forwards of %d sizes, up to %d tokens, as CUDA graphs", len(sizes), max(sizes))
+        numbers = padding_of(max(sizes), self._padding_slots)
+        self._numbers = torch.zeros(numbers.size, dtype=torch.int64, device=self._device)
+        replays = {}
+        for size in sorted({*sizes}, reverse=True):
+            own = self._own(size)
+            own.copy_(torch.from_numpy(numbers[:, :size]))
+            replay = self.capture(partial(self._to_logits, StepInputs.of(own)))
+            if replay is not None:
+                replays[size] = replay
+        self._replays = dict(sorted(replays.items()))
         if self._logits is not None:
             self._logits.fill_(torch.nan)  # what a replay fails to compute must not look computed
-        self._replays[bucket] = replay
-        return replay
+        taken, seconds = max(0, free - unused_memory(self._device, 1)), time.perf_counter() - began
+        log.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(replays), seconds, taken)
 
-    def _forward(self, bucket: Bucket) -> None:
-        """From the numbers to the logits; nothing here or in the model may depend on the numbers' values."""
-        parts = self._parts(bucket)
-        gathered = None
-        if self._gathers:  # one more than all lanes have, which is nobody's
-            null_slot = self._cache.pools[0].null_slot
-            slots = self._slots(bucket.used, parts.marks[0].starts, parts.marks[0], null_slot)
-            gathered = nn.functional.pad(slots, (0, 1), value=null_slot)
-        pools = {id(self._pool(window)): marks for window, marks in zip(self._windows, parts.marks, strict=True)}
-        self._cache.map_slots([pools[id(pool)].targets for pool in self._cache.pools], parts.positions, gathered)
-        layouts = [self._layout(bucket, parts, number) for number in range(len(bucket.windows))]
-        logits = self._call(parts.ids[None], parts.positions[None], layouts)[0]
+    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+        """What does again what this function does, on the same tensors; None where it cannot be captured."""
+        if self._capture is None:
+            return None
+        replay, failed = None, None
+        try:
+            replay = self._capture(run)
+        except RuntimeError as error:
+            failed = error
+        # Of all ranks alike: of what is too large a smaller one may do; else this model waits for the device.
+        done: float = 1 if failed is None else 0 if isinstance(failed, torch.OutOfMemoryError) else -1
+        done = least(done, self._device, self._cache.ranks)
+        if done < 0:
+            self._capture = None
+        if done < 1:
+            why = str(failed or "another rank cannot capture it").partition("\n")[0]
+            log.warning("a forward that is not captured as a CUDA graph goes as it is: %s", why)
+        return replay if done == 1 else None
+
+    def drop(self) -> None:
+        """From now on all forwards go as they are."""
+        self._replays.clear()
+
+    def _own(self, size: int) -> Tensor:
+        """Where the numbers of captured forwards of so many tokens are."""
+        rows = len(padding_of(0, self._padding_slots))
+        return self._numbers[: rows * size].view(rows, size)
+
+    def _to_logits(self, inputs: StepInputs) -> None:
+        logits = self._forward(inputs)
         if self._logits is None:  # the first time of all, before anything is captured
-            self._logits = torch.empty(TOKENS, logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        self._logits[: bucket.tokens].copy_(logits)
+            self._logits = torch.empty_like(logits)
+        self._logits[: len(logits)].copy_(logits)
 
-    def _parts(self, bucket: Bucket) -> Sections[Tensor]:
-        return Sections.of(self._numbers[: sum(bucket.sizes)].split(bucket.sizes))
 
-    def _layout(self, bucket: Bucket, parts: Sections[Tensor], number: int) -> Layout:
-        """Where each lane's keys are, and which of them its rows see, in layers that have this window."""
-        lanes, width, marks = bucket.lanes, bucket.width, parts.marks[number]
-        used = bucket.used_in(bucket.windows[number])
-        offsets = self._offsets[:used]
-        lows, limits, lines = (part.view(lanes, width, 1) for part in (marks.lows, marks.limits, marks.lines))
-        behind = (offsets - marks.bases[:, None])[:, None]  # (lanes, 1, used)
-        nodes = (lines >> behind.clamp(0, 63) & 1 != 0) & (behind >= 0)
-        seen = (offsets >= lows) & (offsets < limits) | nodes
-        mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-        if self._gathers:
-            starts, nobodys = self._offsets[:lanes] * bucket.used, lanes * bucket.used
-        else:
-            starts, nobodys = marks.starts, self._pool(bucket.windows[number]).null_slot
-        keys = Gathered(self._slots(used, starts, marks, nobodys))
-        return (Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),)
-
-    def _pool(self, window: Window | None) -> KVPool:
-        """Where the keys and values of layers with this window are."""
-        return self._cache.pools[0 if window is None else -1]
-
-    def _slots(self, used: int, starts: Tensor, marks: Marks[Tensor], nobodys: int) -> Tensor:
-        """The slots of all lanes one after another, shape (lanes * used,)."""
-        offsets = self._offsets[:used]
-        # Beyond a lane's own slots there may be another session's, and those may be NaN, which no mask hides.
-        slots = (starts + marks.skips)[:, None] + offsets
-        return slots.masked_fill_(offsets >= marks.lengths[:, None], nobodys).view(-1)
+def pool_of(cache: KVCache, window: Window | None) -> KVPool:
+    """Where the keys and values of layers with this window are."""
+    return cache.pools[0 if window is None else -1]
 
 
 class ModelRunner:
@@ -210,7 +193,7 @@ class ModelRunner:
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, layouts: Layouts, windows: Windows) -> None:
-        self.graphs: GraphRunner | None = None  # for forwards that fit into a bucket; None: all are flat batches
+        self.graphs: GraphRunner | None = None  # None: all forwards are flat batches
         self._model, self._cache, self._layouts = model, cache, layouts
         self._device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
         self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
@@ -221,43 +204,58 @@ class ModelRunner:
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
 
-    def use_graphs(self, longest: int) -> None:
-        """From now on forwards that fit run in buckets, for sessions of at most so many slots."""
-        self.graphs = GraphRunner(
-            self._call, self._cache, self._dtype, self._device, longest, self._windows, self._cache.gathers
-        )
+    def use_graphs(self) -> GraphRunner:
+        """From now on forwards read numbers of tokens, and can be captured."""
+        self.graphs = GraphRunner(self.forward, self._cache, self._windows, self._device)
+        return self.graphs
 
-    def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
-        """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
-        prepared = self.graphs.prepare(slices) if self.graphs is not None else None
-        if prepared is None:
-            return self._flat(slices)
-        return _split(prepared(), slices)
+    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> dict[BatchSlice, Tensor]:
+        """One forward for slices of different sessions: the logits of each, float32 (rows, V).
 
-    def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
+        `ids` (int64, on the device) take the place of the slices' own, of which each has one.
+        """
+        if self.graphs is None or too_large(slices):
+            return self._flat(slices, ids)
+        return _split(self.graphs.run(slices, ids), slices)
+
+    def forward(self, inputs: StepInputs, kept: Tensor | None = None) -> Tensor:
+        """The model's logits after each token, (tokens, V), or after those kept, whatever the numbers are.
+
+        Waits for nothing, and may be called several times in what is captured: a call sees the keys of those before.
+        """
+        targets = {
+            id(pool_of(self._cache, window)): marks[0]
+            for window, marks in zip(self._windows, inputs.marks, strict=True)
+        }
+        self._cache.map_slots([targets[id(pool)] for pool in self._cache.pools], inputs.positions)
+        return self._call(inputs.ids, inputs.positions, inputs.marks, kept)
+
+    def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
-        self._cache.map_slots(batch.slot_mappings, batch.positions[0], batch.gathered)
-        options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}
-        logits = self._call(batch.ids, batch.positions, batch.layouts, **options)[0]
-        if batch.kept is not None and not options:
-            logits = logits.index_select(0, batch.kept)
-        return _split(logits.float(), batch.slices)
+        self._cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
+        if ids is None:
+            ids = batch.ids
+        else:
+            places = {one: place for place, one in enumerate(slices)}
+            ids = ids[sent(torch.tensor([places[one] for one in batch.slices]), self._device)]
+        return _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
 
-    def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout], **options: Tensor) -> Tensor:
-        """The model's logits, (1, tokens, V), where layers see what the layout of their window says."""
+    def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout | Tensor], kept: Tensor | None) -> Tensor:
+        """The model's logits, (rows, V), where layers see what the layout of their window says."""
+        options = {"logits_to_keep": kept} if self._keeps_logits and kept is not None else {}
         self._layouts.of_layers = [layouts[number] for number in self._numbers]
         try:
             logits: Tensor = self._model(
-                input_ids=ids,
-                position_ids=positions,
+                input_ids=ids[None],
+                position_ids=positions[None],
                 attention_mask=self._mask,
                 past_key_values=self._cache,
                 use_cache=True,
                 **options,
-            ).logits
+            ).logits[0]
         finally:
             self._layouts.of_layers = None
-        return logits
+        return logits if kept is None or options else logits.index_select(0, kept)
 
 
 def _split(logits: Tensor, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:

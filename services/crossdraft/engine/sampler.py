@@ -1,57 +1,81 @@
 """The sampler: what jobs want to know of logits (distributions, rows, draws), computed in batches.
 
 A sampler request names rows of logits and what to compute of them. Requests that are alike are computed together, each
-bitwise as it would be alone; only small results leave the device, all at once, as columns for all requests.
+bitwise as it would be alone; only small results leave the device, as columns, all requests' of a step in one copy.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise, repeat
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from itertools import accumulate, chain, pairwise, repeat
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.device import sent
+from crossdraft.engine.device import Fetched, Fetching, fetched, sent
 from crossdraft.engine.distributions import (
     NOT_FINITE,
     Columns,
     Likely,
     Nodes,
+    Warping,
     columns_of,
+    cut_distributions,
+    cut_rows,
     distributions,
-    drafting_distributions,
     greedy,
     joined,
     log_probabilities_of,
     row_table,
     scores,
     tempered,
+    width_of,
 )
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
-from crossdraft.verification.noise import KeyedNoise, Unsigned, fill_uniform_words, moments, uniform_words
+from crossdraft.verification.noise import (
+    KeyedNoise,
+    Unsigned,
+    beginnings,
+    exponentials_of,
+    fill_uniform_words,
+    moments,
+    uniform_words,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
 N = TypeVar("N")  # Row or Sample
 Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
-Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with the offset in letters
+Moment = tuple[NoiseKey, int]  # what a draw is keyed by, the offset in letters since the start of the output
+MOST_IDS = 1 << 62  # above any id
 SCRATCH = 1 << 14  # random words that a CPU mixes together
 CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
 TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
 
 
-# Draws on the host.
+# Draws.
 
 
-class Draws(Protocol):
-    """Draws of a session from distributions on the host, few ids each; `DrawRequest` draws from whole ones."""
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws of a session: with a key the same draw for the same offset, always; without one a fresh draw each time."""
+
+    noise: KeyedNoise
+    key: NoiseKey | None
+    generator: np.random.Generator | None = None  # of fresh keys
+
+    def at(self, offset: int) -> Moment:
+        """What a draw is keyed by, at so many letters since the start of the output."""
+        if self.key is not None:
+            return self.key, offset
+        assert self.generator is not None
+        return NoiseKey(int(self.generator.integers(1 << 64, dtype=np.uint64))), offset
 
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
         """One of `ids` (n,), drawn with its probability (n,), then those that came nearest to being drawn instead.
@@ -60,57 +84,19 @@ class Draws(Protocol):
             ids: distinct.
             probabilities: with a sum of one.
             offset: letters since the start of the output.
-            count: ids besides the draw, at most, the nearest first.
+            count: ids besides the draw, at most, the nearest first: those that arrive next in the same exponential
+                race, or without a key the most probable ones.
         """
-        ...
-
-    def chance(self, offset: int) -> Chance:
-        """What decides a draw from a whole distribution."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class KeyedDraws:
-    """The same draw for the same offset, always."""
-
-    noise: KeyedNoise
-    key: NoiseKey
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """As in `Draws`: those that arrive next in the same exponential race."""
-        if not count:
-            return [self.noise.draw(ids, probabilities, self.key, offset)]
-        possible = np.flatnonzero(probabilities > 0)
-        arrivals = self.noise.exponentials(self.key, offset, ids[possible]) / probabilities[possible]
-        ranked: list[int] = ids[possible[_smallest(arrivals, 1 + count)]].tolist()
-        return ranked
-
-    def chance(self, offset: int) -> Chance:
-        """As in `Draws`: the same race over all ids."""
-        return self.key, offset
-
-
-@dataclass(frozen=True, eq=False)
-class RandomDraws:
-    """A fresh draw each time."""
-
-    generator: np.random.Generator
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """As in `Draws`: the most probable ones. The offset is not used."""
-        cumulative = probabilities.cumsum()
-        place = cumulative.searchsorted(self.generator.random() * cumulative[-1], side="right")
-        if place == len(ids):  # by rounding: the last id that has a probability is meant
-            place = np.flatnonzero(probabilities)[-1]
-        drawn = int(ids[place])
+        key, offset = self.at(offset)
+        drawn = self.noise.draw(ids, probabilities, key, offset)
         if not count:
             return [drawn]
-        likely: list[int] = ids[_smallest(-probabilities, 1 + count)].tolist()
-        return [drawn, *[token for token in likely if token != drawn][:count]]
-
-    def chance(self, offset: int) -> Chance:
-        """As in `Draws`: where the cumulative probabilities are cut."""
-        return self.generator.random()
+        possible = np.flatnonzero(probabilities > 0)
+        distances = -probabilities[possible]
+        if self.key is not None:
+            distances = -self.noise.exponentials(key, offset, ids[possible]) / distances
+        nearest: list[int] = ids[possible[_smallest(distances, 1 + count)]].tolist()
+        return [drawn, *[token for token in nearest if token != drawn][:count]]
 
 
 def _smallest(values: Probabilities, count: int) -> Ids:
@@ -121,39 +107,100 @@ def _smallest(values: Probabilities, count: int) -> Ids:
     return places[np.argsort(values[places], kind="stable")]
 
 
+class Moments(NamedTuple):
+    """What the draws of several rows are keyed by, on the device."""
+
+    beginnings: Tensor  # int64 (n,), of the keys
+    offsets: Tensor  # int64 (n,), letters since the start of the output
+
+    @staticmethod
+    def of(at: Sequence[Moment], device: torch.device) -> "Moments":
+        return Moments.of_keys([key for key, _ in at], [(offset,) for _, offset in at], device)
+
+    @staticmethod
+    def of_keys(keys: Sequence[NoiseKey], offsets: Sequence[Sequence[int]], device: torch.device) -> "Moments":
+        """Several offsets for each key."""
+        flat = np.fromiter(chain.from_iterable(offsets), np.int64)
+        numbers = np.stack([beginnings(keys).repeat([*map(len, offsets)]), flat])
+        return Moments(*sent(torch.from_numpy(numbers), device))
+
+
 class Clocks:
     """Keyed noise on the device where the logits are: an exponential clock for each column.
 
-    The random words are bitwise those of `KeyedNoise`. Logarithms are the device's own: a draw differs from one of
-    `KeyedNoise` only where the first two of a race arrive within rounding.
+    A draw is that of `KeyedNoise`, bit by bit, from the same probabilities. Where all ids are in the race the device's
+    own logarithm says which two arrive first, and the noise's definition which of them does.
+
+    Args:
+        noise: of the vocabulary.
+        device: of the logits.
+        kept: the id of each column; None: column i is id i.
+        lengths: letters of each id, for paths.
     """
 
-    def __init__(self, noise: KeyedNoise, device: torch.device, kept: Ids | None = None) -> None:
-        """`kept`: the id of each column; None: column i is id i."""
-        hashes = noise.hashes if kept is None else noise.hashes[kept]
+    def __init__(
+        self, noise: KeyedNoise, device: torch.device, kept: Ids | None = None, lengths: Sequence[int] = ()
+    ) -> None:
+        every = np.arange(len(noise)) if kept is None else kept
+        hashes, self.kept, self.letters = noise.hashes[every], kept, lengths
+        self.ids = None if kept is None else torch.from_numpy(kept).to(device)
+        self.lengths = torch.tensor([lengths[token] for token in every] if lengths else [], device=device)  # by column
         self._hashes = torch.from_numpy(hashes).to(device)
+        self._on_host = device.type == "cpu"  # numpy is faster there
         self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
 
-    def arrivals(
-        self, distributions: Tensor, at: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None
+    def draw(
+        self, distributions: Tensor, at: Moments, columns: Tensor | None = None, places: Tensor | None = None
     ) -> Tensor:
-        """When each id arrives in the race that draws: the first is drawn, impossible ones never arrive.
+        """The place in its row of what is drawn from each of some distributions, int64 (n, 1).
 
         Args:
             distributions: float64 (n, m).
-            at: of each row, its key and its offset in letters since the start of the output.
-            columns: int64 (m,), those of the logits that distributions are of; None: all, or the first m.
+            at: of each row.
+            columns: int64 (k,), those of the logits that are counted as columns; None: all, or the first.
+            places: int64 (n, m), the columns that the distributions are of; None: the first.
+        """
+        if places is not None:
+            return self._first(distributions, at, places if columns is None else columns[places], None)
+        arrivals = self.arrivals(distributions, at, columns)
+        first = arrivals.argmin(-1, keepdim=True)
+        near = torch.cat([first, arrivals.scatter_(-1, first, torch.inf).argmin(-1, keepdim=True)], -1)
+        return self._first(distributions.gather(-1, near), at, near if columns is None else columns[near], near)
+
+    def _first(self, distributions: Tensor, at: Moments, columns: Tensor, places: Tensor | None) -> Tensor:
+        """Which of a few columns (n, m) arrives first, the lower one where two arrive at once."""
+        words: Any = self._hashes[columns]
+        if self._on_host:
+            words, moment = words.numpy(), moments(*(each.numpy() for each in at))
+            words = uniform_words(words, *(each[:, None] for each in moment))
+            exponentials = torch.from_numpy(exponentials_of(words, words.astype(np.float64)))
+        else:
+            words = uniform_words(words, *(each[:, None] for each in moments(*at)))
+            exponentials = exponentials_of(words, words.double())
+        arrivals = (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
+        tied = columns.masked_fill(arrivals > arrivals.amin(-1, keepdim=True), MOST_IDS)
+        first = tied.argmin(-1, keepdim=True)
+        return first if places is None else places.gather(-1, first)
+
+    def arrivals(self, distributions: Tensor, at: Moments, columns: Tensor | None = None) -> Tensor:
+        """When each id arrives in the race that draws, up to rounding: impossible ones never do.
+
+        Args:
+            distributions: float64 (n, m).
+            at: of each row.
+            columns: as in `draw`.
 
         Returns:
             float64 (n, m).
         """
         hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
         arrivals = torch.empty_like(distributions)
-        if hashes.device.type == "cpu":
-            self._fill_uniform(arrivals.numpy(), hashes.numpy().view(np.uint64), moments(at).view(np.uint64))
+        if self._on_host:
+            moment = np.stack(moments(*(each.numpy() for each in at)), axis=1)
+            self._fill_uniform(arrivals.numpy(), hashes.numpy().view(np.uint64), moment.view(np.uint64))
         else:
-            words = sent(torch.from_numpy(moments(at)), hashes.device)
-            arrivals.copy_(uniform_words(hashes, words[:, :1], words[:, 1:])).add_(0.5).mul_(2.0**-53)
+            first, second = moments(*at)
+            arrivals.copy_(uniform_words(hashes, first[:, None], second[:, None])).add_(0.5).mul_(2.0**-53)
         arrivals.log_().neg_().div_(distributions)
         return arrivals.nan_to_num_(torch.inf, torch.inf)  # 0 / 0 never arrives, either
 
@@ -191,12 +238,16 @@ class SamplerRequest(ABC, Generic[R]):
         """What must be equal in requests that run together, besides their class and V."""
 
     @abstractmethod
-    def run(self, requests: Sequence[Self]) -> Sequence[R]:
-        """The results of requests of one kind, this one among them.
+    def launch(self, requests: Sequence[Self]) -> Fetching[Sequence[R]]:
+        """The results of requests of one kind, this one among them: asks for tensors on the host once.
 
         Raises:
             ValueError: one of them has no result.
         """
+
+    def run(self, requests: Sequence[Self]) -> Sequence[R]:
+        """The same, with nothing else beside it."""
+        return fetched(self.launch(requests))
 
     def result(self) -> "Generator[SamplerRequest[R], R, R]":
         """Asks the model thread; returns the result."""
@@ -297,32 +348,43 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.processor.warping, self.clocks, self.likely
+        return self.nodes.processor.kind, self.clocks, self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[SampleRequest]") -> list[Found[Sample]]:
+    def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
+        sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
         logits = joined([one.nodes.logits for one in requests])
-        drawn, shares = self._drawn(requests, logits)
-        log_probabilities = log_probabilities_of(logits)
-        columns = [drawn, shares, log_probabilities.gather(-1, drawn)]
-        found = torch.cat([column.double() for column in columns], -1).cpu().numpy()
-        if not (found[:, 1] > 0).all():
+        found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
+        at = Moments.of_keys([one.key for one in requests], [one.offsets for one in requests], logits.device)
+        drawn, certain = _drawn(found, Warping.of(options, sizes, logits.device), width, self.clocks, at)
+        own = log_probabilities_of(logits)
+        tokens, possible, values, *likely = yield (
+            drawn,
+            certain,
+            own.gather(-1, drawn),
+            *Likely.tensors(own, self.likely),
+        )
+        if not possible.all():
             raise ValueError(NOT_FINITE)
-        likely = Likely.of(log_probabilities, self.likely) if self.likely else None
-        table = SampleTable(found[:, 0].astype(np.int64), found[:, 2], likely)
-        return _sliced(table.nodes, [len(one.offsets) for one in requests])
+        table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], Likely.of(*likely) if likely else None)
+        return _sliced(table.nodes, sizes)
 
-    def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and their probabilities, each (n, 1)."""
-        options = self.nodes.processor.warping
-        found = scores([one.nodes for one in requests], logits)
-        if options.temperature == 0:
-            return greedy(found)
-        distribution = tempered(found, options)
-        at = [(one.key, offset) for one in requests for offset in one.offsets]
-        drawn = self.clocks.arrivals(distribution, at).argmin(-1, keepdim=True)
-        return drawn, distribution.gather(-1, drawn)
+
+def _drawn(
+    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments, columns: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A draw from each row of scores (n, m), and whether it was possible, (n, 1) each; `columns` as in `Clocks`."""
+    if warping.greedy:
+        return greedy(scores)
+    if not width:
+        distribution = tempered(scores, warping)
+        drawn = clocks.draw(distribution, at, columns)
+        return drawn, distribution.gather(-1, drawn) > 0
+    best, places = scores.topk(width)
+    distribution = tempered(best, warping)
+    first = clocks.draw(distribution, at, columns, places)
+    return places.gather(-1, first), distribution.gather(-1, first) > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,13 +397,16 @@ class RowRequest(_OfNodes[Found[Row]]):
 
     @property
     def kind(self) -> Hashable:
-        return self.nodes.processor.warping, self.head, self.likely
+        return self.nodes.processor.kind, self.head, self.likely
 
-    def run(self, requests: "Sequence[RowRequest]") -> list[Found[Row]]:
+    @torch.inference_mode()
+    def launch(self, requests: "Sequence[RowRequest]") -> Fetching[list[Found[Row]]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
-        table = row_table(distributions([one.nodes for one in requests]), self.head, listed)
-        return _sliced(table.logged(joined([one.nodes.logits for one in requests]), self.likely).nodes, sizes)
+        logits = None if self.likely is None else joined([one.nodes.logits for one in requests])
+        found = distributions([one.nodes for one in requests])
+        table = yield from row_table(found, self.head, listed, logits, self.likely or 0)
+        return _sliced(table.nodes, sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,16 +421,16 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
         return self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[ScoreRequest]") -> list[Found[Sample]]:
+    def launch(self, requests: "Sequence[ScoreRequest]") -> Fetching[list[Found[Sample]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
-        found = torch.cat([own.double(), (values >= own).sum(-1, keepdim=True).double()], -1).cpu().numpy()
+        found, ranks, *likely = yield own, (values >= own).sum(-1), *Likely.tensors(values, self.likely)
         if np.isnan(found).any():
             raise ValueError(NOT_FINITE)
-        likely, ranks = Likely.of(values, self.likely), found[:, 1].astype(np.int64)
-        table = SampleTable(tokens.numpy(), found[:, 0], likely, ranks)
+        known = Likely.of(*likely) if likely else None
+        table = SampleTable(tokens.numpy(), found[:, 0], known, ranks.astype(np.int64))
         return _sliced(table.nodes, [len(one.tokens) for one in requests])
 
 
@@ -373,42 +438,71 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
 
 
 @dataclass(frozen=True, eq=False)
-class DistributionRequest(_OfLogits[Sequence[Distribution]]):
-    """The distribution of each row, as in `drafting_distributions`, whose arguments these are."""
-
-    options: SamplingOptions
-    row_width: int
-    allowed: Columns | None = None
-
-    @property
-    def kind(self) -> Hashable:
-        return self.options, self.row_width, self.allowed
-
-    def run(self, requests: "Sequence[DistributionRequest]") -> list[Sequence[Distribution]]:
-        logits = [one.logits for one in requests]
-        found = drafting_distributions(joined(logits), self.options, self.row_width, self.allowed)
-        return _split(found, [each.shape[0] for each in logits])
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawing(_OfLogits[Sequence[T]]):
+class _OfDrafter(_OfLogits[R]):
     """About what the drafter draws from each row."""
 
     options: SamplingOptions  # penalties and biases are not used
+
+    def scores(self, requests: "Sequence[_OfDrafter[R]]", allowed: Columns | None) -> tuple[Tensor, Warping, int]:
+        """Of all rows what may be drawn, its options, and the best columns that alone can be drawn, as `width_of`."""
+        found = columns_of(joined([one.logits for one in requests]), allowed)
+        sizes = [one.logits.shape[0] for one in requests]
+        warping = Warping.of([one.options for one in requests], sizes, found.device)
+        return found, warping, width_of(self.options, found.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
+    """The distribution that a drafter draws from after each row: ids and probabilities, the largest first if cut."""
+
+    row_width: int  # most probable columns that are kept; 0: all, without rounding
+    allowed: Columns | None = None  # the only columns that may be drawn; None: all
+
+    @property
+    def kind(self) -> Hashable:
+        return Warping.kind(self.options, self.logits.shape[-1]), self.row_width, self.allowed
+
+    @torch.inference_mode()
+    def launch(self, requests: "Sequence[DistributionRequest]") -> Fetching[list[Sequence[Distribution]]]:
+        """As in `SamplerRequest`; ValueError: logits are not finite, or nothing is allowed."""
+        scores, warping, width = self.scores(requests, self.allowed)
+        if self.row_width or warping.greedy:
+            weights, places = yield cut_distributions(scores, warping, self.row_width or 1, width)
+        else:  # nothing is cut, and to order a whole vocabulary is slow
+            (weights,) = yield (tempered(scores, warping),)
+            places = np.broadcast_to(np.arange(weights.shape[-1]), weights.shape)
+        columns = places.astype(np.int64)
+        found = cut_rows(weights, columns if self.allowed is None else self.allowed.numbers[columns])
+        return _split(found, [one.logits.shape[0] for one in requests])
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing(_OfDrafter[Sequence[T]]):
+    """About draws from whole distributions."""
+
     clocks: Clocks
-    chances: Sequence[Chance]  # of each row, all of one kind
+    at: Sequence[Moment]  # of each row
+    keyed: bool  # whether the target draws with the same noise
     count: int = 0  # columns that are wanted, fewer where fewer are possible
     allowed: Columns | None = None  # the only ones that may be drawn; None: all
 
     @property
     def kind(self) -> Hashable:
-        return self.options, self.clocks, type(self.chances[0]), self.count, self.allowed
+        kind = Warping.kind(self.options, self.logits.shape[-1])
+        return kind, self.clocks, self.keyed, self.count, self.allowed
 
-    def arrivals(self, distribution: Tensor, chances: list[Chance]) -> Tensor | None:
-        """As of `Clocks`; None: the draws are not keyed."""
-        at = [chance for chance in chances if not isinstance(chance, float)]
-        columns = None if self.allowed is None else self.allowed.on_device
-        return self.clocks.arrivals(distribution, at, columns) if at else None
+    @property
+    def columns(self) -> Tensor | None:
+        return None if self.allowed is None else self.allowed.on_device
+
+    def moments(self, requests: "Sequence[_Drawing[T]]") -> Moments:
+        return Moments.of([at for one in requests for at in one.at], self.logits.device)
+
+    def numbers(self, places: Probabilities) -> list[list[int]]:
+        """The columns of logits that places among those that are allowed stand for."""
+        found = places.astype(np.int64)
+        numbers: list[list[int]] = (found if self.allowed is None else self.allowed.numbers[found]).tolist()
+        return numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,30 +515,29 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
     """
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[tuple[int, float]]]]:
+    def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[list[tuple[int, float]]]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
-        scores = columns_of(joined([one.logits for one in requests]), self.allowed)
-        weights = self._weights(scores, [chance for one in requests for chance in one.chances])
-        top = weights.topk(min(self.count, weights.shape[-1]))
-        places, values = top.indices.cpu().numpy(), top.values.tolist()
-        columns = places if self.allowed is None else self.allowed.numbers[places]
+        scores, warping, _ = self.scores(requests, self.allowed)
+        weights = self._weights(scores, warping, requests)
+        values, places = yield weights.topk(min(self.count, weights.shape[-1]))
         found = [
             [(column, value) for column, value in zip(*row, strict=True) if value > 0]
-            for row in zip(columns.tolist(), values, strict=True)
+            for row in zip(self.numbers(places), values.tolist(), strict=True)
         ]
         if not all(found):
             raise ValueError(NOT_FINITE)
         return _split(found, [one.logits.shape[0] for one in requests])
 
-    def _weights(self, scores: Tensor, chances: list[Chance]) -> Tensor:
-        if self.options.temperature == 0 or self.options.top_k == 1:
+    def _weights(self, scores: Tensor, warping: Warping, requests: "Sequence[TopRequest]") -> Tensor:
+        if warping.greedy:
             return scores.softmax(-1, dtype=torch.float64)
-        distribution = tempered(scores, self.options)
-        arrivals = self.arrivals(distribution, chances)
-        if arrivals is None:
+        distribution = tempered(scores, warping)
+        if self.keyed:
+            distribution = 1 / self.clocks.arrivals(distribution, self.moments(requests), self.columns)
+            distribution /= distribution.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
+        if warping.top_k is None:
             return distribution
-        rates = 1 / arrivals
-        return rates / rates.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
+        return torch.where(warping.top_k == 1, scores.softmax(-1, dtype=torch.float64), distribution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,72 +546,162 @@ class DrawRequest(_Drawing[list[int]]):
     being drawn, the nearest first."""
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[DrawRequest]") -> list[Sequence[list[int]]]:
+    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[list[int]]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes = [one.logits.shape[0] for one in requests]
-        scores = columns_of(joined([one.logits for one in requests]), self.allowed)
-        drawn, distances, possible = self._drawn(scores, [chance for one in requests for chance in one.chances])
-        places, certain = torch.stack([drawn, possible.long()]).tolist()
-        if not all(certain):
+        scores, warping, width = self.scores(requests, self.allowed)
+        at = self.moments(requests)
+        tensors = [*_drawn(scores, warping, width, self.clocks, at, self.columns)]
+        firsts = [*accumulate(sizes, initial=0)][:-1]
+        places, possible, *near = yield tensors + (self._nearest(scores, firsts, requests) if self.count else [])
+        if not possible.all():
             raise ValueError(NOT_FINITE)
-        found = [[place] for place in places]
-        if self.count:
-            firsts = [*accumulate(sizes, initial=0)][:-1]
-            for first, others in zip(firsts, self._nearest(scores[firsts], distances[firsts]), strict=True):
-                found[first] = list(dict.fromkeys([places[first], *others]))[: 1 + self.count]
-        if self.allowed is not None:
-            found = [self.allowed.numbers[columns].tolist() for columns in found]
+        found = self.numbers(places)
+        for first, others, never in zip(firsts, self.numbers(near[0]), near[1].tolist(), strict=True) if near else ():
+            following = [column for column, out in zip(others, never, strict=True) if not out]
+            found[first] = list(dict.fromkeys([*found[first], *following]))[: 1 + self.count]
         return _split(found, sizes)
 
-    def _drawn(self, scores: Tensor, chances: list[Chance]) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns, how far others were from being drawn (n, m), and whether what was drawn has a probability."""
-        if self.options.temperature == 0:
-            best, certain = greedy(scores)
-            return best[:, 0], -scores, certain[:, 0] > 0
-        distribution = tempered(scores, self.options)
-        distances = self.arrivals(distribution, chances)
-        if distances is not None:
-            drawn = distances.argmin(-1)
+    def _nearest(self, scores: Tensor, firsts: Sequence[int], requests: "Sequence[DrawRequest]") -> list[Tensor]:
+        """Of the first row of each request the nearest columns, then the best; and which of them cannot be drawn."""
+        scores = scores[sent(torch.tensor(firsts), scores.device)]
+        warping = Warping.of([one.options for one in requests], [1] * len(firsts), scores.device)
+        if warping.greedy:
+            distances = -scores
+        elif self.keyed:
+            at = Moments.of([one.at[0] for one in requests], scores.device)
+            distances = self.clocks.arrivals(tempered(scores, warping), at, self.columns)
         else:
-            drawn = _inverted(distribution, torch.tensor(chances, dtype=distribution.dtype))
+            distribution = tempered(scores, warping)
             distances = -distribution.where(distribution > 0, -torch.inf)
-        return drawn, distances, distribution.gather(-1, drawn[:, None])[:, 0] > 0
-
-    def _nearest(self, scores: Tensor, distances: Tensor) -> list[list[int]]:
-        """The nearest columns of each row; if some of them cannot be drawn, the best scores follow the others."""
         count = min(1 + self.count, scores.shape[-1])
         near, best = distances.topk(count, largest=False), scores.topk(count).indices
-        found = torch.cat([near.indices, near.values.isinf(), best], -1).tolist()
-        return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]
+        return [torch.cat([near.indices, best], -1), torch.cat([near.values.isinf(), torch.zeros_like(best) > 0], -1)]
 
 
 @dataclass(frozen=True, eq=False)
 class PathRequest:
     """Asks for several tokens, each drawn from the row after the one before, without the job in between.
 
-    The first row is that of `forward`, which asks for one. The ids that were drawn are the result, a `PathResult`.
+    While nobody else waits for the model they are drawn without the host in between, too.
     """
 
-    forward: ForwardRequest
-    asks: Callable[[Tensor, Sequence[int]], SamplerRequest[Sequence[list[int]]]]  # given logits (1, V) after the tokens
-    id_of: Callable[[int], int]  # that a column of the logits stands for
-    tokens: int  # at least 1; the session has room for all
+    forward: ForwardRequest  # for the first row, and for slots of all tokens but the last
+    options: SamplingOptions
+    clocks: Clocks
+    at: Moment  # of the first draw
+    row_width: int = 0  # as in `DistributionRequest`: above 0 the distributions are wanted, too
+    allowed: Columns | None = None  # the only columns that may be drawn; None: all
+
+    @property
+    def tokens(self) -> int:
+        return 1 + self.forward.more
+
+    def kind(self, columns: int) -> Hashable:
+        """What must be equal in paths that are drawn together, as in `SamplerRequest`."""
+        return Warping.kind(self.options, columns), self.clocks, self.row_width, self.allowed
+
+    def after(self, tokens: Sequence[int]) -> "PathRequest":
+        """What is left when these were drawn."""
+        key, offset = self.at
+        offset += sum(map(self.clocks.letters.__getitem__, tokens))
+        return replace(self, forward=self.forward.after(tokens), at=(key, offset))
+
+
+Drawn = tuple[int, Distribution | None]  # an id, and the distribution that it was drawn from, if that was wanted
 
 
 class PathResult(NamedTuple):
     """What a job receives for a `PathRequest`."""
 
-    tokens: list[int]
+    drawn: list[Drawn]
     queued: float  # seconds from the request to its first step
 
 
-def _inverted(distribution: Tensor, chances: Tensor) -> Tensor:
-    """Where the cumulative sums of each row (n, m) reach their part (n,) of the total."""
-    sums, chances = distribution.cumsum(-1), sent(chances, distribution.device)
-    last = (sums < sums[:, -1:]).sum(-1)  # the last column that adds anything: not to be passed by rounding
-    return torch.minimum(torch.searchsorted(sums, chances[:, None] * sums[:, -1:], right=True)[:, 0], last)
+class Paths:
+    """Paths that are drawn step by step on the device: what each step adds, and the host need not know until the end.
+
+    Nothing here waits for the device, and all may be captured: only the contents of tensors differ.
+
+    Args:
+        requests: what is left of each path.
+        rows: the logits after each of them, floating (n, V).
+    """
+
+    def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
+        kinds: dict[Hashable, list[int]] = {}
+        for place, one in enumerate(requests):
+            kinds.setdefault(one.kind(rows.shape[-1]), []).append(place)
+        self.order = [place for places in kinds.values() for place in places]  # of the paths, in each step
+        self._alike = [_AlikePaths([requests[place] for place in places], rows) for places in kinds.values()]
+        self.extend(rows if len(kinds) == 1 else rows[sent(torch.tensor(self.order), rows.device)])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """To be fetched, all at once."""
+        return [tensor for paths in self._alike for tensor in paths.tensors]
+
+    def extend(self, rows: Tensor) -> None:
+        """Draws a token after each row of logits (n, V), whose ids on the device are `ids`, int64 (n,)."""
+        parts = zip(self._alike, rows.split([paths.size for paths in self._alike]), strict=True)
+        ids = [paths.extend(part) for paths, part in parts]
+        self.ids = ids[0] if len(ids) == 1 else torch.cat(ids)
+
+    def found(self, arrays: Fetched) -> list[list[Drawn]]:
+        """What was drawn on each path, of what was fetched; raises ValueError: logits are not finite."""
+        found: list[list[Drawn]] = []
+        for paths in self._alike:
+            own, arrays = arrays[: len(paths.tensors)], arrays[len(paths.tensors) :]
+            found += paths.found(own)
+        places = dict(zip(self.order, found, strict=True))
+        return [places[place] for place in range(len(found))]
 
 
-def _completed(near: list[int], impossible: list[int], best: list[int]) -> list[int]:
-    possible = [place for place, never in zip(near, impossible, strict=True) if not never]
-    return possible if len(possible) == len(near) else [*possible, *best]
+class _AlikePaths:
+    """Paths of one kind."""
+
+    def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
+        self.tensors: list[Tensor] = []
+        self.size, one = len(requests), requests[0]
+        self._one, columns = one, rows.shape[-1] if one.allowed is None else len(one.allowed.numbers)
+        self._warping = Warping.of([one.options for one in requests], [1] * self.size, rows.device)
+        self._width = width_of(one.options, columns)
+        self._at = Moments.of([request.at for request in requests], rows.device)
+
+    @torch.inference_mode()
+    def extend(self, logits: Tensor) -> Tensor:
+        """As of `Paths`."""
+        one, clocks = self._one, self._one.clocks
+        scores = columns_of(logits, one.allowed)
+        allowed = None if one.allowed is None else one.allowed.on_device
+        if one.row_width:
+            weights, places = cut_distributions(scores, self._warping, one.row_width, self._width)
+            first = None if self._warping.greedy else clocks.draw(weights, self._at, allowed, places)
+            drawn, found = places if first is None else places.gather(-1, first), [weights, places]
+        else:
+            drawn, possible = _drawn(scores, self._warping, self._width, clocks, self._at, allowed)
+            found = [possible]
+        column = drawn[:, 0] if allowed is None else allowed[drawn[:, 0]]
+        ids = column if clocks.ids is None else clocks.ids[column]
+        self._at = Moments(self._at.beginnings, self._at.offsets + clocks.lengths[column])
+        self.tensors += [ids, *found]
+        return ids
+
+    def found(self, arrays: Fetched) -> list[list[Drawn]]:
+        """As of `Paths`."""
+        each = 3 if self._one.row_width else 2
+        steps = [self._step(*arrays[begin : begin + each]) for begin in range(0, len(arrays), each)]
+        return [list(path) for path in zip(*steps, strict=True)]
+
+    def _step(self, ids: Probabilities, weights: Probabilities, places: Probabilities | None = None) -> list[Drawn]:
+        if not (weights[:, 0] > 0).all():
+            raise ValueError(NOT_FINITE)
+        tokens = ids.astype(np.int64).tolist()
+        if places is None:
+            return [(token, None) for token in tokens]
+        kept, allowed = self._one.clocks.kept, self._one.allowed
+        columns = places.astype(np.int64)
+        rows = cut_rows(weights, columns if allowed is None else allowed.numbers[columns])
+        return [
+            (token, (ids if kept is None else kept[ids], row)) for token, (ids, row) in zip(tokens, rows, strict=True)
+        ]

@@ -120,6 +120,8 @@ def plan_stretches(saved: Iterable[Ids], request: ForwardRequest, lag: int = LAG
 class SequentialEngine(Engine):
     """Runs any causal language model whose forward takes and returns a cache that can be copied; raises as `Engine`."""
 
+    follows = False
+
     def __init__(
         self, model: PreTrainedModel, max_length: int | None, budget: int | MemoryShare, chunk: int, unbatched: str
     ) -> None:

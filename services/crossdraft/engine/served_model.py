@@ -1,6 +1,6 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from crossdraft.engine.device import device_of
 from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
@@ -27,6 +29,11 @@ from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
+MOST_CAPTURED = 8192  # tokens of a forward that is captured as a CUDA graph
+# Is called when a model is loaded and has no KV cache yet, with its device, and bytes of a token in that cache: makes
+# what is to have memory beside it.
+MakeBeside = Callable[[torch.device, int], object]
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -42,13 +49,26 @@ class ModelOptions:
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
     emulation: Emulation = NOTHING_EMULATED
     reuse: bool = True  # a session may begin with a prefix that another one computed
-    eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
+    eager: bool = False  # no layer is compiled, and no forward captured as a CUDA graph; on a CPU none is in any case
+    graph_sizes: tuple[int, ...] | None = None  # tokens of forwards that are; None: as many as memory allows
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
     quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
     tensor_parallel_size: int = 1  # processes that share it, each with a device of its own (`tensor_parallel`)
     lora: LoraModule | None = None
     generation_config: str = NEUTRAL  # of a target: as in `load_model`
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def captured(self) -> tuple[int, ...] | None:
+        """Tokens of forwards that are captured as CUDA graphs at start; None: as many as memory allows."""
+        return () if self.eager else self.graph_sizes
+
+    def beside(self, device: torch.device, token_bytes: int) -> "ModelOptions":
+        """The same, where another model has a KV cache made later (as `MakeBeside`): both hold about as many tokens."""
+        own = torch.empty(0, device=device_of(self.device)).device
+        if own != device or not isinstance(self.budget, MemoryShare):
+            return self
+        return replace(self, budget=replace(self.budget, beside=token_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +88,7 @@ class RunningModel:
         budget: int | MemoryShare = WHAT_IS_THERE,
         emulation: Emulation = NOTHING_EMULATED,
         reuse: bool = True,
-        eager: bool = False,
+        graph_sizes: Sequence[int] | None = None,
     ) -> "RunningModel":
         """Starts a loaded model in a thread; it is changed, and only the engine may use it from here on.
 
@@ -78,11 +98,15 @@ class RunningModel:
         about = loaded.description
         tokenization = tokenization_of(about, side)
         pack(loaded.model)
-        engine = engine_of(loaded.model, loaded.max_length, budget, reuse=reuse, graphs=False if eager else None)
+        compiled = False if graph_sizes == () else None
+        engine = engine_of(
+            loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes, compiled=compiled
+        )
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
-            ModelThread(engine, _step_of(engine, loaded, emulation)),
+            # A step of the drafter's is short, and what a pass of the target on the same device waits for.
+            ModelThread(engine, _step_of(engine, loaded, emulation), priority=-1 if side is Side.DRAFTER else 0),
             tokenization,
             KeyedNoise.of(tokenization.vocabulary),
             about,
@@ -91,7 +115,7 @@ class RunningModel:
 
     @cached_property
     def clocks(self) -> Clocks:
-        return Clocks(self.noise, self.thread.engine.device, self.kept)
+        return Clocks(self.noise, self.thread.engine.device, self.kept, self.lengths)
 
     @cached_property
     def lengths(self) -> Sequence[int]:
@@ -140,6 +164,9 @@ def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepF
 
 def load(options: ModelOptions) -> LoadedModel:
     """Loads a model; raises ValueError with a text that says what to change."""
+    if not all(1 <= size <= MOST_CAPTURED for size in options.graph_sizes or ()):
+        given = ",".join(map(str, options.graph_sizes or ()))
+        raise NumberOutOfRangeError(f"--cuda-graph-sizes must be from 1 to {MOST_CAPTURED} tokens, got {given}")
     if options.threads is not None:
         if options.threads < 1:
             raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
@@ -160,12 +187,25 @@ def load(options: ModelOptions) -> LoadedModel:
     )
 
 
-def run_model(options: ModelOptions, side: Side) -> RunningModel:
+def run_model(options: ModelOptions, side: Side, beside: MakeBeside = lambda _, __: None) -> RunningModel:
     """Loads and starts a model; takes seconds. Raises ValueError with a text that says what to change."""
-    running = RunningModel.of(load(options), side, options.budget, options.emulation, options.reuse, options.eager)
+    loaded = load(options)
+    beside(loaded.model.device, token_bytes_of(loaded.model))
+    running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.captured)
     try:
         running.thread.engine.populate()
     except NumberOutOfRangeError:
         running.close()
         raise
+    if running.thread.engine.device.type == "cuda":
+        torch.cuda.synchronize()  # what was done so far was on the default stream
     return running
+
+
+def token_bytes_of(model: PreTrainedModel) -> int:
+    """About how many bytes of keys and values a token has on a device, as the configuration says."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * kept * width * model.dtype.itemsize // (model.tp_size or 1))

@@ -33,7 +33,7 @@ from crossdraft.engine.loader import check_divisible
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest, common_prefix
-from crossdraft.engine.served_model import ModelOptions, RunningModel, load, run_model
+from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel, load, run_model
 from crossdraft.text.letters import Side
 from crossdraft.types.trees import TokenTree
 
@@ -70,7 +70,11 @@ def _followed(options: ModelOptions, number: int, host: str, port: int, connecti
 
 
 def run_ranks(
-    options: ModelOptions, side: Side, host: str = "127.0.0.1", start: StartRanks = start_here
+    options: ModelOptions,
+    side: Side,
+    beside: MakeBeside = lambda _, __: None,
+    host: str = "127.0.0.1",
+    start: StartRanks = start_here,
 ) -> RunningModel:
     """As `run_model`, with `options.tensor_parallel_size` ranks: the others are started, and find this one at `host`.
 
@@ -78,7 +82,7 @@ def run_ranks(
         ValueError: with a text that says what to change.
     """
     if options.tensor_parallel_size == 1:
-        return run_model(options, side)
+        return run_model(options, side, beside)
     _check(options)
     if options.threads is None and not torch.accelerator.is_available():
         options = replace(options, threads=max(1, torch.get_num_threads() // options.tensor_parallel_size))
@@ -89,7 +93,7 @@ def run_ranks(
     leader = Leader(start(options, host, port))
     try:
         _join(options, 0, store)
-        running = run_model(options, side)
+        running = run_model(options, side, beside)
     except BaseException:
         leader.end()
         raise
@@ -171,7 +175,8 @@ class Leader:
         number, before = self._sessions.get(request.session) or (next(self._numbers), ())
         self._sessions[request.session] = number, request.context
         shared, tree = common_prefix(before, request.context), request.tree
-        return number, shared, request.context[shared:], tree.tokens, tree.parents, request.wanted, one.tokens
+        nodes = tree.tokens, tree.parents, request.wanted, request.more
+        return number, shared, request.context[shared:], *nodes, one.tokens
 
     def _tell(self, call: object) -> None:
         data = msgpack.packb(call, default=int)
@@ -194,9 +199,9 @@ def follow(options: ModelOptions, number: int, host: str, port: int, connection:
     calls: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_receive, args=(connection, calls), daemon=True).start()
     _join(options, number, TCPStore(host, port, is_master=False, timeout=LOADING))
-    loaded, graphs = load(options), False if options.eager else None
+    loaded = load(options)
     pack(loaded.model)
-    engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graphs=graphs)
+    engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graph_sizes=options.captured)
     engine.populate()
     contexts: dict[int, tuple[int, ...]] = {}
     while (call := calls.get()) is not None:
@@ -219,6 +224,6 @@ def _receive(connection: Connection, calls: "SimpleQueue[Any]") -> None:
 
 def _scheduled(told: tuple[Any, ...], contexts: dict[int, tuple[int, ...]]) -> ScheduledRequest:
     """What `Leader` told, with the contexts that sessions had."""
-    session, shared, rest, tokens, parents, wanted, most = told
+    session, shared, rest, tokens, parents, wanted, more, most = told
     contexts[session] = context = contexts.get(session, ())[:shared] + rest
-    return ScheduledRequest(ForwardRequest(session, context, TokenTree(tokens, parents), wanted), most)
+    return ScheduledRequest(ForwardRequest(session, context, TokenTree(tokens, parents), wanted, more), most)

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.frames import RoleCodec
-from crossdraft.rpc.links import Link, LinkSession, Listener
+from crossdraft.rpc.links import Link, LinkSession, Listener, codec_of
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
-from crossdraft.rpc.transport import MessageLimit, ServiceChannel
+from crossdraft.rpc.transport import Channel, MessageLimit, ServiceChannel
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
 from crossdraft.v1 import common_pb2
 
@@ -60,7 +60,7 @@ class _Client(Generic[OpenRequest]):
         self._channel = ServiceChannel(self.address, self.limit, self.tls)
 
     @property
-    def channel(self) -> grpc.aio.Channel:
+    def channel(self) -> Channel:
         """For what begins now; a link on one with other credentials ends with its last session."""
         channel = self._channel.current()
         if self._link is not None and self._link.channel is not channel:
@@ -113,7 +113,7 @@ class _Client(Generic[OpenRequest]):
             link = self._link = Link(
                 channel,
                 f"/{self.role.service}/{self.role.stream}",
-                self.role.client(description.vocabulary_size),
+                codec_of(channel, self.role.client(description.vocabulary_size)),
                 self.limit,
                 self.service,
                 description.fingerprint,

@@ -119,6 +119,21 @@ def _weight_of_node(node: Row | Sample) -> int:
     return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
+class MemoryFrame(bytes):
+    """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
+
+    messages: tuple[tuple[int, Any], ...]
+
+    @staticmethod
+    def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
+        frame = MemoryFrame()
+        frame.messages = tuple(messages)
+        return frame
+
+
+MEMORY_CODEC: FrameCodec[Any, Any] = FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], weight_of)
+
+
 def check_frame(raw: bytes, messages: Sequence[object]) -> None:
     """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
     if len(messages) > MOST_MESSAGES:

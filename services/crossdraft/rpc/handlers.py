@@ -28,14 +28,15 @@ from crossdraft.rpc.errors import (
     to_status,
 )
 from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
-from crossdraft.rpc.links import Inbox, Join, Outbox
+from crossdraft.rpc.links import Inbox, Join, Outbox, codec_of
+from crossdraft.rpc.memory import MemoryContext
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
 
 Opening_contra = TypeVar("Opening_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
 Answer_contra = TypeVar("Answer_contra", contravariant=True)
-Context = grpc.aio.ServicerContext[bytes, bytes]
+Context = grpc.aio.ServicerContext[bytes, bytes] | MemoryContext
 log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
 MOST_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
@@ -118,7 +119,7 @@ class SessionLimits:
             raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
 
 
-def peer_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
+def peer_of(context: "Context") -> str:
     """The client of a call: its certificate's first name where there is one, else its address without the port."""
     identities = context.peer_identities()
     if identities:
@@ -310,7 +311,9 @@ class ServerLink:
     """One client's stream and its sessions."""
 
     def __init__(self, handlers: Handlers[Any, Any, Any], context: Context) -> None:
-        self.outbox: Outbox[Any] = Outbox(handlers.codec, handlers.limit, self.end)
+        codec_here = codec_of(context, handlers.codec)
+        self.outbox: Outbox[Any] = Outbox(codec_here, handlers.limit, self.end)
+        self._inbox = handlers.inbox if codec_here is handlers.codec else Inbox(codec_here, handlers.limit)
         self._handlers = handlers
         self._context = context
         # Older clients, which do not say what they know, take a second `Opened` for a fault.
@@ -359,7 +362,7 @@ class ServerLink:
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         async for raw in requests:
-            messages = await self._handlers.inbox.read(raw)
+            messages = await self._inbox.read(raw)
             share = len(raw) / max(1, len(messages))
             for number, message in messages:
                 self._received(number, message, share)

@@ -22,6 +22,7 @@ from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.frames import Answer, Ask, Opening, RoleCodec
 from crossdraft.rpc.handlers import Activity, Handlers, Service, SessionLimits
+from crossdraft.rpc.memory import MemoryEndpoint
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
@@ -62,7 +63,7 @@ class Listening:
     """
 
     host: str = "127.0.0.1"
-    port: int = 0  # 0: any that is free
+    port: int | None = 0  # 0: any that is free; None: a service is for clients in its own process only
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
     tls: TlsFiles | FrontFiles | None = None  # None: plaintext, for whoever can reach the port
@@ -73,7 +74,7 @@ class Listening:
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
-        if not 0 <= self.port <= 65535:
+        if not 0 <= (self.port or 0) <= 65535:
             raise ValueError(f"port must be between 0 (any that is free) and 65535, got {self.port}")
         if not 0 <= (self.metrics_port or 0) <= 65535:
             raise ValueError(f"metrics_port must be between 0 (any that is free) and 65535, got {self.metrics_port}")
@@ -89,7 +90,7 @@ class Listening:
         if self.shared:
             return
         host = self.host.strip("[]")
-        for port, option in ((self.port, ""), (self.metrics_port or 0, "--metrics-port")):
+        for port, option in ((self.port or 0, ""), (self.metrics_port or 0, "--metrics-port")):
             try:
                 with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
                     tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
@@ -183,7 +184,7 @@ class Endpoint:
 
 
 class Server(Serving, Generic[Opening, Ask, Answer]):
-    """A gRPC server of one service. Must be made in a running event loop."""
+    """A server of one service: over gRPC, and for clients in its own process. Must be made in a running event loop."""
 
     def __init__(
         self,
@@ -198,9 +199,13 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         self._service = service
         self._listening = listening
         handlers = self._handlers = Handlers(role, service, listening.sessions, listening.limit)
-        self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
+        self._endpoint = None
+        if listening.port is not None:
+            self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
+        self._here = MemoryEndpoint(handlers)
         self.registry = Registry()
-        self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, statistics))
+        self.own_metrics = ServiceMetrics(role.name, service.description.model, handlers.activity, statistics)
+        self.registry.register(self.own_metrics)
         self._lag = LoopLag(self.registry, role.name)
         self._exporter = Exporter(self.registry)
         self._statistics = statistics
@@ -217,7 +222,13 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
 
     @property
     def address(self) -> str:
-        return self._endpoint.address
+        """For everybody; where it listens nowhere, that for its own process."""
+        return self.here if self._endpoint is None else self._endpoint.address
+
+    @property
+    def here(self) -> str:
+        """For clients in its own process."""
+        return self._here.address
 
     async def start(self) -> str:
         """Begins to listen; returns the address.
@@ -230,8 +241,9 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         if listening.metrics_port is not None:
             self.metrics = self._exporter.start(listening.host, listening.metrics_port)
             self._marks["metrics"] = self.metrics
+        self._here.start()
         try:
-            return await self._endpoint.start()
+            return self.address if self._endpoint is None else await self._endpoint.start()
         except BaseException:
             await self._exporter.stop()
             raise
@@ -239,7 +251,8 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
         self._handlers.drain()
-        await self._endpoint.drain()
+        ends = [self._here.drain(self._listening.grace_seconds)]
+        await asyncio.gather(*ends, *([] if self._endpoint is None else [self._endpoint.drain()]))
         await self._exporter.stop()
         await self._service.close()
         self._lag.stop()

@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import grpc
 
+from crossdraft.rpc.memory import HOST, MemoryChannel
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 
 MIB = 1 << 20
@@ -103,6 +104,7 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
 )
 
 
+Channel = grpc.aio.Channel | MemoryChannel
 REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
     grpc.ChannelConnectivity.READY: True,
     grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
@@ -114,7 +116,7 @@ class ServiceChannel:
     """The channel to an address. Must be made in a running event loop, and closed.
 
     Args:
-        address: host:port.
+        address: host:port, or that of a service in this process (`memory`).
         limit: of messages.
         tls: credentials, fixed or renewed from files whenever a session begins; None: plaintext.
     """
@@ -125,9 +127,10 @@ class ServiceChannel:
         self._tls = tls
         self._credentials = tls.now() if isinstance(tls, RenewedCredentials) else tls
         self._channel = self._made()
-        self._all = WeakSet((self._channel,))  # a replaced one closes itself with the last of its sessions
+        # A replaced one closes itself with the last of its sessions.
+        self._all: WeakSet[Channel] = WeakSet((self._channel,))
 
-    def current(self) -> grpc.aio.Channel:
+    def current(self) -> Channel:
         """The channel for what begins now; open sessions keep theirs."""
         if isinstance(self._tls, RenewedCredentials) and (credentials := self._tls.now()) is not self._credentials:
             self._credentials = credentials
@@ -146,7 +149,9 @@ class ServiceChannel:
         for channel in list(self._all):
             await channel.close(None)
 
-    def _made(self) -> grpc.aio.Channel:
+    def _made(self) -> Channel:
+        if self._address.startswith(f"{HOST}:"):
+            return MemoryChannel(self._address)
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._address, options=self._options)
         return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)

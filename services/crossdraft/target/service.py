@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from crossdraft.engine.device import fetched
 from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
-from crossdraft.engine.served_model import ModelOptions, RunningModel
+from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
@@ -53,7 +54,7 @@ class ServeTarget:
 
     model: ModelOptions
     listening: Listening = field(default_factory=Listening)
-    run: Callable[[ModelOptions, Side], RunningModel] = run_ranks
+    run: Callable[[ModelOptions, Side, MakeBeside], RunningModel] = run_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +351,8 @@ def _fetched(
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
     one = replace(nodes, logits=logits, history=history)
-    table = row_table(distributions([one]), head, listed).logged(logits, likely)
+    logged = None if likely is None else logits
+    table = fetched(row_table(distributions([one]), head, listed, logged, likely or 0))
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
@@ -360,13 +362,13 @@ def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> Pa
     return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
 
 
-async def target_server(options: ServeTarget) -> TargetServer:
+async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:
     """Loads the model; the server does not listen yet.
 
     Raises:
         ValueError: the model cannot be run with these options.
     """
-    running = await asyncio.to_thread(options.run, options.model, Side.TARGET)
+    running = await asyncio.to_thread(options.run, options.model, Side.TARGET, beside)
     if own := running.description.defaults.given:
         text = "the model's own settings are the defaults of requests, %s; if not intended: --generation-config vllm"
         log.warning(text, own)

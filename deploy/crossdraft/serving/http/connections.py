@@ -21,7 +21,7 @@ from crossdraft.serving.http.errors import INVALID, RefusedError
 from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
-LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object
+LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object, or the defaults
 MOST_PIPELINED = 64  # requests that a client may send before it has been answered
 KEPT = 32  # file handles for everything but connections, besides a quarter of the others
 
@@ -164,6 +164,6 @@ class Connection(HttpToolsProtocol):
 
 def limit_uvicorn() -> list[object]:
     """Makes servers that this process starts from now on, as a proxy of Ray Serve does, limit their connections."""
-    limits = ConnectionLimits(**json.loads(os.environ[LIMITS]))
+    limits = ConnectionLimits(**json.loads(os.environ.get(LIMITS, "{}")))
     HTTP_PROTOCOLS["auto"] = partial(Connection, Connections(limits))  # type: ignore[assignment]  # it need be no name
     return []  # middleware

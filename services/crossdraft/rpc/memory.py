@@ -1,0 +1,157 @@
+"""Links within a process: the other side is handed the messages themselves, without gRPC, protobuf or a socket.
+
+What is here takes the place of gRPC's channel, of its calls, and of their contexts in the service. `links` and
+`handlers` are the two sides of such a link as of any other.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import grpc
+
+HOST = "in-process"  # in place of a host's name; the port is a number of the service
+Metadata = Sequence[tuple[str, str]]
+Status = tuple[grpc.StatusCode, str]
+STOPPED: Status = grpc.StatusCode.UNAVAILABLE, "it was stopped"
+_numbers = count(1)
+_endpoints: "WeakValueDictionary[str, MemoryEndpoint]" = WeakValueDictionary()  # those that serve, by address
+
+
+class Pipe(asyncio.Queue[bytes | None]):
+    """Frames of one direction; None is their end."""
+
+    async def write(self, frame: bytes) -> None:
+        """Returns once it is taken: whoever does not read holds up the other side."""
+        self.put_nowait(frame)
+        await self.join()
+
+    async def read(self) -> bytes | None:
+        frame = await self.get()
+        self.task_done()
+        if frame is None:
+            self.put_nowait(None)  # it stays the end
+        return frame
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (frame := await self.read()) is not None:
+            yield frame
+
+
+class MemoryContext:
+    """Of the service's handler of a stream, as gRPC's."""
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]], metadata: Metadata) -> None:
+        self.write = write
+        self.status: Status | None = None  # why the handler has aborted
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
+
+    def peer(self) -> str:
+        return f"{HOST}:0"
+
+    def peer_identities(self) -> None:
+        """There is no certificate."""
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        """There is nobody to send it to."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        self.status = code, details
+        raise grpc.aio.AbortError
+
+
+class MemoryCall(asyncio.Task[None]):
+    """A client's stream to a service, as gRPC's: the task in which the service handles it."""
+
+    def __init__(self, handling: Any, metadata: Metadata) -> None:
+        self._requests, self._replies = Pipe(), Pipe()
+        self.write, self.read = self._requests.write, self._replies.read
+        self._serving = MemoryContext(self._replies.write, metadata)
+        # Without a context: log lines of all sessions must not name the request of the first.
+        super().__init__(self._handled(handling), loop=asyncio.get_running_loop(), context=contextvars.Context())
+        self.add_done_callback(self._end)  # also of one that is cancelled before it begins
+
+    async def _handled(self, handling: Any) -> None:
+        with suppress(grpc.aio.AbortError):
+            if handling is None:
+                await self._serving.abort(*STOPPED)
+            await handling.link(aiter(self._requests), self._serving)
+
+    def _end(self, _: object) -> None:
+        for pipe in (self._requests, self._replies):
+            pipe.put_nowait(None)
+
+    async def code(self) -> grpc.StatusCode:
+        return (await self._status())[0]
+
+    async def details(self) -> str:
+        return (await self._status())[1]
+
+    async def _status(self) -> Status:
+        await asyncio.wait([self])
+        if not self.cancelled() and (fault := self.exception()) is not None:
+            return grpc.StatusCode.UNKNOWN, repr(fault)
+        return STOPPED if self.cancelled() else self._serving.status or (grpc.StatusCode.OK, "")
+
+
+class MemoryChannel:
+    """A client's to the service with an address, as gRPC's; the service may come later."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        there = self._address in _endpoints
+        return grpc.ChannelConnectivity.READY if there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    def unary_unary(self, path: str, *_: object) -> Callable[..., Awaitable[bytes]]:
+        return self._described
+
+    def stream_stream(self, path: str, *_: object) -> Callable[..., MemoryCall]:
+        return self._called
+
+    async def close(self, grace: float | None = None) -> None:
+        """Each call is ended by its link."""
+
+    async def _described(self, request: bytes, **_: float) -> bytes:
+        endpoint, nothing = _endpoints.get(self._address), grpc.aio.Metadata()
+        if endpoint is None:
+            raise grpc.aio.AioRpcError(STOPPED[0], nothing, nothing, STOPPED[1], None)
+        raw: bytes = await endpoint.handling.describe(request, None)
+        return raw
+
+    def _called(self, _: None, metadata: Metadata) -> MemoryCall:
+        endpoint = _endpoints.get(self._address)
+        call = MemoryCall(None if endpoint is None else endpoint.handling, metadata)
+        if endpoint is not None:
+            endpoint.calls.add(call)
+            call.add_done_callback(endpoint.calls.discard)
+        return call
+
+
+class MemoryEndpoint:
+    """Where this process's own clients find a service."""
+
+    def __init__(self, handling: Any) -> None:
+        self.handling = handling  # `handlers.Handlers`
+        self.address = f"{HOST}:{next(_numbers)}"
+        self.calls: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        _endpoints[self.address] = self
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes no new call, lets open ones go on for the grace period, and ends."""
+        _endpoints.pop(self.address, None)
+        if calls := [*self.calls]:
+            _, late = await asyncio.wait(calls, timeout=grace_seconds)
+            for one in late:
+                one.cancel()
+            await asyncio.wait(calls)

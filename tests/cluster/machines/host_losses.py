@@ -1,0 +1,149 @@
+"""Seeded streams while a host falls silent: `python -m tests.cluster.machines.host_losses`, in a checkout, as root.
+
+Five machines: a head that can do everything, and one for each role beside it. All links of one are cut, so that nobody
+is told; clients ask the fronts of the head, of the host with fronts, and the proxy of the host with orchestrators,
+which has none. The head goes on alone where all others are lost, one after the other.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.machines.events import deploy, roles
+from tests.cluster.machines.figures import table
+from tests.cluster.machines.machines import Machine
+from tests.cluster.machines.person import FILE, PORT, REPOSITORY, Person, person
+from tests.cluster.machines.streams import REPEATS, Stream, Streams, client_of, faults_of
+
+OFFERS = {
+    "drafter": {"drafter": 1},
+    "target": {"target": 1},
+    "front": {"ingress": 8},
+    "orchestrator": {"orchestrator": 8},
+}
+HEAD = '{"ingress": 8, "target": 1, "orchestrator": 8, "drafter": 1}'
+AFTER = 15.0  # seconds that clients go on after a loss
+KNOWN_SECONDS = 300.0
+ROLES = {"front": ["http", "grpc"]}  # of a host that has not only what it is named after
+HEADINGS = ("host lost", "streams", "broken", "texts that differ", "worst pause, by the clients' front")
+ASKED = ("head", "front", "orchestrator")  # hosts that clients ask
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What became of the streams whose clients asked a host that was not lost."""
+
+    host: str
+    at: float  # seconds of the monotonic clock
+    streams: dict[str, Sequence[Stream]]  # by the host that was asked
+    faults: Sequence[str]
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Of a table."""
+        ended = [stream for streams in self.streams.values() for stream in streams]
+        broken = sum(bool(one.fault) for one in ended)
+        pauses = {host: max(one.pause(self.at) or 0.0 for one in ones) for host, ones in self.streams.items()}
+        repeats = {host: sum(one.repeats for one in ones) for host, ones in self.streams.items()}
+        written = (
+            f"{host} {pause:.2f} s" + (f" ({repeats[host]} asked again)" if repeats[host] else "")
+            for host, pause in pauses.items()
+        )
+        return (self.host, str(len(ended)), str(broken), str(len(self.faults) - broken), ", ".join(written))
+
+
+async def bring_up(somebody: Person, sources: Path = REPOSITORY) -> None:
+    """Everything is deployed, on all machines, from a checkout."""
+    somebody.spare()
+    somebody.replace(FILE, """'{"ingress": 8}'""", f"'{HEAD}'")
+    for name, offer in OFFERS.items():
+        folder = somebody.machines[name].home / "crossdraft"
+        (folder / "offers.json").write_text(json.dumps(offer), encoding="ascii")
+    await somebody.make_wheel(sources)
+    await somebody.ray("get-auth-token", "--generate")
+    await somebody.ray("up", "--yes", FILE)
+    await somebody.all_alive(300.0)
+    await deploy(somebody)
+
+
+async def loss(
+    somebody: Person, host: str, fronts: Sequence[str], clients: int, tokens: int, undisturbed: Sequence[Stream]
+) -> Loss:
+    """All links of a host are cut while streams run through `fronts`; it is still silent when they have ended."""
+    seeds, over = range(1, clients + 1), asyncio.Event()
+    lost = somebody.machines[host]
+    asked = {}
+    for name in fronts:  # where there is a front, no client of one that is not lost need ask again
+        repeats = 0 if name != "orchestrator" else REPEATS
+        asked[name] = Streams(client_of(url(somebody.machines[name])), seeds, tokens, repeats)
+    running = {name: asyncio.create_task(streams.keep_on(over)) for name, streams in asked.items()}
+    await asyncio.gather(*(streams.under_way() for streams in asked.values()))
+    at = time.monotonic()
+    await lost.link.cut()
+    await asyncio.sleep(AFTER)
+    over.set()
+    if host in running:
+        running.pop(host).cancel()
+    ended = {name: await task for name, task in running.items()}
+    faults = [fault for streams in ended.values() for fault in faults_of(streams, undisturbed)]
+    return Loss(host, at, ended, faults)
+
+
+def url(machine: Machine) -> str:
+    """Of its HTTP API."""
+    return f"http://{machine.address}:{PORT}"
+
+
+async def measure(
+    hosts: Sequence[str], clients: int, tokens: int, folder: Path, sources: Path = REPOSITORY
+) -> list[Loss]:
+    """The hosts are lost one after the other, of a cluster that is brought up for it."""
+    async with person(["head", *OFFERS], folder) as somebody:
+        await bring_up(somebody, sources)
+        async with client_of(somebody.url) as client:
+            undisturbed = await Streams(client, range(1, clients + 1), tokens).run()
+        left, fronts, losses = await roles(somebody.url), list(ASKED), list[Loss]()
+        print("processes:", dict(left), flush=True)
+        for host in hosts:
+            losses.append(await loss(somebody, host, fronts, clients, tokens, undisturbed))
+            print(*losses[-1].row, *losses[-1].faults[:3], sep=" | ", flush=True)
+            left -= Counter(ROLES.get(host, [host]))
+            fronts = [one for one in fronts if one != host]
+            await known(somebody, left)
+    return losses
+
+
+async def known(somebody: Person, left: Counter[str]) -> None:
+    """Returns once all know what there is."""
+    until = time.monotonic() + KNOWN_SECONDS
+    while (found := await roles(somebody.url)) != left:
+        assert time.monotonic() < until, f"there is {dict(found)}, not {dict(left)}"
+        await asyncio.sleep(1.0)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=4, help="of each front, that stream at once")
+    parser.add_argument("--tokens", type=int, default=100, help="of each output")
+    parser.add_argument("--times", type=int, default=3, help="that a cluster is brought up, and each host lost")
+    parser.add_argument("--only", choices=OFFERS, help="this host")
+    parser.add_argument("--sources", type=Path, default=REPOSITORY, help="another checkout, whose wheel is measured")
+    given = parser.parse_args()
+    rows = []
+    for _ in range(given.times):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            hosts = [given.only] if given.only else list(OFFERS)
+            measured = measure(hosts, given.clients, given.tokens, Path(folder), given.sources)
+            rows += [one.row for one in asyncio.run(measured)]
+    print(*table(HEADINGS, rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

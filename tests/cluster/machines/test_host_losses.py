@@ -1,0 +1,19 @@
+"""Hosts that fall silent while streams run through fronts of their own and of others."""
+
+from pathlib import Path
+
+import pytest
+
+from crossdraft.bench.emulation import NoEmulationError
+from tests.cluster.machines.host_losses import measure
+
+
+@pytest.mark.full
+async def test_a_silent_host_breaks_no_stream_but_those_of_its_own_fronts(tmp_path: Path) -> None:
+    """Outputs that its fronts ask for end on orchestrators of other hosts, which makes these stop nothing else."""
+    try:
+        losses = await measure(["front", "orchestrator"], clients=4, tokens=64, folder=tmp_path)
+    except NoEmulationError as error:
+        pytest.skip(str(error))
+    assert [(one.host, one.faults) for one in losses] == [("front", []), ("orchestrator", [])]
+    assert all(stream.ended for one in losses for streams in one.streams.values() for stream in streams)

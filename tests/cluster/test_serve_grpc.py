@@ -1,0 +1,71 @@
+"""Serve's own gRPC with our options, and which orchestrators it chooses."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from ray._private.authentication import authentication_utils
+from ray.serve._private import replica
+from ray.serve._private.request_router import replica_wrapper
+from ray.serve.generated import serve_pb2, serve_pb2_grpc
+
+from crossdraft.cluster import serve_grpc
+from crossdraft.cluster.serve_grpc import AVOID_SECONDS, Elsewhere
+from tests.cluster.scripted import nothing
+from tests.rpc.proxy import Link
+
+
+class Silent(serve_pb2_grpc.ASGIServiceServicer):  # type: ignore[misc]  # Ray's classes are not typed
+    """A replica that says one thing, and then nothing more."""
+
+    async def HandleRequestStreaming(self, request: Any, context: Any) -> Any:  # noqa: N802 - Serve's name
+        yield serve_pb2.ASGIResponse(serialized_message=bytes(5 * 2**20))  # more than gRPC takes by itself
+        await nothing()
+
+
+async def test_a_link_that_is_cut_ends_a_stream_of_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Serve makes its channels, the stream would be silent for longer than a test may take."""
+    monkeypatch.setattr(authentication_utils, "is_token_auth_enabled", lambda: False)
+    serve_grpc.keep_alive()
+    server: Any = replica.create_grpc_server_with_interceptors(asynchronous=True, options=[])
+    serve_pb2_grpc.add_ASGIServiceServicer_to_server(Silent(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with Link(f"127.0.0.1:{port}") as link:
+        channel: Any = replica_wrapper.init_grpc_channel(link.address, options=[], asynchronous=True)
+        call = serve_pb2_grpc.ASGIServiceStub(channel).HandleRequestStreaming(serve_pb2.ASGIRequest())
+        assert (await call.read()).serialized_message
+        link.cut()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        await channel.close()
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    await server.stop(None)
+
+
+async def test_replicas_that_are_avoided_are_chosen_only_where_there_are_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Elsewhere, "avoided", {})
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(serve_grpc, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    names = ["a0", "b0", "c0"]
+    replicas: list[Any] = [SimpleNamespace(actor_id=bytearray.fromhex(name)) for name in names]
+    router = object.__new__(Elsewhere)
+
+    async def chosen() -> set[str]:
+        rounds = [(await router.choose_replicas(replicas))[0] for _ in range(100)]
+        assert {len(one) for one in rounds} <= {1, 2}
+        return {one.actor_id.hex() for some in rounds for one in some}
+
+    assert await chosen() == {*names}
+    Elsewhere.avoid("b0")
+    assert await chosen() == {"a0", "c0"}
+    Elsewhere.avoid("a0")
+    assert await chosen() == {"c0"}
+    clock.now += AVOID_SECONDS - 1
+    Elsewhere.avoid("c0")
+    assert await chosen() == {*names}
+    clock.now += 1
+    assert await chosen() == {"a0", "b0"}
