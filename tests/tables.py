@@ -354,12 +354,16 @@ class DrafterLane:
         first, draft = self.sent, self.draft
         draft_tokens: list[DraftToken] = []
         branches: list[Branch] = []
+        reason = ""
         for _ in range(self.size):
             before = self.toy.text
             draft_tokens.append(self._next())
             branches += self._branches(before, draft_tokens[-1], draft)
             self.sent += 1
-        return Drafted(draft.epoch, tuple(draft_tokens), 0.0, first=first, branches=tuple(branches))
+            if draft.least_likely and draft_tokens[-1].token == 0:  # it ends by what it has drawn itself
+                reason, self.wanted = "the rest is unlikely", self.sent
+                break
+        return Drafted(draft.epoch, tuple(draft_tokens), 0.0, reason, first, tuple(branches))
 
     def _next(self) -> DraftToken:
         if not self.again:

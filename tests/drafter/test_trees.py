@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 import pytest
 import torch
@@ -36,7 +36,9 @@ class Weights(Reference):
         return dict(enumerate((weights / weights.sum()).tolist()))
 
 
-def grown(reference: Weights, letters: list[Letters], nodes: int, depth: int) -> tuple[Path, set[Path]]:
+def grown(
+    reference: Weights, letters: list[Letters], nodes: int, depth: int, least: float = 0.0
+) -> tuple[Path, set[Path]]:
     """The draft and the other nodes, as in EAGLE-2: each step expands the tip and the heaviest others."""
     width = tree_width(nodes, depth)
     costs: dict[Path, float] = {(): 0.0}
@@ -45,6 +47,8 @@ def grown(reference: Weights, letters: list[Letters], nodes: int, depth: int) ->
     for _ in range(depth):
         others = sorted((cost, path) for path, cost in costs.items() if path not in (*draft, *expanded))
         due = [path for _, path in others if len(path) < depth][: width - 1]
+        if sum(exp(-costs[path]) for path in [draft[-1], *due]) < least:
+            break
         for path in [draft[-1], *due]:
             expanded.add(path)
             heaviest = sorted(reference.after(path).items(), key=lambda one: -one[1])[:width]
@@ -59,20 +63,24 @@ def grown(reference: Weights, letters: list[Letters], nodes: int, depth: int) ->
 
 
 @pytest.mark.parametrize("opening", [GREEDY, KEYED, DRAWN], ids=["greedy", "keyed", "drawn"])
-@pytest.mark.parametrize(("nodes", "depth"), [(12, 3), (40, 5)])
+@pytest.mark.parametrize(("nodes", "depth", "least"), [(12, 3, 0.0), (40, 5, 0.0), (12, 6, 0.5), (24, 8, 0.9)])
 async def test_a_tree_has_the_heaviest_nodes_of_those_that_were_expanded(
-    drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, nodes: int, depth: int
+    drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, nodes: int, depth: int, least: float
 ) -> None:
+    """It ends where it would expand nodes that are hardly reached."""
     vocabulary = drafter_model.tokenization.vocabulary
-    draft, others = grown(reference := Weights(drafter_model, opening), list(vocabulary.letters), nodes, depth)
+    reference = Weights(drafter_model, opening)
+    draft, others = grown(reference, list(vocabulary.letters), nodes, depth, least)
     async with drafter.session(opening) as session:
-        await session.send(Draft(1, 0, NOTHING, depth, tree_nodes=nodes))
+        await session.send(Draft(1, 0, NOTHING, depth, tree_nodes=nodes, least_likely=least))
         reply = await Epoch(1).hear(session)
+    assert bool(reply.reason) == (len(draft) < depth)
+    assert least == 0 or len(draft) < depth
     assert tuple(one.token for one in reply.draft_tokens) == draft
     leaves = {path for path in others if not any(other[:-1] == path for other in others)}
     expected = set()
     for leaf in leaves:
-        shared = next(place for place in range(depth + 1) if leaf[: place + 1] != draft[: place + 1])
+        shared = next(place for place in range(len(leaf)) if leaf[: place + 1] != draft[: place + 1])
         expected.add((reference.length(leaf[:shared]), vocabulary.letters[leaf[shared]], leaf[shared + 1 :]))
     assert {(branch.offset, branch.letters, branch.tokens) for branch in reply.branches} == expected
     assert [branch.number for branch in reply.branches] == list(range(1, 1 + len(leaves)))

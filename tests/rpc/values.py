@@ -204,6 +204,7 @@ drafts = st.builds(
     tree_nodes=st.integers(0, MOST_NODES),
     adopt=st.integers(0, 2**32 - 1),
     first=st.integers(0, MOST_DRAFT_TOKENS),
+    least_likely=st.floats(0, 1),
 )
 branches = st.builds(
     Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)

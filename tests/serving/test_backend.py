@@ -74,6 +74,7 @@ async def test_one_more_than_there_is_room_for() -> None:
     ("make", "complaint"),
     [
         (lambda: NamedDrafter("", (NOWHERE,)), "a drafter needs a name"),
+        (lambda: NamedDrafter("auto", (NOWHERE,)), "not 'auto', which stands for the fastest"),
         (lambda: LocalModel("", (NOWHERE,)), "a model needs a name"),
         (lambda: LocalModel("demo", ()), "at least one target"),
         (lambda: LocalModel("demo", (NOWHERE,), MODEL.drafters * 2), "have the same name: a, a"),

@@ -17,7 +17,7 @@ from tests.serving.exposed import samples, value
 from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 
 REQUEST = OutputRequest("req-1", "toy", GenerationRequest("a"))
-WHO = {"model_name": "toy", "drafter": "ngram"}
+WHO = {"model_name": "toy", "drafter": "auto"}
 ALL = WHO | {"method": "slem"}
 
 
@@ -198,6 +198,14 @@ async def test_clients_cannot_make_labels() -> None:
     assert seen == {"toy", "unknown"}
     drafters = {labels["drafter"] for labels, _ in samples(text, "request_success_total")}
     assert drafters == {"unknown", "small", "none"}
+
+
+async def test_an_output_whose_drafter_was_chosen_for_it_is_counted_under_its_name() -> None:
+    metrics, ended = Metrics(), OutputEnded(Reason.STOP, replace(figures(1), drafter="small"))
+    await drained(MeasuredBackend(FakeBackend(end=ended), metrics), replace(REQUEST, drafter="auto"))
+    text = metrics.text()[0].decode()
+    assert {labels["drafter"] for labels, _ in samples(text, "request_success_total")} == {"small"}
+    assert {labels["drafter"] for labels, _ in samples(text, "time_to_first_token_seconds_count")} == {"auto"}
 
 
 async def test_a_model_whose_target_is_not_there_yet_has_its_name() -> None:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, api, connect
+from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded
@@ -463,3 +464,31 @@ async def test_requests_of_equal_prompts_are_resolved_each_by_itself(stack: Stac
     """Python has one object for all texts of one character."""
     both = [stack.complete(prompt="a", max_tokens=tokens, seed=7) for tokens in (2, 3)]
     assert [done.usage and done.usage.completion_tokens for done in await asyncio.gather(*both)] == [2, 3]
+
+
+async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) -> None:
+    """Real services, two drafters, one of which copies: texts are equal whichever is used, and each is named."""
+    target, drafter = stack.servers
+    async with AsyncExitStack() as exits:
+        ngram = await exits.enter_async_context(ngram_server(ServeNgram(listening=AT_ONCE)))
+        named = NamedDrafter("b", (drafter.address,)), NamedDrafter("copies", (ngram.address,))
+        backend = await exits.enter_async_context(LocalBackend([LocalModel("demo", (target.address,), named)]))
+        both = await exits.enter_async_context(front(backend))
+        for name in ("b", "copies"):
+            await backend._connections["demo", name].open()
+        asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
+        texts, used = set(), []
+        for chosen in ("b", "copies", "none", *["auto"] * 4, None):
+            options = {"trace": True} | ({} if chosen is None else {"drafter": chosen})
+            chunks = await both.openai.completions.create(**asked, stream=True, extra_body={"speculative": options})
+            text = ""
+            async for chunk in chunks:
+                text += chunk.choices[0].text if chunk.choices else ""
+                shown = (chunk.model_extra or {}).get("crossdraft") or {}
+                if shown.get("statistics"):
+                    used.append(shown["statistics"]["drafter"])
+            texts.add(text)
+        assert len(texts) == 1
+        assert used[:3] == ["b", "copies", ""]
+        assert set(used[3:]) <= {"b", "copies"}
+        assert len(used) == 8

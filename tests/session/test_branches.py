@@ -159,3 +159,14 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
         replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),)), session.epoch.choice
     )
     assert "at most 1 ids" in fault
+
+
+def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:
+    """No draft token of it is waited for any more, and the drafter has not stood aside."""
+    controller = InTurn((Choice(3, 3, overlap=False, tree_nodes=5, least_likely=0.5),), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller))
+    opened(session)
+    out = session.handle(Replied(DRAFTER, Drafted(1, (DraftToken(0),), 0.0, "a further one is unlikely")), 1.0)
+    sent = only(Pass, out)
+    assert (0,) in sent.tree.paths()
+    assert (session.counts.stood_aside, session.counts.undrafted, session.counts.draft_tokens) == (0, "", 1)

@@ -250,7 +250,12 @@ CHOICES = st.one_of(
     ),
 )
 LOCK_STEP = st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS)
-TREES = st.builds(lambda k, nodes: Choice(k, k, overlap=False, tree_nodes=k + nodes), WINDOWS, st.integers(1, 8))
+TREES = st.builds(
+    lambda k, nodes, least: Choice(k, k, overlap=False, tree_nodes=k + nodes, least_likely=least),
+    WINDOWS,
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.5]),
+)
 METHODS = st.sampled_from([SLEM, TLI, COUPLED, COUPLED_SHARED, UNION, RDK, SLRS])
 
 

@@ -1,16 +1,18 @@
 """The controller among simulated outputs, beside the arms that it chooses from."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from crossdraft.speculation.arms import NO_DRAFTER
-from crossdraft.speculation.choice import PLAIN
+from crossdraft.speculation.choice import PLAIN, Choice, Controller
+from crossdraft.speculation.controller import OutputController
 from tests.speculation.simulator import (
     TOKENS,
+    WITH_TREES,
     Shares,
     Simulation,
     World,
@@ -139,3 +141,30 @@ def test_it_follows_the_load(many: int) -> None:
         simulation.resize(outputs)
         simulation.speed(100 * 0.012)
         assert simulation.speed(300 * 0.012) >= 0.85 * max(arm_speeds(world, outputs).values())
+
+
+def test_a_tree_ends_where_a_step_costs_more_than_it_brings() -> None:
+    """The probability that is asked for is a step's cost in tokens."""
+    for step in (0.0005, 0.0025):
+        make = controllers(WITH_TREES)
+        found: list[float] = []
+
+        def noted(make: Callable[[], Controller] = make, found: list[float] = found) -> Controller:
+            controller = make()
+            assert isinstance(controller, OutputController)
+            choose = controller.choose
+
+            def choosing(now: float) -> Choice:
+                choice = choose(now)
+                if choice.tree_nodes:
+                    found.append(choice.least_likely)
+                return choice
+
+            controller.choose = choosing  # type: ignore[method-assign]
+            return controller
+
+        world = World(0.8, pass_base=0.025, step_base=step, step_each=0.0, samples=True)
+        simulation = Simulation(world, noted, TOKENS, 1, 1)
+        simulation.speed(3.0)
+        usual, cost = sorted(found)[len(found) // 2], step * simulation.emitted / simulation.agenda.now
+        assert cost / 1.5 <= usual <= 1.5 * cost

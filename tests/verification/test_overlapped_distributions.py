@@ -42,6 +42,7 @@ CHOICES = (
     Choice(4, 1),
 )
 TREE = Choice(2, 2, overlap=False, tree_nodes=6)
+ENDED = replace(TREE, least_likely=0.5)  # ... that the drafter ends by what it has drawn
 FEW = ("DT", "TTD", "DDT", "TDS")  # the drafter as fast as the target, late, ahead; waits that end
 PATTERNS = [*FEW, *sorted({"".join(acts) for acts in itertools.product("DTS", repeat=3)} - {*FEW})]
 
@@ -182,7 +183,7 @@ def check_branches(method: Method, pattern: str, choice: Choice, letters: int) -
 
 
 @pytest.mark.parametrize("pattern", few_or_full(FEW, lambda pattern: pattern in ("DT", "TDS")))
-@pytest.mark.parametrize("choices", [(TREE,), full((TREE, Choice(3, 1), PLAIN)), full((Choice(2, 1), TREE))])
+@pytest.mark.parametrize("choices", [(TREE,), (ENDED,), full((TREE, Choice(3, 1), PLAIN)), full((Choice(2, 1), ENDED))])
 def test_draft_trees(choices: tuple[Choice, ...], pattern: str) -> None:
     for toy in (LETTERS, NESTED, ENDING) if FULL else (LETTERS, NESTED):
         for budget, losses in ((16, ()), (2, ((4, "t"), (6, "d")))):

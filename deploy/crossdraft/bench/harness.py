@@ -242,6 +242,7 @@ def total_of(figures: Sequence[Statistics]) -> Statistics:
         "drafter_lost",
         "undrafted",
         "settings",
+        "drafter",
         "lanes",
     )  # the first one's, or none
     for name in (one.name for one in fields(Statistics) if one.name not in first):

@@ -249,7 +249,7 @@ class ApiOptions:
     )
     drafter: list[str] | None = option(
         None,
-        "A name for drafters of one model, and their addresses; repeatable. The first is the default.",
+        "A name for drafters of one model, and their addresses; repeatable. Of several the fastest is used.",
         metavar="NAME=HOST:PORT,...",
     )
     untrusted_drafter: list[str] | None = option(
@@ -525,7 +525,7 @@ class LoadRequests:
     temperature: Temperature = 0.0
     method: str | None = option(None, "By default the server chooses.")
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
-    use_drafter: str | None = option(None, "Drafter of the server, or none; by default its first one.", metavar="NAME")
+    use_drafter: str | None = option(None, "Drafter of the server, or none; by default the fastest.", metavar="NAME")
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
     num_speculative_tokens: int | None = option(
         None,

@@ -30,6 +30,7 @@ from crossdraft.cluster.installed import installed
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
+from crossdraft.serving.backend import AUTO
 from crossdraft.serving.limits import ConnectionLimits, Keys, KeysError
 from crossdraft.serving.logs import LogFormat
 from crossdraft.types.messages import checked_settings
@@ -196,6 +197,8 @@ class ServedService(Part):
         repeated = _repeated([drafter.name for drafter in self.drafters])
         if repeated:
             raise ValueError(f"two drafters of model {self.name!r} have the name {repeated!r}")
+        if AUTO in (drafter.name for drafter in self.drafters):
+            raise ValueError(f"a drafter of model {self.name!r} has the name {AUTO!r}, which stands for the fastest")
         return self
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -20,6 +20,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Repl
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
+from crossdraft.speculation.drafters import DrafterChoice, Gains
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -27,6 +28,7 @@ from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
+AUTO = "auto"  # likewise: the fastest
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
@@ -44,7 +46,7 @@ class OutputRequest:
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
-    drafter: str | None = None  # name of one of the model's drafters; None: its default one; DECODE_PLAINLY: none
+    drafter: str | None = None  # name of one of the model's drafters; DECODE_PLAINLY: none; AUTO, None: the fastest
     trace: bool = False  # stream TraceSpans, too, and each token by itself
     target: str = ""  # fingerprint of the model that made what is committed; no other one goes on with it; "": any
 
@@ -118,7 +120,7 @@ class NamedDrafter:
     """Drafters of one vocabulary, under one name.
 
     Raises:
-        ValueError: the name is empty.
+        ValueError: the name is empty, or AUTO.
     """
 
     name: str
@@ -127,8 +129,8 @@ class NamedDrafter:
     trusted: bool = True
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a drafter needs a name")
+        if self.name in ("", AUTO):
+            raise ValueError(f"a drafter needs a name, and not {AUTO!r}, which stands for the fastest")
 
 
 @dataclass(frozen=True)
@@ -244,9 +246,9 @@ class Connection:
 class LocalBackend:
     """A `Backend` with one pipeline for each model and drafter. Use it with `async with`.
 
-    Pipelines of default drafters are opened at the start, others when a request chooses them. One that cannot be
-    opened is tried again with the next request for it, and whenever `models` is called. Outputs without a drafter are
-    made on the default drafter's pipeline.
+    All are opened at the start; of those of default drafters it is awaited. One that cannot be opened is tried again
+    with the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default
+    drafter's pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
 
     Args:
         models: that are served.
@@ -267,6 +269,7 @@ class LocalBackend:
             for model in models
             for drafter in model.drafters or (None,)
         }
+        self._choices = {model.name: DrafterChoice() for model in models}
         self.running = 0  # outputs
         self._mean_seconds = 0.0  # moving average of an output's duration
 
@@ -285,8 +288,8 @@ class LocalBackend:
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose pipeline is open; begins, without waiting, to open the others."""
-        for model in self._models.values():
-            self._default(model).begin()
+        for connection in self._connections.values():
+            connection.begin()
         found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
         return tuple(
             _served(name, model, made, self._created, self._detail(model, made))
@@ -308,19 +311,42 @@ class LocalBackend:
         return await (await self._default(self._model(model)).open()).written(asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        connection = self._connection(request)
-        with self._admitted():
-            pipeline, begun = await connection.open(), False
+        self._connection(request)  # raises if there is none
+        with self._admitted(), self._choosing(request) as (request, emitted):
+            pipeline, begun = await self._connection(request).open(), False
             while True:
                 try:
                     async with aclosing(self._made(request, pipeline)) as items:
                         async for item in items:
                             begun = True
+                            emitted.append(len(item.tokens) if isinstance(item, Committed) else 0)
                             yield item
                     return
                 except Replaced:
                     if begun or request.target:
                         raise
+
+    @contextmanager
+    def _choosing(self, request: OutputRequest) -> Iterator[tuple[OutputRequest, list[int]]]:
+        """The request with the name of its drafter; and where the tokens that the block emits are counted."""
+        model, asked, emitted = self._model(request.model), request.generation, list[int]()
+        kind, name = (asked.method, asked.greedy), request.drafter
+        if name not in (None, AUTO) or not (gains := self._gains(model, asked)):
+            yield replace(request, drafter=model.default_drafter if name in (None, AUTO) else name), emitted
+            return
+        choice = self._choices[model.name]
+        name, trial = choice.begun(kind, gains)
+        try:
+            yield replace(request, drafter=name), emitted
+        finally:
+            choice.ended(kind, name, trial, sum(emitted), self._gains(model, asked))
+
+    def _gains(self, model: LocalModel, asked: GenerationRequest) -> Gains:
+        """Of the drafters that can draft for a request now."""
+        pipelines = [(name, self._connections[model.name, name].pipeline) for name in model.drafter_names]
+        there = {name: one for name, one in pipelines if one is not None}
+        load = max((one.load for one in there.values()), default=1.0)
+        return {name: gain for name, one in there.items() if (gain := one.gain(asked, load)) is not None}
 
     async def _made(self, request: OutputRequest, pipeline: Pipeline) -> AsyncGenerator[OutputItem, None]:
         """By the model that is served when it begins; raises Replaced if another one has begun it, or takes over."""
@@ -346,7 +372,7 @@ class LocalBackend:
         pipeline.note_idle()
         assert generation.reason is not None
         assert generation.statistics is not None
-        yield OutputEnded(generation.reason, generation.statistics)
+        yield OutputEnded(generation.reason, replace(generation.statistics, drafter=request.drafter or ""))
 
     async def follow(self, model: LocalModel) -> None:
         """Uses these addresses of a model's services from now on; sessions that run on others move there.
@@ -370,7 +396,7 @@ class LocalBackend:
 
     def _connection(self, request: OutputRequest) -> Connection:
         model = self._model(request.model)
-        name = request.drafter or model.default_drafter
+        name = model.default_drafter if request.drafter in (None, AUTO, DECODE_PLAINLY) else request.drafter
         connection = self._connections.get((model.name, name))
         if connection is None:
             there = ", ".join(model.drafter_names) or "none"
@@ -386,6 +412,8 @@ class LocalBackend:
         return self._connections[model.name, model.default_drafter]
 
     async def _begin(self, model: LocalModel) -> None:
+        for name in model.drafter_names:
+            self._connections[model.name, name].begin()
         try:
             await self._default(model).open()
         except ServiceError as error:

@@ -58,7 +58,7 @@ class Client:
         Args:
             request: what to generate.
             model: of the server; empty: its only one.
-            drafter: of the model; None: its default one, empty: none.
+            drafter: of the model; None: the fastest, empty: none.
             name: id of the request; empty: the server makes one.
 
         Raises:

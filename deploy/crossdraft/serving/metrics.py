@@ -25,7 +25,7 @@ from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
-from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
+from crossdraft.serving.backend import AUTO, Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.types.statistics import COARSE, LaneFigures
@@ -333,7 +333,8 @@ class _Measurement:
     def _finish(self, ended: OutputEnded, seconds: float) -> None:
         figures = ended.statistics
         timings = Timings(seconds, self._first, self._latest, self._tokens)
-        self._metrics.finished((self._model, figures.method, self._drafter), ended.reason.value, figures, timings)
+        labels = self._model, figures.method, figures.drafter or self._drafter
+        self._metrics.finished(labels, ended.reason.value, figures, timings)
         with about(request=self._request.id):
             log.info(
                 "output ended (%s) after %.3f s: %s, %d tokens, %.2f a pass, acceptance %.2f%s",
@@ -356,8 +357,8 @@ def _losses(figures: Statistics) -> str:
 def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
     if model is None:
         return {None: DEFAULT, "": NONE}.get(request.drafter, UNKNOWN)
-    if request.drafter is None:
-        return model.drafters[0] if model.drafters else NONE
+    if request.drafter in (None, AUTO):
+        return AUTO if len(model.drafters) > 1 else model.drafters[0] if model.drafters else NONE
     if not request.drafter:
         return NONE
     return request.drafter if request.drafter in model.drafters else UNKNOWN

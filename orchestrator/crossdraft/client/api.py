@@ -34,6 +34,8 @@ from crossdraft.session.output import ShownText
 from crossdraft.session.resolution import (
     Models,
     Prompts,
+    choose_method,
+    controller_of,
     prompts_of,
     resolve,
     sampling_of,
@@ -433,6 +435,25 @@ class Pipeline:
             self._controlled = served
             self._controller = TargetController()
         return self._controller
+
+    @property
+    def load(self) -> float:
+        """Outputs that share a target now, those of others included; 1 if none of this pipeline is under way."""
+        return self._controller.load if self._controller.outputs else 1.0
+
+    def gain(self, request: GenerationRequest, load: float) -> float | None:
+        """As of a controller, of requests like this one; None: the drafters cannot draft for it."""
+        models = self.models
+        if models.drafter is None or not len(self._connected.services.drafters):
+            return None
+        try:
+            request = with_defaults(request, models.target.defaults)
+            request = replace(request if self._trusted else without_trust(request), overlap=Overlap.AUTO)
+            controller = controller_of(request, choose_method(request, models), 1, self._learning, models.copies)
+        except RequestError:
+            return None
+        assert isinstance(controller, OutputController)  # as overlap is automatic
+        return controller.gain(load)
 
     async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
         """Use these services from now on. Sessions that run elsewhere go on, but no new one is opened there."""

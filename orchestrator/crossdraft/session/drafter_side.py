@@ -121,6 +121,7 @@ class DrafterSide:
             0 if branch is None else branch.number,
             max(choice.first, self._adopted),
             choice.tree_nodes,
+            choice.least_likely,
         )
         self.end_epoch()
         self.epoch, self.asked, self._aside = epoch.number, count, False

@@ -201,8 +201,8 @@ class Session:
         counts.drafter_seconds += drafted.seconds
         counts.draft_tokens += len(drafted.draft_tokens)
         counts.audited += len(drafted.draft_tokens) if self._given.audit else 0
-        counts.stood_aside += bool(drafted.reason)
-        counts.undrafted = drafted.reason or counts.undrafted
+        if drafted.reason and not (drafter.received and self.epoch.choice.least_likely):  # else it did as it was told
+            counts.stood_aside, counts.undrafted = counts.stood_aside + 1, drafted.reason
         counts.branches += len(drafted.branches)
         counts.branch_tokens += sum(len(branch.tokens) for branch in drafted.branches)
         return self.target.fetch_late(self.epoch, first)

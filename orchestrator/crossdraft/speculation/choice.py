@@ -25,6 +25,7 @@ class Choice:
     branch_depth: int = 0  # draft tokens of each prepared continuation; 0: none
     branch_width: int = 1  # prepared continuations for each draft token
     tree_nodes: int = 0  # of a draft tree in each round, of paths of at most max_draft_tokens; 0: a chain
+    least_likely: float = 0.0  # probability, as the drafter estimates it, with which a tree is still grown by a step
     chunk: int = 1  # draft tokens in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a free target begins a pass over later draft tokens before the first returns
     run: int = 1  # without a drafter: tokens that the target draws in one pass; extended if the next choice is plain
@@ -48,6 +49,8 @@ class Choice:
                 f"tree_nodes must be 0, or above max_draft_tokens and at most {MOST_NODES} without overlap, "
                 f"got {self.tree_nodes}"
             )
+        if not 0 <= self.least_likely <= 1:
+            raise ValueError(f"least_likely must be between 0 and 1, got {self.least_likely}")
         if not 1 <= self.chunk <= MOST_DRAFT_TOKENS:
             raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
         if not 1 <= self.run <= MOST_RUN:

@@ -6,7 +6,7 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import log2
 
@@ -25,7 +25,7 @@ from crossdraft.speculation.choice import (
     StallSeen,
     Started,
 )
-from crossdraft.speculation.contest import Account, Contest
+from crossdraft.speculation.contest import Account, Contest, Guesses
 from crossdraft.speculation.estimates import Acceptance, Fared
 
 PATIENCE, FIRST_PATIENCE = 3.0, 0.05  # times the expected wait that a pass waits at most; seconds, where none is known
@@ -33,6 +33,8 @@ SHORT_RUN = 8  # tokens of a plain run while a trial may be near; two of them ar
 CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work for the event loop
 ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
 RECENTLY = 24.0, 60.0  # judged draft tokens, of all and of one output, that are compared with usual ones
+PLAINLY = 3.0  # windows without a drafter after which one that was never tried counts as of no use
+MOST_LIKELY = 0.7  # probability that a draft's next tokens are reached with which it goes on whatever they cost
 SILENT, EMPTY = 5.0, 4  # seconds, and drafts in a row, without a draft token: a drafter is then shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -45,7 +47,7 @@ class TargetController:
         self.costs, self.account = Costs(), Account()
         self.outputs: dict[OutputController, None] = {}  # under way, in their order
         self.contest = Contest(self.account)  # of the load and most outputs' limits
-        self._contests: dict[tuple[int, Limits], Contest] = {}
+        self.contests: dict[tuple[int, Limits], Contest] = {}
         self._load = 0  # binary logarithm of the outputs
         self._limits: Counter[Limits] = Counter()  # of outputs
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
@@ -58,6 +60,7 @@ class TargetController:
         self._tokens = self._passes = 0.0
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
+        self.pace = Times()  # seconds of a token of each output
         self._asked: dict[OutputController, float] = {}  # who waits for draft tokens, and since when in seconds
         self._empty = 0  # drafts in a row without any draft token
 
@@ -118,6 +121,7 @@ class TargetController:
         contest, arm, number = self.contest, self.contest.current, len(self._sharing)
         if self._began is not None and number and self._tokens:
             seconds, tokens = now - self._began, self._tokens / number
+            self.pace.add(seconds / tokens)
             contest.add(seconds, tokens, self._pure, self.guesses(self._sharing), number)
             if not arm.depth and self._pure:
                 self.costs.handling.add(seconds / tokens - self.costs.target.seconds(self.load), number)
@@ -148,19 +152,17 @@ class TargetController:
         if abs(log2(self.load) - self._load) > 0.7:
             self._load = round(log2(self.load))
         key = self._load, self._limits.most_common(1)[0][0]
-        if key not in self._contests:
-            like = [one for one in self._contests if one[1] == key[1]]
+        if key not in self.contests:
+            like = [one for one in self.contests if one[1] == key[1]]
             nearest = min(like, key=lambda one: abs(one[0] - key[0]), default=None)
-            self._contests[key] = (
-                Contest(self.account) if nearest is None else self._contests[nearest].at_another_load()
-            )
-        if self._contests[key] is not self.contest:
+            self.contests[key] = Contest(self.account) if nearest is None else self.contests[nearest].at_another_load()
+        if self.contests[key] is not self.contest:
             self.contest.end_trial()
-            self.contest, self._pure = self._contests[key], False
+            self.contest, self._pure = self.contests[key], False
 
-    def guesses(self, outputs: Sequence["OutputController"], factor: float = 1.0) -> Mapping[Arm, Round]:
-        """What is expected of each arm, on average over these outputs."""
-        drafting, load, arms = len(self.outputs), self.load, outputs[0].limits.arms
+    def guesses(self, outputs: Sequence["OutputController"], factor: float = 1.0, load: float = 0.0) -> Guesses:
+        """What is expected of each arm, on average over these outputs, now or at another load."""
+        drafting, load, arms = load or len(self.outputs), load or self.load, outputs[0].limits.arms
         if len(outputs) > 1:
             arms = self._limits.most_common(1)[0][0].arms
         found = [
@@ -235,9 +237,8 @@ class OutputController:
     def _answered(self, seen: DraftSeen) -> None:
         target, costs, overlap = self.target, self.target.costs, self._arm.overlap
         self._drafted += seen.draft_tokens
-        copying = self.limits.copies  # which often finds nothing, and soon something
-        self._aside, self._why = ASIDE_FOR if seen.aside and not (copying and self._drafted) else 0, seen.aside
-        target.answered(self, None if copying else seen.draft_tokens)
+        self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
+        target.answered(self, None if self.limits.copies else seen.draft_tokens)
         if seen.draft_tokens:
             drafting = sum(one._arm.depth > 0 for one in target.outputs)
             costs.steps[overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
@@ -266,6 +267,18 @@ class OutputController:
                 self.acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
         drafting = self._arm.depth > 0 and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
+
+    def gain(self, load: float) -> float:
+        """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
+        arms, contests = self.limits.arms, self.target.contests.items()
+        near = {abs(at - log2(load)): one for (at, limits), one in contests if limits.arms == arms}
+        contest = near[min(near)] if near else self.target.contest
+        seen = [arm for arm in arms if contest.windows(arm)]
+        if not any(arm.depth for arm in seen) and contest.windows(NO_DRAFTER) < PLAINLY:
+            return 0.0
+        guesses = self.target.guesses([self], load=load)
+        speeds = [contest.speed(arm, guesses) for arm in (NO_DRAFTER, *seen)]
+        return max(speeds) / speeds[0]
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""
@@ -338,7 +351,11 @@ class OutputController:
         wait = arm.wait + chunk if arm.overlap else arm.depth
         patience = PATIENCE * costs.arrival(arm, many, wait) if known else FIRST_PATIENCE
         if not arm.overlap:
-            return Choice(arm.depth, arm.depth, False, patience, tree_nodes=arm.nodes, reason=reason)
+            worth = costs.step(arm, many) / max(self.target.pace.seconds(), 1e-9)  # tokens of the time of a step
+            least = min(MOST_LIKELY, worth) if arm.nodes and known else 0.0
+            return Choice(
+                arm.depth, arm.depth, False, patience, tree_nodes=arm.nodes, least_likely=least, reason=reason
+            )
         return Choice(
             arm.depth,
             arm.wait,

@@ -336,6 +336,8 @@ class Draft:
     # Set: the draft and its branches are a tree of so many nodes, those likeliest to be reached, on paths of at most
     # `count` draft tokens; `branch_depth` and `branch_width` are not used. For drafts without rows.
     tree_nodes: int = 0
+    # A tree ends where the output reaches a node that would be expanded with a smaller probability, as estimated.
+    least_likely: float = 0.0
 
 
 @dataclass(frozen=True)

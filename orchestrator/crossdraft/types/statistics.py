@@ -105,6 +105,7 @@ class Statistics(Times):
     runs: int = 0  # passes that asked the target for several tokens of its own
     undrafted: str = ""  # why the drafter stood aside the last time, or why it drafted nothing; empty if it was lost
     settings: Mapping[str, float] = field(default_factory=dict)  # of sampling, and max_tokens
+    drafter: str = ""  # its name, where drafters have names; empty: none
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:

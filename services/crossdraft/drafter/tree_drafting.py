@@ -2,16 +2,17 @@
 
 A node's weight is the product of the weights of the tokens on its path, which the drafter takes for the probability
 that the target reaches it. Each step is one forward that expands the heaviest nodes together with the tip of the draft,
-which is the heaviest child of each node from the root on. The heaviest nodes of all are sent: the draft, and for each
-other leaf the path to it, as a branch. Which these are depends on the drafter's own draws: a tree is only for methods
-whose output does not depend on what is drafted.
+which is the heaviest child of each node from the root on. Steps end where the target hardly reaches what would be
+expanded. The heaviest nodes of all are sent: the draft, and for each other leaf the path to it, as a branch. Which
+these are, and how long the draft is, depends on the drafter's own draws: a tree is only for methods whose output does
+not depend on what is drafted.
 """
 
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf, log
+from math import exp, inf, log
 
 from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
@@ -29,6 +30,7 @@ class TreeShape:
 
     nodes: int  # that are sent, the draft's included
     depth: int  # tokens of the longest path
+    least: float = 0.0  # probability of reaching a node that is to be expanded, with which the tree grows further
 
     @property
     def width(self) -> int:
@@ -94,6 +96,8 @@ class TreeDrafting:
             if self._epoch.over:
                 return
             nodes = [self._draft[-1], *self._heaviest(self._shape.width - 1)]
+            if sum(exp(-node.cost) for node in nodes) < self._shape.least:
+                break
             answer: ForwardResult = yield self._fed.work([node.tip for node in nodes])
             self._replies.waited(answer.queued)
             offsets = [node.end for node in nodes]
@@ -103,6 +107,8 @@ class TreeDrafting:
         self._finish()
         for reply in self._replies.due():
             send(reply)
+        if self._epoch.wanted:
+            send(self._replies.last("a further draft token is unlikely to hold"))
 
     def _heaviest(self, count: int) -> Iterator[Node]:
         """The heaviest nodes besides the draft's tip that are not expanded yet, if what follows them may be sent; a

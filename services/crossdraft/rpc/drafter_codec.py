@@ -196,8 +196,10 @@ def _decode_draft(message: pb.Draft) -> Draft:
     for name, limit in most.items():
         if getattr(message, name) > limit:
             raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
+    if not 0 <= message.least_likely <= 1:  # false for NaN as well
+        raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
     letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
-    shape = chunk, depth, width, message.adopt, message.first, nodes
+    shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely
     return Draft(message.epoch, message.offset, letters, message.count, *shape)
 
 

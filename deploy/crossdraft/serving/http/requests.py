@@ -148,7 +148,7 @@ class Speculative(Body):
         validation_alias=AliasChoices("num_speculative_tokens", "k"),
         description="Draft tokens in a lock-step round.",
     )
-    drafter: str | None = Field(None, max_length=200, description='One of the model\'s drafters, or "none".')
+    drafter: str | None = Field(None, max_length=200, description='A drafter\'s name, "none", or "auto": the fastest.')
     drafter_temperature: Temperature | None = Field(None, description="By default the target's.")
     overlap: Overlap = Field(Overlap.AUTO, description="Whether the drafter drafts on while the target verifies.")
     max_draft_tokens: DraftTokens | None = Field(

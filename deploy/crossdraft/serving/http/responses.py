@@ -83,6 +83,7 @@ class Figures(BaseModel):
     lanes: list[Lane]  # sessions with services, in the order of their opening
     branches_tried: int
     branches_hit: int
+    drafter: str  # its name; empty: none
     drafter_lost: str
     undrafted: str  # why the drafter stood aside the last time, or why there is no draft token
     drafters_lost: int
@@ -243,7 +244,7 @@ class ModelCard(BaseModel):
     owned_by: str
     root: str  # the model's first name
     max_model_len: int  # tokens, as vLLM has it
-    drafters: list[str]  # that `speculative` may name, the default first
+    drafters: list[str]  # that `speculative` may name
     methods: list[str]
     chats: bool  # it has a chat template of its own
     detail: list[str]  # what its targets and drafters cannot do now, and why

@@ -1,0 +1,134 @@
+"""Which of several drafters outputs get: in a closed world, and with the controllers of simulated pipelines."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from crossdraft.speculation.contest import CREDIT, EARNED
+from crossdraft.speculation.controller import TargetController
+from crossdraft.speculation.drafters import DrafterChoice
+from tests.speculation.simulator import CHAINS, KIND, Simulation, World
+
+TOKENS = 100  # of an output
+Speeds = Mapping[str, float]
+
+
+class Outputs:
+    """Outputs one after another; a drafter's gain is what its latest output has shown."""
+
+    def __init__(self, *names: str) -> None:
+        self.choice, self.gains = DrafterChoice(), dict.fromkeys(names, 0.0)
+        self.used: list[str] = []
+
+    def run(self, speeds: Callable[[int], Speeds], outputs: int) -> float:
+        """Tokens that no drafter would have made in the same time."""
+        seconds = 0.0
+        for number in range(outputs):
+            name, trial = self.choice.begun("kind", self.gains)
+            speed = speeds(number)[name]
+            self.gains[name] = speed
+            self.choice.ended("kind", name, trial, TOKENS, self.gains)
+            self.used.append(name)
+            seconds += TOKENS / speed
+        return seconds
+
+
+@pytest.mark.parametrize("speeds", [{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0}, {"a": 1.5, "b": 1.0, "c": 3.0}])
+def test_the_fastest_is_used_whichever_comes_first(speeds: Speeds) -> None:
+    outputs = Outputs(*speeds)
+    best = max(speeds, key=lambda name: speeds[name])
+    seconds = outputs.run(lambda _: speeds, 200)
+    assert outputs.used.count(best) >= 185
+    assert set(outputs.used) == set(speeds)  # each was tried
+    lost = seconds - 200 * TOKENS / speeds[best]  # ... the default one until another is known
+    assert lost <= EARNED * 200 * TOKENS + CREDIT + len(speeds) * TOKENS
+
+
+def test_one_that_turns_good_is_found_and_one_that_turns_useless_is_left() -> None:
+    outputs = Outputs("a", "b")
+    outputs.run(lambda _: {"a": 2.0, "b": 1.0}, 60)
+    outputs.run(lambda _: {"a": 2.0, "b": 4.0}, 60)
+    assert outputs.used[-5:] == ["b"] * 5
+    outputs.run(lambda _: {"a": 2.0, "b": 1.0}, 3)
+    assert outputs.used[-2:] == ["a"] * 2
+
+
+def test_nothing_is_tried_before_the_usual_one_was_seen_and_one_output_tries_at_a_time() -> None:
+    choice, unseen = DrafterChoice(), {"a": 0.0, "b": 0.0}
+    assert {choice.begun("kind", unseen) for _ in range(5)} == {("a", False)}
+    seen = unseen | {"a": 1.5}
+    assert [choice.begun("kind", seen) for _ in range(3)] == [("b", True), ("a", False), ("a", False)]
+    choice.ended("kind", "b", True, 0, seen)
+    assert choice.begun("kind", seen) == ("b", True)  # it has shown nothing
+
+
+def test_one_that_cannot_serve_an_output_is_not_used_for_it() -> None:
+    choice = DrafterChoice()
+    both = {"a": 1.1, "b": 2.0}
+    assert choice.usual("kind", both) == "b"
+    assert choice.begun("kind", {"a": both["a"]}) == ("a", False)
+    assert choice.usual("kind", both) == "b"
+
+
+def test_kinds_of_requests_have_drafters_of_their_own() -> None:
+    choice = DrafterChoice()
+    assert choice.usual("greedy", {"a": 1.0, "b": 2.0}) == "b"
+    assert choice.usual("drawn", {"a": 1.5, "b": 1.51}) == "a"  # as fast: nothing changes
+    assert choice.usual("greedy", {"a": 1.5, "b": 1.51}) == "b"
+
+
+GOOD, USELESS = World(0.9, pass_base=0.02), World(0.02, pass_base=0.02)
+
+
+class Pipelines:
+    """Outputs one after another, each on the simulated pipeline of its drafter."""
+
+    def __init__(self, **worlds: World) -> None:
+        self.worlds, self.choice = worlds, DrafterChoice()
+        self.controllers = {name: TargetController() for name in worlds}
+        self.seed = 0
+
+    def gains(self) -> dict[str, float]:
+        return {name: one.output(KIND, CHAINS).gain(1.0) for name, one in self.controllers.items()}
+
+    def seconds(self, name: str, tokens: int) -> float:
+        self.seed += 1
+        shared = self.controllers[name]
+        simulation = Simulation(self.worlds[name], lambda: shared.output(KIND, CHAINS), tokens, 1, self.seed)
+        simulation.resize(0)  # it is the only one
+        return simulation.until_ended(1)
+
+    def run(self, outputs: int, tokens: int = 128) -> list[tuple[str, float]]:
+        """The drafter and the seconds of each."""
+        found = []
+        for _ in range(outputs):
+            name, trial = self.choice.begun("kind", self.gains())
+            found.append((name, self.seconds(name, tokens)))
+            self.choice.ended("kind", name, trial, tokens, self.gains())
+        return found
+
+
+@pytest.mark.parametrize("worlds", [{"a": USELESS, "b": GOOD}, {"a": GOOD, "b": USELESS}])
+def test_controllers_show_which_drafter_is_the_fastest(worlds: Mapping[str, World]) -> None:
+    best = next(name for name, world in worlds.items() if world == GOOD)
+    found = Pipelines(**worlds).run(12)
+    assert {name for name, _ in found} == {"a", "b"}
+    assert sum(name == best for name, _ in found) >= 10
+    assert found[-1][1] < 0.7 * max(seconds for _, seconds in found)
+
+
+def test_controllers_show_that_a_drafter_has_turned() -> None:
+    pipelines = Pipelines(a=GOOD, b=USELESS)
+    pipelines.run(8)
+    pipelines.worlds = {"a": USELESS, "b": GOOD}
+    assert [name for name, _ in pipelines.run(12)][-4:] == ["b"] * 4
+
+
+def test_what_another_load_has_shown_says_something() -> None:
+    controller, far = TargetController(), replace(GOOD, drafter_trip=0.001)
+    assert not controller.output(KIND, CHAINS).gain(1.0)
+    Simulation(far, lambda: controller.output(KIND, CHAINS), 256, 1).speed(5.0)
+    one, many = (controller.output(KIND, CHAINS).gain(load) for load in (1.0, 8.0))
+    assert one > 1.5
+    assert many > 1
