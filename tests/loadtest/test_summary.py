@@ -51,9 +51,8 @@ def test_a_single_token_has_no_time_per_token() -> None:
 
 def test_acceptance_is_of_all_outputs_together() -> None:
     other = replace(WHOLE, number=1, figures=replace(FIGURES, judged_at=(2, 2, 1), accepted_at=(1, 1, 0), accepted=4))
-    found = summary_of([[WHOLE, other]]).acceptance
-    assert found is not None
-    assert (found.share, found.tokens_per_pass) == (6 / 8, 2.0)
+    found = summary_of([[WHOLE, other]])
+    assert (found.acceptance, found.tokens_per_pass) == (6 / 8, 2.0)
     assert found.places == (PositionAcceptance(4, 3 / 4), PositionAcceptance(3, 1 / 3), PositionAcceptance(1, 0.0))
 
 

@@ -24,7 +24,7 @@ from crossdraft.console.running import (
     save_picture,
     write_text,
 )
-from crossdraft.loadtest.requests import bundled, read, texts_of
+from crossdraft.loadtest.requests import read, texts_of
 
 try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
@@ -49,7 +49,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):
         raise UsageError("--reference-body needs a reference: give --reference-url or --model")
     with checked_options():
-        given = bundled() if options.prompts is None else read(options.prompts)
+        given = read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
         plan = AuditPlan(**named(AuditPlan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
     prompt, pace = plan.prompts[0], Pace(options.concurrency, options.requests_per_second, options.timeout)

@@ -510,7 +510,7 @@ class LoadOptions:
     requests: int = option(24, "Requests for each API and delay.", min=1)
     warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
     repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
-    timeout: float = option(120.0, "Seconds after which a request counts as failed.")
+    timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
     seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
 
 
@@ -521,7 +521,7 @@ class LoadRequests:
     prompts: Path | None = option(
         None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
     )
-    max_tokens: MaxTokens = 64
+    max_tokens: int = option(64, "Max tokens to generate.", min=1)
     temperature: Temperature = 0.0
     method: str | None = option(None, "By default the server chooses.")
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")

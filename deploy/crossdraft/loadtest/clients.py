@@ -1,13 +1,12 @@
 """Clients over gRPC: of crossdraft.v1.Generation, and of services through a pipeline in this process."""
 
-import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from crossdraft.client import Pipeline, RequestError
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.runner import Chunk, End, RequestFailedError
+from crossdraft.loadtest.runner import Chunk, Pieces, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.generation import Committed, GenerationClient, OutputEnded
 
@@ -31,16 +30,15 @@ class GrpcClient:
     server: GenerationClient
     chats: bool = True
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
+    async def stream(self, request: Request) -> Pieces:
         with _failures():
-            async with aclosing(self.server.generate(request.for_grpc)) as replies:
+            async with aclosing(self.server.generate(request.asked)) as replies:
                 async for reply in replies:
-                    at = time.monotonic()
                     if isinstance(reply, Committed):
                         for _ in reply.tokens:
-                            yield Chunk(at, reply.milliseconds / SECOND)
+                            yield Chunk(reply.milliseconds / SECOND)
                     elif isinstance(reply, OutputEnded):
-                        yield End(at, reply.statistics)
+                        yield reply.statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +53,11 @@ class PipelineClient:
         """As `LoadClient.chats`."""
         return self.plain.models.target.chat_template is not None
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        pipeline = self.plain if request.options.drafter == "" else self.pipeline
+    async def stream(self, request: Request) -> Pieces:
+        pipeline = self.plain if request.asked.drafter == "" else self.pipeline
         with _failures():
-            async with pipeline.run(request.for_pipeline) as generation:
+            async with pipeline.run(request.asked.request) as generation:
                 async for _ in generation:
-                    yield Chunk(time.monotonic())
+                    yield Chunk()
                 assert generation.statistics is not None
-                yield End(time.monotonic(), generation.statistics)
+                yield generation.statistics
