@@ -43,13 +43,6 @@ def test_the_schema_finds_a_figure_that_it_does_not_know() -> None:
         validated(found)
 
 
-def test_requests_are_told_from_when_they_were_sent() -> None:
-    first, failed = plain(REPORT)["runs"][0]["requests"]
-    assert (first["sent_ms"], first["first_token_ms"], first["end_to_end_ms"]) == (0, 100, 500)
-    assert (first["chunks_ms"], first["per_token_ms"]) == ([100, 200, 200, 400], 100)
-    assert (failed["sent_ms"], failed["error"], failed["first_token_ms"]) == (1000, "HTTP 429", None)
-
-
 def test_tables_have_every_figure() -> None:
     console = Console(file=io.StringIO(), width=160)
     for table in tables.tables_of(REPORT):

@@ -10,11 +10,10 @@ from rich import box
 from rich.table import Table
 
 from crossdraft.loadtest.runner import RequestTimeline
-from crossdraft.loadtest.summary import MILLISECONDS, ROLES, Added, Repetitions, Summary, added_by, summary_of
+from crossdraft.loadtest.summary import ROLES, Added, Repetitions, Summary, added_by, summary_of
 
 FORMAT = 3
 HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
-ROUNDED = 4  # digits of milliseconds after the point
 NOTHING = "–"
 
 
@@ -60,37 +59,11 @@ class LoadReport:
 
 def plain(report: LoadReport) -> dict[str, Any]:
     """The report as JSON has it: of dictionaries, lists, texts and numbers only."""
-    runs = [
-        {"way": run.way, "delay_ms": run.delay_ms, "summary": asdict(run.summary), "requests": list(_requests_of(run))}
-        for run in report.runs
-    ]
+    runs = [{"way": run.way, "delay_ms": run.delay_ms, "summary": asdict(run.summary)} for run in report.runs]
     compared = list(map(asdict, report.comparisons))
     found = {"format": FORMAT, "conditions": report.conditions, "runs": runs, "comparisons": compared}
     plain_values: dict[str, Any] = json.loads(json.dumps(found))  # tuples become lists
     return plain_values
-
-
-def _requests_of(run: LoadRun) -> Iterator[dict[str, Any]]:
-    """A row for each request; moments are milliseconds since it was sent, `sent_ms` since the first one was."""
-    for number, repetition in enumerate(run.repetitions):
-        first = min(one.sent for one in repetition)
-        for one in repetition:
-            yield {
-                "repetition": number,
-                "number": one.number,
-                "category": one.category,
-                "error": one.error,
-                "tokens": one.tokens,
-                "sent_ms": _milliseconds(one.sent - first),
-                "first_token_ms": _milliseconds(one.first_token) if one.chunks else None,
-                "per_token_ms": None if one.per_token is None else _milliseconds(one.per_token),
-                "end_to_end_ms": _milliseconds(one.end_to_end),
-                "chunks_ms": [_milliseconds(chunk - one.sent) for chunk in one.chunks],
-            }
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(MILLISECONDS * seconds, ROUNDED)
 
 
 def tables_of(report: LoadReport) -> Iterator[Table]:

@@ -14,6 +14,7 @@ from crossdraft.types.statistics import BOUNDS
 
 MILLISECONDS = 1000.0
 ROLES = ("target", "drafter")
+QUANTILES = (0.5, 0.9, 0.99)
 
 
 Shown = Callable[[Any], str]
@@ -63,27 +64,23 @@ class Spread:
         scaled = scale * np.fromiter(values, dtype=np.float64)
         if not len(scaled):
             return None
-        return Spread(len(scaled), float(scaled.mean()), *np.quantile(scaled, (0.5, 0.9, 0.99)).tolist())
+        return Spread(len(scaled), float(scaled.mean()), *np.quantile(scaled, QUANTILES).tolist())
 
     @staticmethod
     def of_bins(counts: Sequence[int], bounds: Sequence[float], total: float) -> "Spread":
-        """Of values that were counted by bins; `total` is their sum, the rest as for `binned_quantile`."""
-        quantiles = (binned_quantile(counts, bounds, share) for share in (0.5, 0.9, 0.99))
-        return Spread(sum(counts), total / sum(counts), *quantiles)
+        """Of values that were counted by bins; quantiles are linear within a bin.
 
-
-def binned_quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
-    """A quantile of values that were counted by bins, linear within a bin.
-
-    Args:
-        counts: of each bin, and last of the values above all bounds; any positive number of values in all.
-        bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
-        share: 0 to 1.
-    """
-    edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
-    reached = np.cumsum(counts)[filled]
-    ranks = np.stack([reached - np.take(counts, filled), reached], axis=1)
-    return float(np.interp(share * reached[-1], ranks.ravel(), np.stack([edges[filled], edges[filled + 1]], 1).ravel()))
+        Args:
+            counts: of each bin, and last of the values above all bounds; any positive number of values in all.
+            bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
+            total: sum of the values.
+        """
+        edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
+        reached = np.cumsum(counts)[filled]
+        ranks = np.stack([reached - np.take(counts, filled), reached], axis=1).ravel()
+        values = np.stack([edges[filled], edges[filled + 1]], axis=1).ravel()
+        count = int(reached[-1])
+        return Spread(count, total / count, *np.interp(np.multiply(QUANTILES, count), ranks, values).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
