@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,7 +51,7 @@ from crossdraft.loadtest.runner import LoadClient, RequestTimeline, send
 from crossdraft.loadtest.summary import Repetitions
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import Generate, GenerationClient
-from crossdraft.rpc.security import TlsFiles, trusting_credentials
+from crossdraft.rpc.security import trusting_credentials
 from crossdraft.session.resolution import requested_method
 
 Stages = AsyncGenerator[tuple[float | None, Mapping[str, LoadClient]], None]
@@ -93,7 +93,7 @@ def described(asked: StartedServices) -> str:
     return f"{models}; drafter at {', '.join(f'{one:g}' for one in delays)} ms, one way" if any(delays) else models
 
 
-async def started(asked: StartedServices, max_outputs: int) -> Stages:
+async def started(asked: StartedServices, max_outputs: int, drafted: bool) -> Stages:
     """One stage for each delay to the drafter, each with a server of its own, over services that run throughout.
 
     Raises:
@@ -113,7 +113,7 @@ async def started(asked: StartedServices, max_outputs: int) -> Stages:
                     url=f"http://{front.address}" if Over.HTTP in asked.over else "",
                     server=front.ready["grpc"] if Over.GRPC in asked.over else "",
                     target=target.address if asked.compare else "",
-                    drafter=drafter.address if asked.compare else "",
+                    drafter=drafter.address if asked.compare and drafted else "",
                 )
                 async with clients_of(servers) as clients:
                     yield delay if distant else None, clients
@@ -133,7 +133,9 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClie
             server = await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
             clients[GRPC] = GrpcClient(server, await _chats(server))
         if given.target:
-            clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
+            drafters, tls_files = given.drafter or None, given.tls.files()
+            services = connect(given.target, drafters, patience(), needs_drafter=drafters is not None, tls=tls_files)
+            clients[IN_PROCESS] = PipelineClient(await stack.enter_async_context(services))
         yield clients
 
 
@@ -156,15 +158,6 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
     return client
 
 
-async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> LoadClient:
-    """A pipeline of this process, and one without a drafter; raises ServiceError."""
-    plain = await stack.enter_async_context(connect(targets, patience=patience(), tls=tls))
-    if not drafters:
-        return PipelineClient(plain, plain)
-    drafted = await stack.enter_async_context(connect(targets, drafters, patience(), needs_drafter=True, tls=tls))
-    return PipelineClient(drafted, plain)
-
-
 def loadtest(
     servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
 ) -> None:
@@ -175,6 +168,7 @@ def loadtest(
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
     files.check()
+    drafted = asked.use_drafter != NO_DRAFTER
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
             raise UsageError(
@@ -182,9 +176,9 @@ def loadtest(
                 "and --drafter (a running server is compared by --target beside --url)"
             )
         check_addressed(servers)
-        what, stages = "", addressed(servers)
+        what, stages = "", addressed(servers if drafted else replace(servers, drafter=""))
     else:
-        what, stages = described(services), started(services, max(MIN_OUTPUTS, load.requests))
+        what, stages = described(services), started(services, max(MIN_OUTPUTS, load.requests), drafted)
     with checked_options():
         test = LoadTest(load, requests.read(asked.prompts), generate_of(asked), files)
     run_to_end(test.run(stages, LoadReport(conditions_of(load, asked, what))), STARTS_PROCESSES)

@@ -43,20 +43,18 @@ class GrpcClient:
 
 @dataclass(frozen=True, eq=False)
 class PipelineClient:
-    """A connected pipeline with a drafter, and one without for requests of plain decoding."""
+    """A connected pipeline; it has its drafter or none, whatever requests say."""
 
     pipeline: Pipeline
-    plain: Pipeline
 
     @property
     def chats(self) -> bool:
         """As `LoadClient.chats`."""
-        return self.plain.models.target.chat_template is not None
+        return self.pipeline.models.target.chat_template is not None
 
     async def stream(self, request: Request) -> Pieces:
-        pipeline = self.plain if request.asked.drafter == "" else self.pipeline
         with _failures():
-            async with pipeline.run(request.asked.request) as generation:
+            async with self.pipeline.run(request.asked.request) as generation:
                 async for _ in generation:
                     yield Chunk()
                 assert generation.statistics is not None

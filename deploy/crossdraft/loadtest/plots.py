@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import LoadReport, LoadRun
-from crossdraft.loadtest.runner import RequestTimeline
+from crossdraft.loadtest.runner import LATENCIES, Values
 from crossdraft.loadtest.summary import MILLISECONDS, ROLES
 
 if TYPE_CHECKING:
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 DOTS_PER_INCH = 88  # for a small file
 COLUMNS = 3
 TITLE = 150  # characters of a line that fits
-Values = Callable[[RequestTimeline], Sequence[float]]  # seconds
-LATENCIES: tuple[tuple[str, Values], ...] = (
-    ("time to first token (TTFT)", lambda one: [one.first_token]),
-    ("between chunks (ITL)", lambda one: one.between_chunks),
-    ("per token after the first (TPOT)", lambda one: [one.per_token] if one.per_token else []),
-    ("end to end (E2EL)", lambda one: [one.end_to_end]),
-)
+TITLES = {  # of latencies that are drawn
+    "first_token_ms": "time to first token (TTFT)",
+    "between_chunks_ms": "between chunks (ITL)",
+    "per_token_ms": "per token after the first (TPOT)",
+    "end_to_end_ms": "end to end (E2EL)",
+}
 JUDGED = 10  # draft tokens, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
@@ -33,9 +32,9 @@ def figure_of(report: LoadReport) -> "Figure":
 
     runs = report.runs
     panels: list[tuple[str, Callable[[Axes, Sequence[LoadRun]], None]]] = [
-        (title, partial(_latencies, values_of=values_of))
-        for title, values_of in LATENCIES
-        if any(values_of(one) for run in runs for one in run.timelines if one.ok)
+        (title, partial(_latencies, values_of=LATENCIES[name]))
+        for name, title in TITLES.items()
+        if any(getattr(run.summary, name) for run in runs)
     ]
     panels.append(("throughput, tokens/s", _throughput))
     if any(place.judged >= JUDGED for run in runs for place in run.summary.places):

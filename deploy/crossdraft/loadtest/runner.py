@@ -5,7 +5,7 @@ All moments are seconds of one clock.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -118,6 +118,16 @@ class RequestTimeline:
     def front(self) -> tuple[float, ...]:
         """For each chunk: seconds from sending the request to its arrival, less what the server took to make it."""
         return tuple(came - self.sent - made for came, made in zip(self.chunks, self.made, strict=False))
+
+
+Values = Callable[[RequestTimeline], Sequence[float]]
+LATENCIES: Mapping[str, Values] = {  # seconds of an answered request, by their names in a summary
+    "first_token_ms": lambda one: [one.first_token],
+    "between_chunks_ms": lambda one: one.between_chunks,
+    "per_token_ms": lambda one: [] if one.per_token is None else [one.per_token],
+    "end_to_end_ms": lambda one: [one.end_to_end],
+    "front_ms": lambda one: one.front,
+}
 
 
 async def send(

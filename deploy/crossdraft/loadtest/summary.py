@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from crossdraft.loadtest.runner import Costs, RequestTimeline
+from crossdraft.loadtest.runner import LATENCIES, Costs, RequestTimeline
 from crossdraft.types.statistics import BOUNDS
 
 MILLISECONDS = 1000.0
@@ -166,6 +166,9 @@ def summary_of(repetitions: Repetitions) -> Summary:
     seconds = sum(max(one.ended for one in each) - min(one.sent for one in each) for each in repetitions)
     tokens = sum(one.tokens for one in answered)
     figures = [one.figures for one in answered if one.figures is not None]
+    latencies: dict[str, Any] = {
+        name: Spread.of(chain.from_iterable(map(of, answered)), MILLISECONDS) for name, of in LATENCIES.items()
+    }
     return Summary(
         requests=len(timelines),
         errors=dict(sorted(Counter(one.error or "no token" for one in timelines if not one.ok).items())),
@@ -173,11 +176,7 @@ def summary_of(repetitions: Repetitions) -> Summary:
         tokens=tokens,
         tokens_per_second=_ratio(tokens, seconds),
         requests_per_second=_ratio(len(answered), seconds),
-        first_token_ms=Spread.of((one.first_token for one in answered), MILLISECONDS),
-        between_chunks_ms=Spread.of(chain.from_iterable(one.between_chunks for one in answered), MILLISECONDS),
-        per_token_ms=Spread.of((one.per_token for one in answered if one.per_token is not None), MILLISECONDS),
-        end_to_end_ms=Spread.of((one.end_to_end for one in answered), MILLISECONDS),
-        front_ms=Spread.of(chain.from_iterable(one.front for one in answered), MILLISECONDS),
+        **latencies,
         **_acceptance([one for one in figures if one.passes]),
         hops=tuple(hop for role in ROLES if (hop := Hop.of(role, figures))),
     )
