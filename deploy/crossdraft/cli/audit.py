@@ -21,8 +21,6 @@ from crossdraft.console.running import (
     needs_extra,
     print_whole,
     run_to_end,
-    save_picture,
-    write_text,
 )
 from crossdraft.loadtest.requests import read, texts_of
 
@@ -128,10 +126,7 @@ class Audit:
             print_whole(table)
         for line in reach_of(report):
             print(line)
-        if self.files.json_file is not None:
-            write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
-        if self.files.picture is not None:
-            save_picture(figure_of(report), self.files.picture)
+        self.files.write(plain(report), partial(figure_of, report))
         if all(check.verdict == NOT_CHECKED for check in report.result.checks):
             raise CannotBeAudited("nothing is checked")
         if report.result.faults:

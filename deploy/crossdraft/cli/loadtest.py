@@ -4,12 +4,12 @@ A configuration is one way to have outputs made: over HTTP, over gRPC, or by a p
 configurations are measured under one emulated delay after another; within a delay they take turns.
 """
 
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -39,8 +39,6 @@ from crossdraft.console.running import (
     needs_extra,
     print_whole,
     run_to_end,
-    save_picture,
-    write_text,
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
@@ -50,8 +48,9 @@ from crossdraft.loadtest.requests import Prompt, Request, requests_over
 from crossdraft.loadtest.runner import LoadClient, RequestTimeline, send
 from crossdraft.loadtest.summary import Repetitions
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.generation import Generate, GenerationClient
+from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.security import trusting_credentials
+from crossdraft.serving.grpc_client import Client
 from crossdraft.session.resolution import requested_method
 
 Stages = AsyncGenerator[tuple[float | None, Mapping[str, LoadClient]], None]
@@ -130,7 +129,7 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClie
             ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
             with checked_options():
                 tls = None if ca is None else trusting_credentials(ca)
-            server = await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
+            server = await stack.enter_async_context(Client(given.server, given.api_key, tls))
             clients[GRPC] = GrpcClient(server, await _chats(server))
         if given.target:
             drafters, tls_files = given.drafter or None, given.tls.files()
@@ -139,7 +138,7 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClie
         yield clients
 
 
-async def _chats(server: GenerationClient) -> bool:
+async def _chats(server: Client) -> bool:
     """Whether a model has a chat template; of a server that does not answer, requests will say so."""
     try:
         return any(model.chats for model in await server.models())
@@ -223,7 +222,9 @@ class LoadTest:
         async with aclosing(given) as stages:
             async for delay_ms, clients in stages:
                 report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
-                self._write(report)  # after each stage: an interruption loses only the next
+                self.files.write(
+                    plain(report), partial(figure_of, report), DOTS_PER_INCH
+                )  # after each stage: an interruption loses only the next
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
@@ -251,13 +252,6 @@ class LoadTest:
                 return timeline
 
             return await gathered(sent, requests_over(prompts, count, self.like, self.load.seed), self.load.clients)
-
-    def _write(self, report: LoadReport) -> None:
-        """Raises CommandFailed."""
-        if self.files.json_file is not None:
-            write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
-        if self.files.picture is not None:
-            save_picture(figure_of(report), self.files.picture, DOTS_PER_INCH)
 
 
 def show(report: LoadReport) -> None:

@@ -1,7 +1,7 @@
 """The options of commands, in groups: dataclasses whose fields `console.options.command` shows as options."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +11,20 @@ import typer
 
 from crossdraft.console.options import COMMAS, option
 from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
-from crossdraft.console.running import METHODS, PICTURES, UsageError, check_output, checked_options
+from crossdraft.console.running import (
+    METHODS,
+    PICTURES,
+    UsageError,
+    check_output,
+    checked_options,
+    save_picture,
+    write_text,
+)
 from crossdraft.serving.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
 BY_DEFAULT = "by default the model's, or"
@@ -593,3 +603,10 @@ class LoadFiles:
         for path, endings in ((self.json_file, ()), (self.picture, PICTURES)):
             if path is not None:
                 check_output(path, *endings)
+
+    def write(self, report: Mapping[str, Any], draw: "Callable[[], Figure]", dots_per_inch: int = 150) -> None:
+        """Raises CommandFailed."""
+        if self.json_file is not None:
+            write_text(self.json_file, json.dumps(report, indent=1) + "\n")
+        if self.picture is not None:
+            save_picture(draw(), self.picture, dots_per_inch)
