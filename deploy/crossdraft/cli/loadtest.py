@@ -222,9 +222,8 @@ class LoadTest:
         async with aclosing(given) as stages:
             async for delay_ms, clients in stages:
                 report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
-                self.files.write(
-                    plain(report), partial(figure_of, report), DOTS_PER_INCH
-                )  # after each stage: an interruption loses only the next
+                # After each stage: an interruption loses only the next.
+                self.files.write(plain(report), partial(figure_of, report), DOTS_PER_INCH)
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
