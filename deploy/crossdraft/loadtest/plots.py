@@ -40,12 +40,14 @@ def figure_of(report: LoadReport) -> "Figure":
     if any(place.judged >= JUDGED for run in runs for place in run.summary.places):
         panels.append(("acceptance by place in a round, given that all before held", _acceptance))
     if any(run.summary.hops for run in runs):
-        panels.append(("a round trip to target (T) and drafter (D), less the model", _round_trips))
+        panels.append(("round trips to target (T) and drafter (D), less the model", _round_trips))
     rows = -(-len(panels) // COLUMNS)
     figure = Figure(figsize=(13.0, 3.0 * rows + 1.0), layout="constrained")
     for place, (title, draw) in enumerate(panels):
         axes = figure.add_subplot(rows, COLUMNS, place + 1)
-        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_title(title, fontsize=9, loc="left")
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
         draw(axes, runs)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(6, len(runs))), frameon=False)
@@ -102,8 +104,8 @@ def _round_trips(axes: "Axes", runs: Sequence[LoadRun]) -> None:
     hops = [(place, hop) for place, run in enumerate(runs) for hop in run.summary.hops]
     places = [place + 0.4 * (ROLES.index(hop.role) - 0.5) for place, hop in hops]
     wire = [hop.wire_ms for _, hop in hops]
-    axes.bar(places, wire, 0.36, label="wire, codecs, event loops")
-    queueing = axes.bar(places, [hop.queueing_ms for _, hop in hops], 0.36, bottom=wire, label="queueing")
+    axes.bar(places, wire, 0.36, color="0.75", label="wire, codecs, event loops")
+    queueing = axes.bar(places, [hop.queueing_ms for _, hop in hops], 0.36, bottom=wire, color="0.45", label="queueing")
     axes.bar_label(queueing, [hop.role[0].upper() for _, hop in hops], fontsize=7)
     axes.set_ylabel("ms")
     axes.margins(y=0.25)  # room for the legend
