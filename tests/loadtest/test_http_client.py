@@ -10,15 +10,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from crossdraft.client import GenerationRequest
 from crossdraft.console.processes import base_url
 from crossdraft.console.running import UsageError
 from crossdraft.loadtest import http_client
 from crossdraft.loadtest.http_client import HttpClient
-from crossdraft.loadtest.requests import Prompt, Request, RequestSettings
-from crossdraft.loadtest.runner import Chunk, End, OutputFigures, RequestFailedError
+from crossdraft.loadtest.requests import Request
+from crossdraft.loadtest.runner import Chunk, Costs, OutputFigures, RequestFailedError
+from crossdraft.rpc.generation import Generate
 from crossdraft.types.statistics import LaneFigures, Trips
 
-REQUEST = Request(0, Prompt("text", "def f("), RequestSettings(max_tokens=8))
+REQUEST = Request(0, "text", Generate(GenerationRequest("def f(", max_tokens=8)))
 
 
 def event(value: object) -> bytes:
@@ -87,7 +89,7 @@ async def asking(server: Server, key: str = "") -> AsyncIterator[HttpClient]:
         yield client
 
 
-async def heard(client: HttpClient, request: Request = REQUEST) -> list[Chunk | End]:
+async def heard(client: HttpClient, request: Request = REQUEST) -> list[Chunk | Costs]:
     return [one async for one in client.stream(request)]
 
 
@@ -95,12 +97,7 @@ async def test_a_stream_with_a_trace() -> None:
     server = Server(*STREAM)
     async with asking(server, "secret") as client:
         first, second, end = await heard(client)
-    assert isinstance(first, Chunk)
-    assert isinstance(second, Chunk)
-    assert isinstance(end, End)
-    assert (first.made, second.made) == (0.0025, 0.005)
-    assert first.at <= second.at <= end.at
-    assert end.figures == FIGURES
+    assert (first, second, end) == (Chunk(0.0025), Chunk(0.005), FIGURES)
     assert server.heads[0].startswith("POST /v1/completions HTTP/1.1\r\n")
     assert "Authorization: Bearer secret" in server.heads[0]
     assert server.bodies == [REQUEST.body]

@@ -43,13 +43,6 @@ def test_the_schema_finds_a_figure_that_it_does_not_know() -> None:
         validated(found)
 
 
-def test_requests_are_told_from_when_they_were_sent() -> None:
-    first, failed = plain(REPORT)["runs"][0]["requests"]
-    assert (first["sent_ms"], first["first_token_ms"], first["end_to_end_ms"]) == (0, 100, 500)
-    assert (first["chunks_ms"], first["per_token_ms"]) == ([100, 200, 200, 400], 100)
-    assert (failed["sent_ms"], failed["error"], failed["first_token_ms"]) == (1000, "HTTP 429", None)
-
-
 def test_tables_have_every_figure() -> None:
     console = Console(file=io.StringIO(), width=160)
     for table in tables.tables_of(REPORT):
@@ -57,10 +50,10 @@ def test_tables_have_every_figure() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for wanted in (
         "HTTP, 0 ms",
-        "Successful requests",
-        "Mean TTFT (ms)",
-        "100.00",
-        "P99 E2EL (ms)",
+        "Failed requests",
+        "TTFT (ms)",
+        "100 / 100 / 100 / 100",
+        "E2EL (ms)",
         "Output token throughput (tok/s)",
         "66.7%",  # acceptance
         "100% 0%",  # by place
@@ -86,13 +79,14 @@ def test_every_axis_of_latencies_has_ticks_and_a_long_title_fits(spread: float) 
         run_of("HTTP", None, *(at(number, 0.1 * number, 0.03 * (1 + spread * number / 19)) for number in range(20))),
     )
     models = ", ".join(f"{role} /home/somebody/models/a-folder-with-a-long-name" for role in ("target", "drafter"))
-    figure = plots.figure_of(LoadReport(replace(CONDITIONS, services=f"{models}; {models} at 20 ms, one way"), runs))
+    figure = plots.figure_of(LoadReport(CONDITIONS | {"services": f"{models}; {models} at 20 ms, one way"}, runs))
     figure.draw_without_rendering()
     title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
     assert 0 <= title.x0 < title.x1 <= figure.bbox.width
     for axes in figure.axes[:2]:
         low, high = axes.get_xlim()
-        assert len([tick for tick in axes.get_xticks() if low <= tick <= high]) >= 3
+        labels = [label for minor in (False, True) for label in axes.xaxis.get_ticklabels(minor=minor)]
+        assert len([one for one in labels if one.get_text() and low <= one.get_position()[0] <= high]) >= 2
 
 
 def test_a_picture_of_every_figure() -> None:
@@ -101,7 +95,7 @@ def test_a_picture_of_every_figure() -> None:
     assert len(titles) == 6  # none of acceptance: fewer than ten draft tokens were judged
     lines = figure.axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["HTTP, 0 ms", "in process, 0 ms", "HTTP, 5 ms"]
-    assert list(lines[0].get_xdata()) == pytest.approx([100])
+    assert list(lines[0].get_xdata())[1:] == pytest.approx([100])  # the first is where the steps begin
     heights = [bar.get_height() for bar in figure.axes[4].patches]
     assert heights == pytest.approx([run.summary.tokens_per_second for run in RUNS])
     assert [bar.get_height() for bar in figure.axes[5].patches][:2] == [3.0, 3.5]  # wire, of target and drafter

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli.loadtest import generate_of
+from crossdraft.cli.options import LoadRequests
 from crossdraft.loadtest import requests
-from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
+from crossdraft.loadtest.requests import Prompt, requests_over
 from crossdraft.types.request import Chat, Message, Overlap
 
 TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
 
 
 def test_the_same_is_asked_of_every_kind_of_server() -> None:
-    options = RequestSettings(32, 0.7, "seeded", "small", "big", ignore_eos=True, seed=100)
-    asked = Request(3, TEXT, options)
+    like = LoadRequests(
+        max_tokens=32, temperature=0.7, method="seeded", use_drafter="small", model="big", ignore_eos=True
+    )
+    asked = requests_over((TEXT,), 4, generate_of(like), 100)[3]
     assert (asked.path, asked.body) == (
         "/v1/completions",
         {
@@ -28,27 +32,26 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
             "speculative": {"method": "seeded", "drafter": "small", "trace": True},
         },
     )
-    grpc, local = asked.for_grpc, asked.for_pipeline
-    assert (grpc.request, grpc.model, grpc.drafter) == (local, "big", "small")
+    grpc, local = asked.asked, asked.asked.request
+    assert (grpc.model, grpc.drafter) == ("big", "small")
     assert (local.prompt, local.seed, local.method, local.max_tokens) == ("def f(", 103, "seeded", 32)
     assert local.ignore_eos is True
 
 
 def test_drafting_can_be_forced() -> None:
-    asked = Request(0, TEXT, RequestSettings(num_speculative_tokens=4))
+    (asked,) = requests_over((TEXT,), 1, generate_of(LoadRequests(num_speculative_tokens=4)), 0)
     assert asked.body["speculative"] == {"trace": True, "overlap": "off", "num_speculative_tokens": 4}
-    assert (asked.for_pipeline.overlap, asked.for_pipeline.num_speculative_tokens) == (Overlap.OFF, 4)
+    assert (asked.asked.request.overlap, asked.asked.request.num_speculative_tokens) == (Overlap.OFF, 4)
     with pytest.raises(ValueError, match="num_speculative_tokens"):
-        RequestSettings(num_speculative_tokens=0)
+        generate_of(LoadRequests(num_speculative_tokens=0))
 
 
 def test_chats() -> None:
-    asked = Request(0, CHAT, RequestSettings(drafter=""))
+    (asked,) = requests_over((CHAT,), 1, generate_of(LoadRequests(use_drafter="none")), 0)
     assert asked.path == "/v1/chat/completions"
     assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
     assert asked.body["speculative"] == {"drafter": "none", "trace": True}
-    assert asked.for_grpc.request == asked.for_pipeline
-    assert asked.for_pipeline.prompt == CHAT.content
+    assert asked.asked.request.prompt == CHAT.content
 
 
 def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None:
@@ -61,16 +64,19 @@ def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None
 def test_outputs_are_seeded_where_their_method_was_chosen_and_takes_a_seed(
     method: str | None, temperature: float, seed: int | None
 ) -> None:
-    assert Request(2, TEXT, RequestSettings(method=method, temperature=temperature, seed=3)).seed == seed
+    like = generate_of(LoadRequests(method=method, temperature=temperature))
+    assert requests_over((TEXT,), 3, like, 3)[2].asked.request.seed == seed
 
 
 def test_prompts_take_turns() -> None:
-    asked = requests_over((TEXT, CHAT), 5, RequestSettings())
-    assert [(one.number, one.prompt) for one in asked] == list(enumerate([TEXT, CHAT, TEXT, CHAT, TEXT]))
+    asked = requests_over((TEXT, CHAT), 5, generate_of(LoadRequests()), 0)
+    assert [(one.number, one.category, one.asked.request.prompt) for one in asked] == [
+        (number, prompt.category, prompt.content) for number, prompt in enumerate([TEXT, CHAT, TEXT, CHAT, TEXT])
+    ]
 
 
 def test_the_bundled_prompts_have_six_categories_by_turns() -> None:
-    found = requests.bundled()
+    found = requests.read()
     counted = Counter(one.category for one in found)
     assert len(counted) == 6
     assert set(counted.values()) == {6}

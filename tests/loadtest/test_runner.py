@@ -2,18 +2,20 @@
 
 import asyncio
 import selectors
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from crossdraft.bench.workload import gathered
-from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
-from crossdraft.loadtest.runner import TIMED_OUT, Chunk, End, RequestFailedError, RequestTimeline, send
+from crossdraft.client import GenerationRequest
+from crossdraft.loadtest.requests import Prompt, Request, requests_over
+from crossdraft.loadtest.runner import TIMED_OUT, Chunk, Pieces, RequestFailedError, RequestTimeline, send
+from crossdraft.rpc.generation import Generate
 from tests.loadtest.values import FIGURES
 
-REQUESTS = requests_over((Prompt("text", "x"),), 6, RequestSettings())
+REQUESTS = requests_over((Prompt("text", "x"),), 6, Generate(GenerationRequest("x")), 0)
 
 
 class Jumping(selectors.DefaultSelector):
@@ -52,7 +54,7 @@ class Timed:
     ended: int = 0
     chats: bool = True
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
+    async def stream(self, request: Request) -> Pieces:
         self.seen.append(request.number)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -61,8 +63,8 @@ class Timed:
                 await asyncio.sleep(self.each)
                 if request.number in self.failing:
                     raise self.failing[request.number]
-                yield Chunk(now(), 0.25)
-            yield End(now(), replace(FIGURES, tokens=2))
+                yield Chunk(0.25)
+            yield replace(FIGURES, tokens=2)
         finally:
             self.under_way -= 1
             self.ended += 1

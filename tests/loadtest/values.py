@@ -7,25 +7,13 @@ from typing import Any
 
 import jsonschema
 
-from crossdraft.loadtest.report import LoadSettings
-from crossdraft.loadtest.requests import RequestSettings
+from crossdraft.cli.loadtest import conditions_of
+from crossdraft.cli.options import LoadOptions, LoadRequests
 from crossdraft.loadtest.runner import OutputFigures, RequestTimeline
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/loadtest/report.schema.json").read_text(encoding="utf-8"))
-CONDITIONS = LoadSettings(
-    begun="2026-01-02T03:04:05+00:00",
-    software="0.1.0",
-    cores=2,
-    clients=2,
-    wishes=RequestSettings(),
-    requests=2,
-    warm_up=1,
-    repeat=1,
-    seed=7,
-    prompts="bundled",
-    services="",
-)
+CONDITIONS = conditions_of(LoadOptions(), LoadRequests(), "")
 TRIPS = (*(4 if bound == 0.005 else 0 for bound in BOUNDS), 0)  # four of 2.5 to 5 ms
 TARGET = LaneFigures("target", "", 100, 300, Trips(TRIPS, 0.016, 0.004), "", 0.4, 0.002, 1.0, 0.5)
 DRAFTER = LaneFigures("drafter", "", 50, 150, Trips(TRIPS, 0.014), "unreachable", 0.1, 0.001, 0.8, 0.2)

@@ -21,10 +21,8 @@ from crossdraft.console.running import (
     needs_extra,
     print_whole,
     run_to_end,
-    save_picture,
-    write_text,
 )
-from crossdraft.loadtest.requests import bundled, read, texts_of
+from crossdraft.loadtest.requests import read, texts_of
 
 try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
@@ -49,7 +47,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):
         raise UsageError("--reference-body needs a reference: give --reference-url or --model")
     with checked_options():
-        given = bundled() if options.prompts is None else read(options.prompts)
+        given = read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
         plan = AuditPlan(**named(AuditPlan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
     prompt, pace = plan.prompts[0], Pace(options.concurrency, options.requests_per_second, options.timeout)
@@ -128,10 +126,7 @@ class Audit:
             print_whole(table)
         for line in reach_of(report):
             print(line)
-        if self.files.json_file is not None:
-            write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
-        if self.files.picture is not None:
-            save_picture(figure_of(report), self.files.picture)
+        self.files.write(plain(report), partial(figure_of, report))
         if all(check.verdict == NOT_CHECKED for check in report.result.checks):
             raise CannotBeAudited("nothing is checked")
         if report.result.faults:

@@ -4,17 +4,18 @@ A configuration is one way to have outputs made: over HTTP, over gRPC, or by a p
 configurations are measured under one emulated delay after another; within a delay they take turns.
 """
 
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 from rich.console import Console
 
 from crossdraft.bench.harness import in_turns
-from crossdraft.bench.services import Distant, Served, delays_of, service
+from crossdraft.bench.services import Served, delays_of, service
 from crossdraft.bench.workload import gathered
 from crossdraft.cli.options import (
     NO_DRAFTER,
@@ -25,11 +26,10 @@ from crossdraft.cli.options import (
     Over,
     StartedServices,
     check_addresses,
-    named,
 )
-from crossdraft.client import connect
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.client.api import software
-from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, Running, base_url, patience, running
+from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, base_url, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -39,45 +39,22 @@ from crossdraft.console.running import (
     needs_extra,
     print_whole,
     run_to_end,
-    save_picture,
-    write_text,
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
-from crossdraft.loadtest.report import (
-    GRPC,
-    HTTP,
-    IN_PROCESS,
-    LoadReport,
-    LoadSettings,
-    notes_of,
-    plain,
-    tables_of,
-    titled,
-)
-from crossdraft.loadtest.requests import Prompt, Request, RequestSettings, requests_over
+from crossdraft.loadtest.report import GRPC, HTTP, IN_PROCESS, LoadReport, notes_of, plain, tables_of, titled
+from crossdraft.loadtest.requests import Prompt, Request, requests_over
 from crossdraft.loadtest.runner import LoadClient, RequestTimeline, send
+from crossdraft.loadtest.summary import Repetitions
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.generation import GenerationClient
-from crossdraft.rpc.security import TlsFiles, trusting_credentials
+from crossdraft.rpc.generation import Generate
+from crossdraft.rpc.security import trusting_credentials
+from crossdraft.serving.grpc_client import Client
+from crossdraft.session.resolution import requested_method
 
-
-@dataclass(frozen=True, eq=False)
-class DelayedClients:
-    """The configurations that are compared under one delay."""
-
-    delay_ms: float | None  # one way; None: nothing is emulated
-    clients: Mapping[str, LoadClient]  # by the configuration's name
-
-
-Stages = AsyncGenerator[DelayedClients, None]
-
-
-async def addressed(servers: ExistingServers) -> Stages:
-    """One stage, of servers and services that run already. Raises ServiceError and CommandFailed."""
-    async with clients_of(servers) as clients:
-        yield DelayedClients(None, clients)
+Stages = AsyncGenerator[tuple[float | None, Mapping[str, LoadClient]], None]
+"""Of each stage: its delay in ms, one way, or None where nothing is emulated; its clients by their configuration."""
 
 
 def check_addressed(given: ExistingServers) -> None:
@@ -93,55 +70,52 @@ def check_addressed(given: ExistingServers) -> None:
         raise UsageError("--drafter has an address and --target has none; a server's drafter is named by --use-drafter")
 
 
-@dataclass(frozen=True)
-class StartedLoad:
-    """Services that run as long as the test, and a server in a process of its own."""
+async def addressed(servers: ExistingServers) -> Stages:
+    """One stage, of servers and services that run already. Raises ServiceError and CommandFailed."""
+    async with clients_of(servers) as clients:
+        yield None, clients
 
-    asked: StartedServices
-    max_outputs: int  # that the server makes at once
 
-    @property
-    def delays(self) -> tuple[float, ...]:
-        """Milliseconds, one way, to the drafter's host; each in turn."""
-        return delays_of(self.asked.delay_ms or "0")
+def models_of(asked: StartedServices) -> dict[str, Served]:
+    """By role; raises UsageError if a value is out of its range."""
+    return {
+        "target": Served(asked.target_model, asked.pace_target, engine=asked.engine),
+        "drafter": Served(asked.drafter_model, asked.pace_drafter, engine=asked.engine),
+    }
 
-    @property
-    def models(self) -> tuple[Served, Served]:
-        """Target and drafter."""
-        asked = self.asked
-        target = Served(asked.target_model, asked.pace_target, engine=asked.engine)
-        return target, Served(asked.drafter_model, asked.pace_drafter, engine=asked.engine)
 
-    @property
-    def described(self) -> str:
-        """For the report; raises UsageError if a value is out of its range."""
-        models = "target {}, drafter {}".format(*map(_described, self.models))
-        if not any(self.delays):
-            return models
-        return f"{models}; drafter at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
+def described(asked: StartedServices) -> str:
+    """For the report; raises UsageError if a value is out of its range."""
+    paced = {role: "" if one.pace is None else f" paced {one.pace} ms" for role, one in models_of(asked).items()}
+    models = ", ".join(f"{role} {one.model}{paced[role]}" for role, one in models_of(asked).items())
+    delays = delays_of(asked.delay_ms or "0")
+    return f"{models}; drafter at {', '.join(f'{one:g}' for one in delays)} ms, one way" if any(delays) else models
 
-    async def stages(self) -> Stages:
-        """One stage for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""
-        distant = any(self.delays)
-        verifying, drafting = self.models
-        async with (
-            service("target", verifying, 0, False) as target,
-            service("drafter", drafting, 1, distant) as drafter,
-        ):
-            server = HttpServer(target.address, drafter.address, self.max_outputs)
-            for delay in self.delays:
-                await drafter.delay(delay)
-                async with running([server]) as (front,), clients_of(self._servers(front, target, drafter)) as clients:
-                    yield DelayedClients(delay if distant else None, clients)
 
-    def _servers(self, front: Running, target: Distant, drafter: Distant) -> ExistingServers:
-        over, compare = self.asked.over, self.asked.compare
-        return ExistingServers(
-            url=f"http://{front.address}" if Over.HTTP in over else "",
-            server=front.ready["grpc"] if Over.GRPC in over else "",
-            target=target.address if compare else "",
-            drafter=drafter.address if compare else "",
-        )
+async def started(asked: StartedServices, max_outputs: int, drafted: bool) -> Stages:
+    """One stage for each delay to the drafter, each with a server of its own, over services that run throughout.
+
+    Raises:
+        ServiceError, CommandFailed: a service cannot be used.
+    """
+    delays, models = delays_of(asked.delay_ms or "0"), models_of(asked)
+    distant = any(delays)
+    async with (
+        service("target", models["target"], 0, False) as target,
+        service("drafter", models["drafter"], 1, distant) as drafter,
+    ):
+        server = HttpServer(target.address, drafter.address, max_outputs)
+        for delay in delays:
+            await drafter.delay(delay)
+            async with running([server]) as (front,):
+                servers = ExistingServers(
+                    url=f"http://{front.address}" if Over.HTTP in asked.over else "",
+                    server=front.ready["grpc"] if Over.GRPC in asked.over else "",
+                    target=target.address if asked.compare else "",
+                    drafter=drafter.address if asked.compare and drafted else "",
+                )
+                async with clients_of(servers) as clients:
+                    yield delay if distant else None, clients
 
 
 @asynccontextmanager
@@ -155,14 +129,16 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClie
             ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
             with checked_options():
                 tls = None if ca is None else trusting_credentials(ca)
-            server = await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
+            server = await stack.enter_async_context(Client(given.server, given.api_key, tls))
             clients[GRPC] = GrpcClient(server, await _chats(server))
         if given.target:
-            clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
+            drafters, tls_files = given.drafter or None, given.tls.files()
+            services = connect(given.target, drafters, patience(), needs_drafter=drafters is not None, tls=tls_files)
+            clients[IN_PROCESS] = PipelineClient(await stack.enter_async_context(services))
         yield clients
 
 
-async def _chats(server: GenerationClient) -> bool:
+async def _chats(server: Client) -> bool:
     """Whether a model has a chat template; of a server that does not answer, requests will say so."""
     try:
         return any(model.chats for model in await server.models())
@@ -181,19 +157,6 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
     return client
 
 
-async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> LoadClient:
-    """A pipeline of this process, and one without a drafter; raises ServiceError."""
-    plain = await stack.enter_async_context(connect(targets, patience=patience(), tls=tls))
-    if not drafters:
-        return PipelineClient(plain, plain)
-    drafted = await stack.enter_async_context(connect(targets, drafters, patience(), needs_drafter=True, tls=tls))
-    return PipelineClient(drafted, plain)
-
-
-def _described(served: Served) -> str:
-    return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"
-
-
 def loadtest(
     servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
 ) -> None:
@@ -204,31 +167,7 @@ def loadtest(
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
     files.check()
-    if not 0 < load.timeout < float("inf"):
-        raise UsageError(f"--timeout must be above 0, got {load.timeout:g}")
-    stages, described = _tested(servers, services, load.requests)
-    with checked_options():
-        prompts = requests.bundled() if asked.prompts is None else requests.read(asked.prompts)
-        conditions = _conditions_of(load, asked, described)
-    run_to_end(LoadTest(conditions, prompts, load.timeout, files).run(stages), STARTS_PROCESSES)
-
-
-def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> LoadSettings:
-    """What the options say, as the report has it. Raises ValueError."""
-    drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
-    return LoadSettings(
-        begun=datetime.now(UTC).isoformat(timespec="seconds"),
-        software=software(),
-        cores=len(os.sched_getaffinity(0)),
-        wishes=RequestSettings(**named(RequestSettings, vars(asked) | {"drafter": drafter, "seed": load.seed})),
-        prompts="bundled" if asked.prompts is None else asked.prompts.name,
-        services=services,
-        **named(LoadSettings, vars(load)),
-    )
-
-
-def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> tuple[Stages, str]:
-    """The stages, and for the report what they start. Raises UsageError."""
+    drafted = asked.use_drafter != NO_DRAFTER
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
             raise UsageError(
@@ -236,41 +175,70 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
                 "and --drafter (a running server is compared by --target beside --url)"
             )
         check_addressed(servers)
-        return addressed(servers), ""
-    started = StartedLoad(services, max(MIN_OUTPUTS, requests))
-    return started.stages(), started.described
+        what, stages = "", addressed(servers if drafted else replace(servers, drafter=""))
+    else:
+        what, stages = described(services), started(services, max(MIN_OUTPUTS, load.requests), drafted)
+    with checked_options():
+        test = LoadTest(load, requests.read(asked.prompts), generate_of(asked), files)
+    run_to_end(test.run(stages, LoadReport(conditions_of(load, asked, what))), STARTS_PROCESSES)
+
+
+def generate_of(asked: LoadRequests) -> Generate:
+    """What all requests have in common; raises ValueError if no server would take it."""
+    k = asked.num_speculative_tokens
+    forced: dict[str, Any] = {} if k is None else {"overlap": Overlap.OFF, "num_speculative_tokens": k}
+    sampling = SamplingOptions(asked.temperature)
+    like = GenerationRequest(
+        "x", asked.method, max_tokens=asked.max_tokens, options=sampling, ignore_eos=asked.ignore_eos, **forced
+    )
+    requested_method(like)
+    return Generate(like, model=asked.model, drafter="" if asked.use_drafter == NO_DRAFTER else asked.use_drafter)
+
+
+def conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> dict[str, Any]:
+    """What the options say, as the report has it."""
+    wishes = asdict(asked)
+    prompts = wishes.pop("prompts")
+    return asdict(load) | {
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "software": software(),
+        "cores": len(os.sched_getaffinity(0)),
+        "wishes": wishes,
+        "prompts": "bundled" if prompts is None else prompts.name,
+        "services": services,
+    }
 
 
 @dataclass(frozen=True)
 class LoadTest:
     """A test."""
 
-    conditions: LoadSettings
+    load: LoadOptions
     prompts: tuple[Prompt, ...]
-    timeout_seconds: float  # of a request
+    like: Generate  # what all requests have in common
     files: LoadFiles
 
-    async def run(self, given: Stages) -> None:
-        report = LoadReport(self.conditions)
+    async def run(self, given: Stages, report: LoadReport) -> None:
         async with aclosing(given) as stages:
-            async for stage in stages:
-                report = report.with_stage(stage.delay_ms, await self._stage(stage))
-                self._write(report)  # after each stage: an interruption loses only the next
+            async for delay_ms, clients in stages:
+                report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
+                # After each stage: an interruption loses only the next.
+                self.files.write(plain(report), partial(figure_of, report), DOTS_PER_INCH)
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
-    async def _stage(self, stage: DelayedClients) -> dict[str, list[list[RequestTimeline]]]:
-        for name, client in stage.clients.items() if self.conditions.warm_up else ():
-            timelines = await self._made(f"{name}, warm-up", client, self.conditions.warm_up)
+    async def _stage(self, delay_ms: float | None, clients: Mapping[str, LoadClient]) -> Mapping[str, Repetitions]:
+        for name, client in clients.items() if self.load.warm_up else ():
+            timelines = await self._made(f"{name}, warm-up", client, self.load.warm_up)
             if not any(one.ok for one in timelines):
                 error, fault = timelines[0].error, timelines[0].fault
                 raise CommandFailed(f"the first requests failed ({error}): {fault or 'no token came'}")
 
         async def turn(name: str, _: int) -> list[RequestTimeline]:
-            return await self._made(titled(name, stage.delay_ms), stage.clients[name], self.conditions.requests)
+            return await self._made(titled(name, delay_ms), clients[name], self.load.requests)
 
-        return await in_turns(list(stage.clients), self.conditions.repeat, turn)
+        return await in_turns(list(clients), self.load.repeat, turn)
 
     async def _made(self, title: str, client: LoadClient, count: int) -> list[RequestTimeline]:
         """The first `count` requests."""
@@ -278,19 +246,11 @@ class LoadTest:
         with counted(count, title) as advance:
 
             async def sent(request: Request) -> RequestTimeline:
-                timeline = await send(client, request, self.timeout_seconds)
+                timeline = await send(client, request, self.load.timeout)
                 advance()
                 return timeline
 
-            asked = requests_over(prompts, count, self.conditions.wishes)
-            return await gathered(sent, asked, self.conditions.clients)
-
-    def _write(self, report: LoadReport) -> None:
-        """Raises CommandFailed."""
-        if self.files.json_file is not None:
-            write_text(self.files.json_file, json.dumps(plain(report), indent=1) + "\n")
-        if self.files.picture is not None:
-            save_picture(figure_of(report), self.files.picture, DOTS_PER_INCH)
+            return await gathered(sent, requests_over(prompts, count, self.like, self.load.seed), self.load.clients)
 
 
 def show(report: LoadReport) -> None:

@@ -1,7 +1,7 @@
 """The options of commands, in groups: dataclasses whose fields `console.options.command` shows as options."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +11,20 @@ import typer
 
 from crossdraft.console.options import COMMAS, option
 from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
-from crossdraft.console.running import METHODS, PICTURES, UsageError, check_output, checked_options
+from crossdraft.console.running import (
+    METHODS,
+    PICTURES,
+    UsageError,
+    check_output,
+    checked_options,
+    save_picture,
+    write_text,
+)
 from crossdraft.serving.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
 BY_DEFAULT = "by default the model's, or"
@@ -510,7 +520,7 @@ class LoadOptions:
     requests: int = option(24, "Requests for each API and delay.", min=1)
     warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
     repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
-    timeout: float = option(120.0, "Seconds after which a request counts as failed.")
+    timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
     seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
 
 
@@ -521,7 +531,7 @@ class LoadRequests:
     prompts: Path | None = option(
         None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
     )
-    max_tokens: MaxTokens = 64
+    max_tokens: int = option(64, "Max tokens to generate.", min=1)
     temperature: Temperature = 0.0
     method: str | None = option(None, "By default the server chooses.")
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
@@ -593,3 +603,10 @@ class LoadFiles:
         for path, endings in ((self.json_file, ()), (self.picture, PICTURES)):
             if path is not None:
                 check_output(path, *endings)
+
+    def write(self, report: Mapping[str, Any], draw: "Callable[[], Figure]", dots_per_inch: int = 150) -> None:
+        """Raises CommandFailed."""
+        if self.json_file is not None:
+            write_text(self.json_file, json.dumps(report, indent=1) + "\n")
+        if self.picture is not None:
+            save_picture(draw(), self.picture, dots_per_inch)

@@ -1,65 +1,54 @@
 """Clients over gRPC: of crossdraft.v1.Generation, and of services through a pipeline in this process."""
 
-import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from crossdraft.client import Pipeline, RequestError
+from crossdraft.client import Generation, Pipeline, RequestError
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.runner import Chunk, End, RequestFailedError
+from crossdraft.loadtest.runner import Chunk, Pieces, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
-from crossdraft.rpc.generation import Committed, GenerationClient, OutputEnded
+from crossdraft.serving.grpc_client import Client, RemoteGeneration
 
 SECOND = 1000.0  # milliseconds
 
 
-@contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except RequestError as error:
-        raise RequestFailedError("bad request", str(error)) from error
-    except ServiceError as error:
-        raise RequestFailedError(name_of(error).replace("_", " "), str(error)) from error
-
-
 @dataclass(frozen=True, eq=False)
 class GrpcClient:
-    """A server of Generation."""
+    """A connected client of a server."""
 
-    server: GenerationClient
+    client: Client
     chats: bool = True
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        with _failures():
-            async with aclosing(self.server.generate(request.for_grpc)) as replies:
-                async for reply in replies:
-                    at = time.monotonic()
-                    if isinstance(reply, Committed):
-                        for _ in reply.tokens:
-                            yield Chunk(at, reply.milliseconds / SECOND)
-                    elif isinstance(reply, OutputEnded):
-                        yield End(at, reply.statistics)
+    def stream(self, request: Request) -> Pieces:
+        asked = request.asked
+        return _pieces(partial(self.client.run, asked.request, asked.model, asked.drafter))
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineClient:
-    """A connected pipeline with a drafter, and one without for requests of plain decoding."""
+    """A connected pipeline; it has its drafter or none, whatever requests say."""
 
     pipeline: Pipeline
-    plain: Pipeline
 
     @property
     def chats(self) -> bool:
         """As `LoadClient.chats`."""
-        return self.plain.models.target.chat_template is not None
+        return self.pipeline.models.target.chat_template is not None
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        pipeline = self.plain if request.options.drafter == "" else self.pipeline
-        with _failures():
-            async with pipeline.run(request.for_pipeline) as generation:
-                async for _ in generation:
-                    yield Chunk(time.monotonic())
-                assert generation.statistics is not None
-                yield End(time.monotonic(), generation.statistics)
+    def stream(self, request: Request) -> Pieces:
+        return _pieces(partial(self.pipeline.run, request.asked.request))
+
+
+async def _pieces(begin: Callable[[], Generation | RemoteGeneration]) -> Pieces:
+    try:
+        async with begin() as generation:
+            async for _ in generation:
+                made = generation.milliseconds[-1] / SECOND if isinstance(generation, RemoteGeneration) else None
+                yield Chunk(made)
+            assert generation.statistics is not None
+            yield generation.statistics
+    except RequestError as error:
+        raise RequestFailedError("bad request", str(error)) from error
+    except ServiceError as error:
+        raise RequestFailedError(name_of(error).replace("_", " "), str(error)) from error

@@ -5,8 +5,7 @@ sent, HTTPX after 4 ms (medians on loopback).
 """
 
 import json
-import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import aiohttp
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter
 
 from crossdraft.loadtest.clients import SECOND
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.runner import Chunk, End, OutputFigures, RequestFailedError
+from crossdraft.loadtest.runner import Chunk, OutputFigures, Pieces, RequestFailedError
 
 DONE = "[DONE]"
 NO_CONNECTION, BROKEN_OFF, BAD_EVENT = "no connection", "broken off", "bad event"  # kinds of errors
@@ -64,8 +63,8 @@ class HttpClient:
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             self.chats = True
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        end: End | None = None
+    async def stream(self, request: Request) -> Pieces:
+        figures: OutputFigures | None = None
         event = ""
         try:
             sent = self._session.post(self._base + request.path, json=request.body, allow_redirects=False)
@@ -73,14 +72,16 @@ class HttpClient:
                 if response.status != 200:
                     text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")
                     raise RequestFailedError(f"HTTP {response.status}", text)
-                async for event in _events(response):
-                    at = time.monotonic()
+                async for line in response.content:
+                    if not line.startswith(b"data:"):
+                        continue
+                    event = line[5:].decode("utf-8", "replace").strip()
                     if event == DONE:
                         break
-                    heard = heard_in(json.loads(event), at)
-                    if isinstance(heard, Chunk):
-                        yield heard
-                    end = heard if isinstance(heard, End) else end
+                    piece = piece_in(json.loads(event))
+                    if isinstance(piece, Chunk):
+                        yield piece
+                    figures = piece if isinstance(piece, OutputFigures) else figures
         except aiohttp.ClientConnectorError as error:
             raise RequestFailedError(NO_CONNECTION, f"cannot connect to {self._base}: {error}") from error
         except aiohttp.ClientError as error:
@@ -92,20 +93,13 @@ class HttpClient:
             raise RequestFailedError(BAD_EVENT, f"an event means nothing ({error}): {event[:200]}") from error
         if event != DONE:
             raise RequestFailedError(BROKEN_OFF, "the stream ended without its last event")
-        if end is None:
+        if figures is None:
             raise RequestFailedError(BAD_EVENT, "the server does not say what the output cost: is it crossdraft's?")
-        yield end
+        yield figures
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[str, None]:
-    """The data of each server-sent event, of which crossdraft's have one line."""
-    async for line in response.content:
-        if line.startswith(b"data:"):
-            yield line[5:].decode("utf-8", "replace").strip()
-
-
-def heard_in(said: Mapping[str, Any], at: float) -> Chunk | End | None:
-    """What an event received `at` is: a token, or what the output cost.
+def piece_in(said: Mapping[str, Any]) -> Chunk | OutputFigures | None:
+    """What an event is: a token, or what the output cost.
 
     Raises:
         RequestFailedError: it is an error of the server's.
@@ -115,8 +109,8 @@ def heard_in(said: Mapping[str, Any], at: float) -> Chunk | End | None:
         raise RequestFailedError("error in the stream", str(said["error"]))
     trace = said.get("crossdraft") or {}
     if statistics := trace.get("statistics"):
-        return End(at, FIGURES.validate_python(statistics | {"lanes": [_lane(one) for one in statistics["lanes"]]}))
-    return Chunk(at, trace["milliseconds"] / SECOND) if trace.get("kind") else None
+        return FIGURES.validate_python(statistics | {"lanes": [_lane(one) for one in statistics["lanes"]]})
+    return Chunk(trace["milliseconds"] / SECOND) if trace.get("kind") else None
 
 
 def _lane(given: Mapping[str, Any]) -> dict[str, Any]:

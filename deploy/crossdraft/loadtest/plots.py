@@ -1,12 +1,12 @@
 """A picture of a load test. matplotlib is imported when one is drawn, and needs no display."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import LoadReport, LoadRun
-from crossdraft.loadtest.runner import RequestTimeline
+from crossdraft.loadtest.runner import LATENCIES, Values
 from crossdraft.loadtest.summary import MILLISECONDS, ROLES
 
 if TYPE_CHECKING:
@@ -16,27 +16,36 @@ if TYPE_CHECKING:
 DOTS_PER_INCH = 88  # for a small file
 COLUMNS = 3
 TITLE = 150  # characters of a line that fits
-Values = Callable[[RequestTimeline], list[float]]  # seconds
-LATENCIES: tuple[tuple[str, Values], ...] = (
-    ("time to first token (TTFT)", lambda one: [one.first_token]),
-    ("between chunks (ITL)", lambda one: list(one.between_chunks)),
-    ("per token after the first (TPOT)", lambda one: [one.per_token] if one.per_token else []),
-    ("end to end (E2EL)", lambda one: [one.end_to_end]),
-)
+TITLES = {  # of latencies that are drawn
+    "first_token_ms": "time to first token (TTFT)",
+    "between_chunks_ms": "between chunks (ITL)",
+    "per_token_ms": "per token after the first (TPOT)",
+    "end_to_end_ms": "end to end (E2EL)",
+}
 JUDGED = 10  # draft tokens, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 
 def figure_of(report: LoadReport) -> "Figure":
+    """A panel for each figure that there is."""
     from matplotlib.figure import Figure
 
     runs = report.runs
-    panels = list(_panels(runs))
+    panels: list[tuple[str, Callable[[Axes, Sequence[LoadRun]], None]]] = [
+        (title, partial(_latencies, values_of=LATENCIES[name]))
+        for name, title in TITLES.items()
+        if any(getattr(run.summary, name) for run in runs)
+    ]
+    panels.append(("throughput, tokens/s", _throughput))
+    if any(place.judged >= JUDGED for run in runs for place in run.summary.places):
+        panels.append(("acceptance by place in a round, given that all before held", _acceptance))
+    if any(run.summary.hops for run in runs):
+        panels.append(("round trips to target (T) and drafter (D), less the model", _round_trips))
     rows = -(-len(panels) // COLUMNS)
     figure = Figure(figsize=(13.0, 3.0 * rows + 1.0), layout="constrained")
-    for place, draw in enumerate(panels):
-        axes: Axes = figure.add_subplot(rows, COLUMNS, place + 1)
-        axes.spines[["top", "right"]].set_visible(False)
+    for place, (title, draw) in enumerate(panels):
+        axes = figure.add_subplot(rows, COLUMNS, place + 1)
+        axes.set_title(title, fontsize=9, loc="left")
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
         draw(axes, runs)
@@ -46,87 +55,58 @@ def figure_of(report: LoadReport) -> "Figure":
     return figure
 
 
-def _panels(runs: Sequence[LoadRun]) -> Iterator[Callable[["Axes", Sequence[LoadRun]], None]]:
-    """Those for which there are figures: other servers, for instance, do not say what was accepted."""
-    for title, values_of in LATENCIES:
-        if any(values_of(one) for run in runs for one in run.timelines if one.ok):
-            yield partial(_shares, title=title, values_of=values_of)
-    yield _speeds
-    summaries = [run.summary for run in runs]
-    if any(place.judged >= JUDGED for one in summaries if one.acceptance for place in one.acceptance.places):
-        yield _acceptance
-    if any(one.hops for one in summaries):
-        yield _round_trips
-
-
 def title_of(report: LoadReport) -> str:
-    conditions = report.conditions
-    kind = f"{conditions.clients} client{'s' * (conditions.clients != 1)}"
-    what = f"{kind}, {conditions.requests * conditions.repeat} requests of up to {conditions.wishes.max_tokens} tokens"
-    return what + (f"\n{conditions.services}" if conditions.services else "")
+    said = report.conditions
+    clients, requests = said["clients"], said["requests"] * said["repeat"]
+    what = f"{clients} client{'s' * (clients != 1)}, {requests} requests of up to {said['wishes']['max_tokens']} tokens"
+    return what + (f"\n{said['services']}" if said["services"] else "")
 
 
-def _shares(axes: "Axes", runs: Sequence[LoadRun], title: str, values_of: Values) -> None:
-    """Share of the values up to each, on a logarithmic axis."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+def _latencies(axes: "Axes", runs: Sequence[LoadRun], values_of: Values) -> None:
+    """Share of the values up to each."""
+    from matplotlib.ticker import LogFormatter
 
     for place, run in enumerate(runs):
-        fine = [one for one in run.timelines if one.ok]
-        values = sorted(max(SHORTEST, MILLISECONDS * value) for one in fine for value in values_of(one))
-        shares = [(number + 1) / len(values) for number in range(len(values))]
-        axes.step(values, shares, where="post", color=f"C{place}", label=run.name)
+        values = [max(SHORTEST, MILLISECONDS * it) for one in run.timelines if one.ok for it in values_of(one)]
+        if values:
+            axes.ecdf(values, color=f"C{place}", label=run.name)
     axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    locators = (LogLocator(), LogLocator(subs=(1.0, 2.0, 5.0)), MaxNLocator(5))  # the first with three ticks
-    ticks = ([tick for tick in one.tick_values(low, high) if low <= tick <= high] for one in locators)
-    axes.set_xticks(next(found for found in ticks if len(found) > 2))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("ms")
-    axes.set_ylabel("share, up to")
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))  # names some where decades are few
+    axes.set(xlabel="ms", ylabel="share, up to")
 
 
-def _bars(axes: "Axes", runs: Sequence[LoadRun]) -> range:
+def _names(axes: "Axes", runs: Sequence[LoadRun]) -> range:
     """Places for a bar of each run."""
     axes.set_xticks(range(len(runs)), [run.name.replace(", ", "\n") for run in runs], fontsize=8)
     return range(len(runs))
 
 
-def _speeds(axes: "Axes", runs: Sequence[LoadRun]) -> None:
-    speeds, places = [run.summary.tokens_per_second for run in runs], _bars(axes, runs)
-    axes.bar_label(axes.bar(places, speeds, color=[f"C{place}" for place in places]), fmt="%.1f", fontsize=8)
-    axes.set_title("throughput, tokens/s", fontsize=10, loc="left")
+def _throughput(axes: "Axes", runs: Sequence[LoadRun]) -> None:
+    places = _names(axes, runs)
+    bars = axes.bar(places, [run.summary.tokens_per_second for run in runs], color=[f"C{place}" for place in places])
+    axes.bar_label(bars, fmt="%.1f", fontsize=8)
 
 
 def _acceptance(axes: "Axes", runs: Sequence[LoadRun]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    most = 1  # places of any run
     for place, run in enumerate(runs):
-        found = run.summary.acceptance
-        if found is not None and found.places:
-            shares = [one.acceptance for one in found.places if one.judged >= JUDGED]
-            axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
-            most = max(most, len(shares))
-    axes.set_xlim(0.5, most + 0.5)
+        shares = [one.acceptance for one in run.summary.places if one.judged >= JUDGED]
+        axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
     axes.set_ylim(0, 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("place in a round")
-    axes.set_title("acceptance, given that all before held", fontsize=10, loc="left")
 
 
 def _round_trips(axes: "Axes", runs: Sequence[LoadRun]) -> None:
     """A bar of each run's target and one of its drafter."""
-    _bars(axes, runs)
+    _names(axes, runs)
     hops = [(place, hop) for place, run in enumerate(runs) for hop in run.summary.hops]
     places = [place + 0.4 * (ROLES.index(hop.role) - 0.5) for place, hop in hops]
-    wire, queueing = [hop.wire_ms for _, hop in hops], [hop.queueing_ms for _, hop in hops]
-    axes.bar(places, wire, 0.36, color="#7a9cc6", label="wire, codecs, event loops")
-    drawn = axes.bar(places, queueing, 0.36, bottom=wire, color="#c67a7a", label="queueing")
-    axes.bar_label(drawn, [hop.role[0].upper() for _, hop in hops], fontsize=7)
+    wire = [hop.wire_ms for _, hop in hops]
+    axes.bar(places, wire, 0.36, color="0.75", label="wire, codecs, event loops")
+    queueing = axes.bar(places, [hop.queueing_ms for _, hop in hops], 0.36, bottom=wire, color="0.45", label="queueing")
+    axes.bar_label(queueing, [hop.role[0].upper() for _, hop in hops], fontsize=7)
     axes.set_ylabel("ms")
-    axes.set_title("a round trip to target (T) and drafter (D), less the model", fontsize=10, loc="left")
     axes.margins(y=0.25)  # room for the legend
     axes.legend(fontsize=8, loc="upper left", ncols=2, frameon=False)

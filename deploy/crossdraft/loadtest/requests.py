@@ -14,12 +14,11 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
 from crossdraft.rpc.generation import Generate
-from crossdraft.session.resolution import requested_method
-from crossdraft.types.request import Chat, Message
+from crossdraft.types.request import Chat, Message, Overlap
 from crossdraft.verification.methods import method_named
 
+BUNDLED = files(__package__).joinpath("prompts.jsonl")
 NO_CATEGORY = "text"
 FORMS = '{"text": "…"}, {"turns": ["…"]} or {"messages": [{"role": "user", "content": "…"}]}'
 
@@ -32,21 +31,27 @@ class Prompt:
     content: str | Chat
 
 
-def bundled() -> tuple[Prompt, ...]:
-    """The prompts that come with the package, the categories taking turns."""
-    return parse(files(__package__).joinpath("prompts.jsonl").read_text(encoding="utf-8"), "the bundled prompts")
+def read(path: Path | None = None) -> tuple[Prompt, ...]:
+    """Prompts of a file of JSON lines, or the bundled ones: the first of each category, then the second of each, …
 
-
-def read(path: Path) -> tuple[Prompt, ...]:
-    """Prompts of a file of JSON lines, the categories taking turns.
+    Of several `turns` only the first is used.
 
     Raises:
         ValueError: the file cannot be read, has a line that is no prompt, or has no prompts.
     """
+    source, name = (BUNDLED, "the bundled prompts") if path is None else (path, str(path))
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        lines = source.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the prompts: {error}") from error
+    by_category: defaultdict[str, list[Prompt]] = defaultdict(list)
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompt = _prompt(line, f"{name}, line {number}")
+            by_category[prompt.category].append(prompt)
+    if not by_category:
+        raise ValueError(f"{name}: there are no prompts; give lines such as {FORMS}")
+    return tuple(filter(None, chain.from_iterable(zip_longest(*by_category.values()))))
 
 
 def texts_of(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
@@ -56,24 +61,6 @@ def texts_of(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
         return content if isinstance(content, str) else "\n\n".join(one.content for one in content.messages)
 
     return tuple(replace(prompt, content=text(prompt.content)) for prompt in prompts)
-
-
-def parse(text: str, name: str) -> tuple[Prompt, ...]:
-    """Prompts of JSON lines; of several `turns` only the first is used. Raises ValueError."""
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    prompts = [_prompt(line, f"{name}, line {number}") for number, line in lines]
-    if not prompts:
-        raise ValueError(f"{name}: there are no prompts; give lines such as {FORMS}")
-    return _interleaved(prompts)
-
-
-def _interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """The first prompt of each category, then the second of each, …"""
-    by_category: defaultdict[str, list[Prompt]] = defaultdict(list)
-    for prompt in prompts:
-        by_category[prompt.category].append(prompt)
-    rounds = zip_longest(*by_category.values())
-    return tuple(prompt for prompt in chain.from_iterable(rounds) if prompt is not None)
 
 
 def _prompt(line: str, where: str) -> Prompt:
@@ -100,92 +87,62 @@ def _content(given: dict[str, Any]) -> str | Chat:
 
 
 @dataclass(frozen=True)
-class RequestSettings:
-    """What all requests of a test have in common.
-
-    Raises:
-        ValueError: a value is out of its range, or there is no such method.
-    """
-
-    max_tokens: int = 64
-    temperature: float = 0.0
-    method: str | None = None  # None: the server's default
-    drafter: str | None = None  # a name that the server has; empty: plain decoding; None: the server's default
-    model: str = ""  # of the server; empty: its only one
-    ignore_eos: bool = False
-    seed: int = 0
-    num_speculative_tokens: int | None = None  # of lock-step rounds; None: the server decides how far to draft
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        # The pipeline's own checks: nothing is sent that it would refuse.
-        options = SamplingOptions(self.temperature)
-        requested_method(
-            GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options, **self.forced)
-        )
-
-    @property
-    def forced(self) -> dict[str, Any]:
-        """What a request says so that its server drafts whatever that costs; nothing if that is not asked for."""
-        k = self.num_speculative_tokens
-        return {} if k is None else {"overlap": Overlap.OFF, "num_speculative_tokens": k}
-
-    @property
-    def seeded(self) -> bool:
-        """Whether outputs above temperature 0 are repeatable: only if their method is named and takes a seed."""
-        return self.temperature > 0 and self.method is not None and method_named(self.method).seedable
-
-
-@dataclass(frozen=True)
 class Request:
     """One request."""
 
     number: int  # from 0
-    prompt: Prompt
-    options: RequestSettings
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the output; None: none is sent."""
-        return self.options.seed + self.number if self.options.seeded else None
-
-    @property
-    def for_pipeline(self) -> GenerationRequest:
-        options = self.options
-        return GenerationRequest(
-            self.prompt.content,
-            options.method,
-            max_tokens=options.max_tokens,
-            options=SamplingOptions(options.temperature),
-            seed=self.seed,
-            ignore_eos=options.ignore_eos,
-            **options.forced,
-        )
-
-    @property
-    def for_grpc(self) -> Generate:
-        return Generate(self.for_pipeline, model=self.options.model, drafter=self.options.drafter)
+    category: str  # of its prompt
+    asked: Generate
 
     @property
     def path(self) -> str:
-        return "/v1/chat/completions" if isinstance(self.prompt.content, Chat) else "/v1/completions"
+        """Of the HTTP API."""
+        return "/v1/chat/completions" if isinstance(self.asked.request.prompt, Chat) else "/v1/completions"
 
     @property
     def body(self) -> dict[str, Any]:
-        options, content = self.options, self.prompt.content
-        body: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature, "stream": True}
-        if isinstance(content, Chat):
-            body["messages"] = [{"role": one.role, "content": one.content} for one in content.messages]
+        """For the HTTP API."""
+        asked, request = self.asked, self.asked.request
+        if isinstance(request.prompt, Chat):
+            content: dict[str, Any] = {
+                "messages": [{"role": one.role, "content": one.content} for one in request.prompt.messages]
+            }
         else:
-            body["prompt"] = content
-        optional = {"model": options.model, "seed": self.seed, "ignore_eos": options.ignore_eos or None}
-        body |= {name: value for name, value in optional.items() if value not in (None, "")}
-        drafter = "none" if options.drafter == "" else options.drafter
-        given = {"method": options.method, "drafter": drafter, "trace": True, **options.forced}
-        return body | {"speculative": {name: value for name, value in given.items() if value is not None}}
+            content = {"prompt": request.prompt}
+        lock_step = {"overlap": "off", "num_speculative_tokens": request.num_speculative_tokens}
+        speculative = {
+            "trace": True,
+            "method": request.method,
+            "drafter": "none" if asked.drafter == "" else asked.drafter,
+            **(lock_step if request.overlap is Overlap.OFF else {}),
+        }
+        body = content | {
+            "model": asked.model or None,
+            "max_tokens": request.max_tokens,
+            "temperature": request.options.temperature,
+            "seed": request.seed,
+            "ignore_eos": request.ignore_eos,
+            "stream": True,
+            "speculative": {name: value for name, value in speculative.items() if value is not None},
+        }
+        return {name: value for name, value in body.items() if value is not None}
 
 
-def requests_over(prompts: tuple[Prompt, ...], count: int, options: RequestSettings) -> tuple[Request, ...]:
-    """`count` requests; the prompts take turns."""
-    return tuple(Request(number, prompts[number % len(prompts)], options) for number in range(count))
+def requests_over(prompts: tuple[Prompt, ...], count: int, like: Generate, seed: int) -> tuple[Request, ...]:
+    """`count` requests; the prompts take turns.
+
+    Args:
+        prompts: in place of that of `like`.
+        count: of requests.
+        like: what all have in common.
+        seed: of the first, those of the others follow; sent if a method is named that takes one.
+    """
+    request = like.request
+    seeded = request.method is not None and not request.greedy and method_named(request.method).seedable
+
+    def of(number: int) -> Request:
+        prompt = prompts[number % len(prompts)]
+        own = replace(request, prompt=prompt.content, seed=seed + number if seeded else None)
+        return Request(number, prompt.category, replace(like, request=own))
+
+    return tuple(map(of, range(count)))

@@ -5,7 +5,7 @@ All moments are seconds of one clock.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,18 +35,9 @@ Costs = OutputFigures | Statistics
 
 @dataclass(frozen=True)
 class Chunk:
-    """A client yields it for a piece of the output that has a token."""
+    """A piece of the output that has a token."""
 
-    at: float  # arrival, seconds of the monotonic clock
-    made: float | None = None  # seconds from when the server had read the request until it was made
-
-
-@dataclass(frozen=True)
-class End:
-    """A client yields it last."""
-
-    at: float  # arrival, seconds of the monotonic clock
-    figures: Costs
+    made: float | None = None  # seconds from when the server had read the request until it was made; None: not said
 
 
 class RequestFailedError(Exception):
@@ -62,6 +53,9 @@ class RequestFailedError(Exception):
         self.kind = kind
 
 
+Pieces = AsyncGenerator[Chunk | Costs, None]
+
+
 class LoadClient(Protocol):
     """A way to have outputs made."""
 
@@ -70,8 +64,8 @@ class LoadClient(Protocol):
         """Whether the model has a chat template: else chats are sent to it as texts."""
         ...
 
-    def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
-        """One output: its chunks as they come, then its end. Closing the generator early cancels the request.
+    def stream(self, request: Request) -> Pieces:
+        """One output: its chunks as they come, then what it cost. Closing the generator early cancels the request.
 
         Raises:
             RequestFailedError: it failed or was refused.
@@ -126,32 +120,36 @@ class RequestTimeline:
         return tuple(came - self.sent - made for came, made in zip(self.chunks, self.made, strict=False))
 
 
+Values = Callable[[RequestTimeline], Sequence[float]]
+LATENCIES: Mapping[str, Values] = {  # seconds of an answered request, by their names in a summary
+    "first_token_ms": lambda one: [one.first_token],
+    "between_chunks_ms": lambda one: one.between_chunks,
+    "per_token_ms": lambda one: [] if one.per_token is None else [one.per_token],
+    "end_to_end_ms": lambda one: [one.end_to_end],
+    "front_ms": lambda one: one.front,
+}
+
+
 async def send(
     client: LoadClient, request: Request, timeout_seconds: float, now: Callable[[], float] = time.monotonic
 ) -> RequestTimeline:
-    """Sends a request and waits for its end, so long at most; `now` is the clock that the client's moments are of."""
+    """Sends a request and waits for its end, so long at most."""
     sent, error, fault = now(), "", ""
-    chunks: list[Chunk] = []
-    end: End | None = None
+    chunks: list[float] = []
+    made: list[float] = []
+    figures: Costs | None = None
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(client.stream(request)) as stream:
             async for one in stream:
                 if isinstance(one, Chunk):
-                    chunks.append(one)
+                    chunks.append(now())
+                    made += [] if one.made is None else [one.made]
                 else:
-                    end = one
+                    figures = one
     except TimeoutError:
         error, fault = TIMED_OUT, f"no end after {timeout_seconds:g} s"
     except RequestFailedError as failure:
         error, fault = failure.kind, str(failure)
     return RequestTimeline(
-        number=request.number,
-        category=request.prompt.category,
-        sent=sent,
-        chunks=tuple(one.at for one in chunks),
-        ended=now() if end is None else end.at,
-        made=tuple(one.made for one in chunks if one.made is not None),
-        error=error,
-        fault=fault,
-        figures=None if end is None else end.figures,
+        request.number, request.category, sent, tuple(chunks), now(), tuple(made), error, fault, figures
     )

@@ -1,18 +1,37 @@
 """Figures of a load test, computed from the timelines of its requests."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from statistics import median
+from typing import Annotated, Any
 
 import numpy as np
 
-from crossdraft.loadtest.runner import Costs, RequestTimeline
-from crossdraft.types.statistics import BOUNDS, LaneFigures
+from crossdraft.loadtest.runner import LATENCIES, Costs, RequestTimeline
+from crossdraft.types.statistics import BOUNDS
 
 MILLISECONDS = 1000.0
 ROLES = ("target", "drafter")
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+Shown = Callable[[Any], str]
+TWO_DIGITS: Shown = "{:.2f}".format
+PERCENT: Shown = "{:.0%}".format
+
+
+@dataclass(frozen=True)
+class Row:
+    """In the annotation of a field: it is a row of the report's tables."""
+
+    title: str
+    shown: Shown = str
+
+
+def _first_six(values: Sequence[object]) -> str:
+    return " ".join(map(str, values[:6]))
 
 
 @dataclass(frozen=True)
@@ -20,17 +39,10 @@ class PositionAcceptance:
     """Draft tokens at one position of a round."""
 
     judged: int
-    acceptance: float
+    acceptance: float  # of the judged tokens; given that all before were accepted
 
-
-@dataclass(frozen=True)
-class AcceptanceSummary:
-    """How many draft tokens were accepted."""
-
-    share: float  # of the judged tokens
-    tokens_per_pass: float
-    # By position in a round, as far as any was judged; each given that all before were accepted.
-    places: tuple[PositionAcceptance, ...]
+    def __str__(self) -> str:
+        return f"{self.acceptance:.0%}"
 
 
 @dataclass(frozen=True)
@@ -43,36 +55,35 @@ class Spread:
     p90: float
     p99: float
 
+    def __str__(self) -> str:
+        return " / ".join(f"{one:.{0 if abs(one) >= 100 else 2}f}" for one in (self.mean, self.p50, self.p90, self.p99))
+
     @staticmethod
     def of(values: Iterable[float], scale: float = 1.0) -> "Spread | None":
         """Of values times `scale`; None: there are none."""
         scaled = scale * np.fromiter(values, dtype=np.float64)
         if not len(scaled):
             return None
-        return Spread(len(scaled), float(scaled.mean()), *np.quantile(scaled, (0.5, 0.9, 0.99)).tolist())
+        return Spread(len(scaled), float(scaled.mean()), *np.quantile(scaled, QUANTILES).tolist())
 
     @staticmethod
     def of_bins(counts: Sequence[int], bounds: Sequence[float], total: float) -> "Spread":
-        """Of values that were counted by bins; `total` is their sum, the rest as for `binned_quantile`."""
-        quantiles = (binned_quantile(counts, bounds, share) for share in (0.5, 0.9, 0.99))
-        return Spread(sum(counts), total / sum(counts), *quantiles)
+        """Of values that were counted by bins; quantiles are linear within a bin.
+
+        Args:
+            counts: of each bin, and last of the values above all bounds; any positive number of values in all.
+            bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
+            total: sum of the values.
+        """
+        edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
+        reached = np.cumsum(counts)[filled]
+        ranks = np.stack([reached - np.take(counts, filled), reached], axis=1).ravel()
+        values = np.stack([edges[filled], edges[filled + 1]], axis=1).ravel()
+        count = int(reached[-1])
+        return Spread(count, total / count, *np.interp(np.multiply(QUANTILES, count), ranks, values).tolist())
 
 
-def binned_quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
-    """A quantile of values that were counted by bins, linear within a bin.
-
-    Args:
-        counts: of each bin, and last of the values above all bounds; any positive number of values in all.
-        bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
-        share: 0 to 1.
-    """
-    edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
-    reached = np.cumsum(counts)[filled]
-    ranks = np.stack([reached - np.take(counts, filled), reached], axis=1)
-    return float(np.interp(share * reached[-1], ranks.ravel(), np.stack([edges[filled], edges[filled + 1]], 1).ravel()))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hop:
     """Communication of the orchestrator with the services of one role, over all outputs.
 
@@ -83,20 +94,26 @@ class Hop:
 
     role: str  # target or drafter
     questions: int
-    questions_per_token: float
-    round_trip_ms: Spread | None  # quantiles are interpolated within the bins of `types.statistics.BOUNDS`
-    queueing_ms: float  # mean of the round trips
-    wire_ms: float  # mean of the round trips
-    serialization_ms_per_token: float  # messages encoded and decoded in the orchestrator's process; part of the wire
-    model_ms_per_token: float  # in the model
-    model_share: float  # of the time that sessions were open
-    idle_share: float  # of that time, without a question that was not answered
-    bytes_per_token: float  # serialized, both ways
-    lost: int  # sessions that failed
+    # Quantiles are interpolated within the bins of `types.statistics.BOUNDS`.
+    round_trip_ms: Annotated[Spread | None, Row("round trip, ms")]
+    queueing_ms: Annotated[float, Row("of it queueing, ms", TWO_DIGITS)]  # mean
+    wire_ms: Annotated[float, Row("of it wire, ms", TWO_DIGITS)]  # mean
+    questions_per_token: Annotated[float, Row("questions a token", TWO_DIGITS)]
+    # Messages encoded and decoded in the orchestrator's process; part of the wire.
+    serialization_ms_per_token: Annotated[float, Row("serialization, ms a token", "{:.3f}".format)]
+    model_ms_per_token: Annotated[float, Row("model, ms a token", TWO_DIGITS)]
+    model_share: Annotated[float, Row("time in the model", PERCENT)]  # of the time that sessions were open
+    idle_share: Annotated[float, Row("time idle", PERCENT)]  # of that time, without a question that was not answered
+    bytes_per_token: Annotated[float, Row("bytes a token", "{:,.0f}".format)]  # serialized, both ways
+    lost: Annotated[int, Row("sessions lost")]  # sessions that failed
 
     @staticmethod
-    def of(role: str, lanes: Sequence[LaneFigures], tokens: int) -> "Hop":
-        """Of all sessions with services of a role, and the number of tokens of their outputs."""
+    def of(role: str, outputs: Sequence[Costs]) -> "Hop | None":
+        """Of all sessions with services of a role; None: there are none."""
+        lanes = [lane for one in outputs for lane in one.lanes if lane.role == role]
+        tokens = sum(one.tokens for one in outputs)
+        if not lanes:
+            return None
         counts = _sums(one.trips.counts for one in lanes)
         bounds = [MILLISECONDS * bound for bound in BOUNDS]
         asked, opened = sum(counts), sum(one.open_seconds for one in lanes)
@@ -118,22 +135,25 @@ class Hop:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """All figures of one configuration. Latencies are of requests without an error."""
 
-    requests: int
-    errors: Mapping[str, int]  # by kind
-    seconds: float  # from when the first request was sent to the last end; summed over repetitions
-    tokens: int
-    tokens_per_second: float
-    requests_per_second: float  # answered
-    first_token_ms: Spread | None
-    between_chunks_ms: Spread | None  # tokens of one pass come together, so the median may be near 0
-    per_token_ms: Spread | None  # of each request: from its first token to its last, for each token after the first
-    end_to_end_ms: Spread | None
-    front_ms: Spread | None  # of each token: transit of the request to the server and of the token back
-    acceptance: AcceptanceSummary | None
+    # In the words of `vllm bench serve`, then those that it does not have.
+    requests: Annotated[int, Row("Requests")]
+    errors: Annotated[Mapping[str, int], Row("Failed requests", lambda kinds: str(sum(kinds.values())))]  # by kind
+    seconds: Annotated[float, Row("Benchmark duration (s)", TWO_DIGITS)]  # summed over repetitions
+    tokens: Annotated[int, Row("Total generated tokens")]
+    requests_per_second: Annotated[float, Row("Request throughput (req/s)", TWO_DIGITS)]  # answered
+    tokens_per_second: Annotated[float, Row("Output token throughput (tok/s)", TWO_DIGITS)]
+    first_token_ms: Annotated[Spread | None, Row("TTFT (ms)")]
+    per_token_ms: Annotated[Spread | None, Row("TPOT (ms)")]  # of each request, for each token after the first
+    between_chunks_ms: Annotated[Spread | None, Row("ITL (ms)")]  # near 0 within a pass
+    end_to_end_ms: Annotated[Spread | None, Row("E2EL (ms)")]
+    front_ms: Annotated[Spread | None, Row("client to server and back, ms")]  # of each token
+    tokens_per_pass: Annotated[float | None, Row("tokens per pass", TWO_DIGITS)]
+    acceptance: Annotated[float | None, Row("acceptance", "{:.1%}".format)]  # of the judged tokens
+    places: Annotated[tuple[PositionAcceptance, ...], Row("acceptance by position", _first_six)]
     hops: tuple[Hop, ...]
 
 
@@ -146,6 +166,9 @@ def summary_of(repetitions: Repetitions) -> Summary:
     seconds = sum(max(one.ended for one in each) - min(one.sent for one in each) for each in repetitions)
     tokens = sum(one.tokens for one in answered)
     figures = [one.figures for one in answered if one.figures is not None]
+    latencies: dict[str, Any] = {
+        name: Spread.of(chain.from_iterable(map(of, answered)), MILLISECONDS) for name, of in LATENCIES.items()
+    }
     return Summary(
         requests=len(timelines),
         errors=dict(sorted(Counter(one.error or "no token" for one in timelines if not one.ok).items())),
@@ -153,34 +176,23 @@ def summary_of(repetitions: Repetitions) -> Summary:
         tokens=tokens,
         tokens_per_second=_ratio(tokens, seconds),
         requests_per_second=_ratio(len(answered), seconds),
-        first_token_ms=Spread.of((one.first_token for one in answered), MILLISECONDS),
-        between_chunks_ms=Spread.of(chain.from_iterable(one.between_chunks for one in answered), MILLISECONDS),
-        per_token_ms=Spread.of((one.per_token for one in answered if one.per_token is not None), MILLISECONDS),
-        end_to_end_ms=Spread.of((one.end_to_end for one in answered), MILLISECONDS),
-        front_ms=Spread.of(chain.from_iterable(one.front for one in answered), MILLISECONDS),
-        acceptance=_acceptance([one for one in figures if one.passes]),
-        hops=_hops(figures),
+        **latencies,
+        **_acceptance([one for one in figures if one.passes]),
+        hops=tuple(hop for role in ROLES if (hop := Hop.of(role, figures))),
     )
 
 
-def _acceptance(figures: Sequence[Costs]) -> AcceptanceSummary | None:
-    """Over all outputs together; None: there is none."""
+def _acceptance(figures: Sequence[Costs]) -> dict[str, Any]:
+    """Over all outputs together."""
     if not figures:
-        return None
+        return {"tokens_per_pass": None, "acceptance": None, "places": ()}
     judged, accepted = _sums(one.judged_at for one in figures), _sums(one.accepted_at for one in figures)
     all_accepted = sum(one.accepted for one in figures)
-    return AcceptanceSummary(
-        _ratio(all_accepted, all_accepted + sum(one.corrected for one in figures)),
-        sum(one.tokens for one in figures) / sum(one.passes for one in figures),
-        tuple(PositionAcceptance(of, good / of) for of, good in zip(judged, accepted, strict=False) if of),
-    )
-
-
-def _hops(figures: Sequence[Costs]) -> tuple[Hop, ...]:
-    """One for each role that has sessions."""
-    tokens = sum(one.tokens for one in figures)
-    lanes = {role: [lane for one in figures for lane in one.lanes if lane.role == role] for role in ROLES}
-    return tuple(Hop.of(role, of_role, tokens) for role, of_role in lanes.items() if of_role)
+    return {
+        "tokens_per_pass": sum(one.tokens for one in figures) / sum(one.passes for one in figures),
+        "acceptance": _ratio(all_accepted, all_accepted + sum(one.corrected for one in figures)),
+        "places": tuple(PositionAcceptance(of, good / of) for of, good in zip(judged, accepted, strict=False) if of),
+    }
 
 
 def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
@@ -199,10 +211,10 @@ class Added:
     way: str  # the configuration's name
     delay_ms: float | None  # under which both were measured; None: nothing is emulated
     than: str  # the other one's name
-    first_token_ms: Spread | None
-    per_token_ms: Spread | None  # of each request: its time for each token after the first, less that of the other
-    end_to_end_ms: Spread | None
-    per_token_ratio: float | None  # median over requests
+    first_token_ms: Annotated[Spread | None, Row("first token, ms")]
+    per_token_ms: Annotated[Spread | None, Row("per token, ms")]  # of each request, for each token after the first
+    end_to_end_ms: Annotated[Spread | None, Row("end to end, ms")]
+    per_token_ratio: Annotated[float | None, Row("time a token, as a ratio", "{:.3f}".format)]  # median over requests
 
 
 def added_by(way: str, made: Repetitions, delay_ms: float | None, than: str, others: Repetitions) -> Added:
