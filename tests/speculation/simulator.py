@@ -26,7 +26,7 @@ from crossdraft.speculation.choice import (
     StallSeen,
     Started,
 )
-from crossdraft.speculation.controller import TargetController
+from crossdraft.speculation.controller import Kind, TargetController
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average
@@ -572,10 +572,10 @@ def limits_of(world: World) -> Limits:
     return WITH_TREES if world.samples else CHAINS
 
 
-def controllers(limits: Limits = CHAINS) -> Callable[[], Controller]:
+def controllers(limits: Limits = CHAINS, kind: Kind = KIND) -> Callable[[], Controller]:
     """Makes controllers of outputs that share a new one."""
     shared = TargetController()
-    return lambda: shared.output(KIND, limits)
+    return lambda: shared.output(kind, limits)
 
 
 @cache
