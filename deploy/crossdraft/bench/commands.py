@@ -168,19 +168,6 @@ class ExactnessPlan:
     engine: EngineOptions = STARTED
 
 
-@command("rdk", EXACTNESS, "rdk.Study")
-@dataclass(frozen=True)
-class RdkPlan:
-    """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
-
-    tokens: int = option(200_000, "Vocabulary of the first-order form.", min=1000)
-    exact_tokens: int = option(2_000, "Where the matrix itself is applied.", min=1000)
-    draws: int = option(20, "Random draws of target and drafter.", min=1)
-    noise: float = option(1.0, "Standard deviation of the noise on the drafter's logits.", min=0)
-    seed: int = option(0, "Random seed.", min=0)
-    plot: Path | None = option(None, "Write a plot to this file.", metavar="FILE")
-
-
 # Speed.
 
 
