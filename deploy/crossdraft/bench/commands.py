@@ -286,6 +286,3 @@ class DataplanePlan:
         0.0, "Round trip to the drafter on an emulated network; 0: on loopback.", min=0.0, max=10_000
     )
     turns: int = option(2, "How often each configuration runs.", min=1)
-    against: Path | None = option(
-        None, "The --json of another run, to stand beside this one, with ratios.", metavar="FILE"
-    )
