@@ -163,7 +163,6 @@ class ExactnessPlan:
     methods: Methods = METHODS
     k: int = option(3, "Draft tokens in a round.", *DRAFT_TOKENS, min=1, max=64)
     concurrency: Concurrency = 32
-    transformers: int = option(0, "As many by transformers' assisted generation, to compare.", min=0)
     affinity: Affinities = ()
     engine: EngineOptions = STARTED
 

@@ -25,10 +25,6 @@ from crossdraft.rpc.server import freeze_heap
 NEVER = -1  # an end-of-text id that no model draws
 
 
-class PeerFailedError(RuntimeError):
-    """transformers cannot generate with this model or pair; the text says why."""
-
-
 @dataclass(frozen=True)
 class Made:
     """One output, with the times of its tokens."""
@@ -114,7 +110,7 @@ def _serve(connection: "Connection[Answer | str, Question]", assisting: Assistin
             question = connection.recv()
             try:
                 connection.send(pair.answer(question, assisting.temperature))
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, ValueError, AttributeError) as error:  # the last: where every token is shared (5.23)
                 connection.send(str(error))
 
 
@@ -155,27 +151,13 @@ class AssistedGeneration:
         )
         self._settings = self._assistant.generation_config
 
-    def continuation(self, prompt: str, tokens: int, k: int | None, temperature: float) -> tuple[int, ...]:
-        """Target ids of one continuation of at most `tokens` tokens.
-
-        Args:
-            prompt: its text.
-            tokens: at most so many.
-            k: drafted at once, always; None: what transformers does by itself.
-            temperature: 0 is greedy.
-
-        Raises:
-            PeerFailedError: transformers fails on this pair.
-        """
-        return self._generate(self._tokenizer(prompt).input_ids, tokens, k, temperature)
-
     def answer(self, question: Question, temperature: float) -> Answer:
-        """One output after another; raises PeerFailedError."""
+        """One output after another; raises what transformers raises where it fails."""
         began, outputs = time.monotonic(), []
+        self._draft(question.k)
         for prompt in question.prompts:
             asked, came = time.monotonic() - began, Moments()
-            more = {"eos_token_id": NEVER, "streamer": came}
-            ids = self._generate(prompt, question.tokens, question.k, temperature, **more)
+            ids = self._generate(prompt, question.tokens, temperature, came)
             outputs.append(Made(ids, asked, tuple(moment - began for moment in came.found)))
         return Answer(tuple(outputs), time.monotonic() - began)
 
@@ -187,23 +169,18 @@ class AssistedGeneration:
             settings.assistant_confidence_threshold = 0.0
 
     @torch.inference_mode()
-    def _generate(
-        self, prompt: Sequence[int], tokens: int, k: int | None, temperature: float, **more: Any
-    ) -> tuple[int, ...]:
-        self._draft(k)
+    def _generate(self, prompt: Sequence[int], tokens: int, temperature: float, came: Moments) -> tuple[int, ...]:
         inputs = torch.tensor([list(prompt)], device=self._target.device)
-        try:
-            output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                **({"do_sample": False} | _drawing(temperature)),
-                max_new_tokens=tokens,
-                assistant_model=self._assistant,
-                tokenizer=self._tokenizer,
-                assistant_tokenizer=self._assistant_tokenizer,
-                pad_token_id=0,
-                **more,
-            )
-        except AttributeError as error:  # 5.23, where every token of the assistant is shared
-            raise PeerFailedError(f"transformers cannot generate with this pair: {error}") from error
+        output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            **({"do_sample": False} | _drawing(temperature)),
+            max_new_tokens=tokens,
+            assistant_model=self._assistant,
+            tokenizer=self._tokenizer,
+            assistant_tokenizer=self._assistant_tokenizer,
+            pad_token_id=0,
+            eos_token_id=NEVER,
+            streamer=came,
+        )
         return tuple(output[0, inputs.shape[1] :].tolist())
