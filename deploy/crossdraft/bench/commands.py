@@ -254,7 +254,7 @@ class CutsPlan(FaultsPlan):
 
     limit: Limit = 4
     times: int = option(10, "How often each link is cut.", min=1)
-    delay_ms: float = option(1.0, "One-way delay of each link.")
+    delay_ms: float = option(1.0, "One-way delay of each link.", min=0, max=60_000)
     seconds: tuple[float, float] = option(
         (5.0, 5.0), "Seconds that a link stays cut, and up between two cuts.", metavar="CUT WHOLE"
     )

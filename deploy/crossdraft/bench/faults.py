@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.bench.harness import SEED, Columns, Table
-from crossdraft.bench.services import NO_DEFAULTS, Killable, Served, delays_of
+from crossdraft.bench.services import NO_DEFAULTS, Killable, Served
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import Wanted, running
@@ -344,7 +344,6 @@ class Cuts(Disturbance[CutsPlan]):
         cut, whole = self.plan.seconds
         if not (cut > 0 and whole >= 0):
             raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
-        delays_of(str(self.plan.delay_ms))
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Outcomes, None]:
         async with self._services() as (links, addresses):

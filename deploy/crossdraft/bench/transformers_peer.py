@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,10 +113,6 @@ def _serve(connection: "Connection[Answer | str, Question]", assisting: Assistin
                 connection.send(str(error))
 
 
-def _drawing(temperature: float) -> dict[str, Any]:
-    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-
-
 class Moments(BaseStreamer):
     """When the tokens of an output came, in seconds of the monotonic clock; those of one round come together."""
 
@@ -171,10 +166,12 @@ class AssistedGeneration:
     @torch.inference_mode()
     def _generate(self, prompt: Sequence[int], tokens: int, temperature: float, came: Moments) -> tuple[int, ...]:
         inputs = torch.tensor([list(prompt)], device=self._target.device)
+        drawing = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
         output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
             inputs,
             attention_mask=torch.ones_like(inputs),
-            **({"do_sample": False} | _drawing(temperature)),
+            do_sample=temperature > 0,
+            **drawing,
             max_new_tokens=tokens,
             assistant_model=self._assistant,
             tokenizer=self._tokenizer,
