@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from crossdraft.bench import acceptance
-from crossdraft.bench.acceptance import NextTokenDistributions
+from crossdraft.bench.acceptance import DistributionCheck
 from crossdraft.bench.harness import Fit
-from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from tests.cli.conftest import Cli
 from tests.endtoend.reference import Reference
 
@@ -19,11 +17,11 @@ PROMPT = "The quick"
 OPTIONS = ("--prompt", PROMPT, "--count", 24, "--drafter", "tiny")
 
 
-class OtherDistributions(NextTokenDistributions):
+class OtherDistributions(DistributionCheck):
     """Of a model that the services do not run."""
 
-    def after(self, ids: object) -> np.ndarray:
-        distribution = np.full(self.description.vocabulary_size, 0.01 / (self.description.vocabulary_size - 4))
+    def after(self, *ids: int) -> np.ndarray:
+        distribution = np.full(len(self._letters), 0.01 / (len(self._letters) - 4))
         distribution[:4] = 0.99 / 4
         return distribution
 
@@ -63,7 +61,7 @@ def test_too_few_continuations_are_said_to_be_so(cli: Cli, started: object, targ
 def test_a_distribution_that_is_not_the_targets_fails(
     cli: Cli, started: object, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptance, "NextTokenDistributions", OtherDistributions)
+    monkeypatch.setattr(acceptance, "DistributionCheck", OtherDistributions)
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--method", "slem")
     assert outcome.code == 1
     assert "slem with tiny, first" in outcome.err
@@ -81,26 +79,9 @@ CODE = "for i in range("
 
 
 def test_distributions_are_the_models_softmax() -> None:
-    distributions, reference = NextTokenDistributions("bundled:target"), Reference("target")
-    ids = reference.encode(CODE)
-    distribution = distributions.after(ids)
-    assert (distribution.shape, distribution.dtype) == ((distributions.description.vocabulary_size,), np.float64)
+    check, reference = DistributionCheck("bundled:target", CODE), Reference("target")
+    distribution = check.after()
+    assert (distribution.shape, distribution.dtype) == ((4096,), np.float64)
     assert distribution.sum() == pytest.approx(1)
     assert reference.tokenizer.decode([int(distribution.argmax())]) == "5"
-    later = distributions.after([*ids, int(distribution.argmax())])
-    assert abs(later - distribution).max() > 0.1
-
-
-def test_continuations_are_target_ids_and_differ() -> None:
-    torch.manual_seed(1)
-    assisted = AssistedGeneration("bundled:target", "bundled:drafter-b")
-    found = [assisted.continuation(CODE, 3, 2, 1.0) for _ in range(8)]
-    assert all(1 <= len(ids) <= 3 for ids in found)
-    assert max(map(len, found)) == 3
-    assert all(0 <= token < 4096 for ids in found for token in ids)
-    assert len(set(found)) > 2
-
-
-def test_a_pair_that_transformers_cannot_do_is_an_error() -> None:
-    with pytest.raises(PeerFailedError, match="transformers cannot generate with this pair"):
-        AssistedGeneration("bundled:target", "bundled:drafter-c").continuation(CODE, 3, 2, 1.0)
+    assert abs(check.after(int(distribution.argmax())) - distribution).max() > 0.1

@@ -48,9 +48,9 @@ def test_streams_that_broke_and_texts_that_differ_are_told_apart() -> None:
         OutputStream(0, text="axc"),
         OutputStream(1, error="no target"),
     ]
-    verdict = verdict_of(ended, undisturbed)
-    assert (verdict.streams, verdict.broken, verdict.differ) == (4, 1, 2)
-    assert verdict.faults == (
+    broken, differ, faults = verdict_of(ended, undisturbed)
+    assert (broken, differ) == (1, 2)
+    assert faults == (
         "stream 1: no target",
         "stream 1: at character 2 '' instead of 'z'",
         "stream 0: at character 1 'xc' instead of 'bc'",
@@ -91,7 +91,7 @@ def test_streams_come_through_kills(measure: Measure, target_folder: Path, draft
         *("--limit", 2, "--tokens", 16, "--times", 1, "--quiet", 0, 0.1, "--pace-target", "100,0"),
     )
     assert [one["name"] for one in found] == ["drafter", "target"]
-    assert [(one["verdict"]["broken"], one["verdict"]["differ"]) for one in found] == [(0, 0), (0, 0)]
+    assert [(one["broken"], one["differ"]) for one in found] == [(0, 0), (0, 0)]
     assert all(one["struck"] for one in found)
 
 
@@ -100,7 +100,7 @@ def test_streams_come_through_kills(measure: Measure, target_folder: Path, draft
     [
         (("kills", "--quiet", "2", "1"), "the shorter one first"),
         (("cuts", "--seconds", "0", "1"), "above 0"),
-        (("cuts", "--delay-ms", "-1"), "between 0 and 60000"),
+        (("cuts", "--delay-ms", "-1"), "greater than or equal to 0"),
     ],
 )
 def test_what_means_nothing_is_refused(cli: Cli, options: tuple[str, ...], complaint: str) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,9 +28,9 @@ from crossdraft.bench.throughput import (
     prompts_of,
     streaming,
 )
-from crossdraft.bench.transformers_peer import Answer, Made, Question
+from crossdraft.bench.transformers_peer import Answer, Made, Question, TransformersProcess
 from crossdraft.client import SamplingOptions
-from crossdraft.console.processes import Running, Startable, Wanted
+from crossdraft.console.processes import Running, Wanted
 from crossdraft.console.running import CommandFailed, UsageError
 from tests.bench.conftest import PROMPTS, Measure, figures
 
@@ -76,8 +76,8 @@ def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_onl
     for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
         ours = throughput.served(one)
         assert all(isinstance(each, Wanted) and ("1,8" in each.more) == (one is there) for each in ours)
-        served = [*ours, throughput.transformers_process(one, 1)]
-        assert [bool(service.prefix) for service in served] == [is_bound] * len(served)
+        assert [bool(service.prefix) for service in ours] == [is_bound] * len(ours)
+        assert [throughput.assisting(one, threads).alone for threads in (1, 2)] == [one is here, False]
         assert ("thread on the first" in one.conditions) == (one is here)
 
 
@@ -142,22 +142,22 @@ def test_counters_are_read_from_metrics_by_name() -> None:
         counts_of(lines[0] + "\n")
 
 
-@dataclass
-class Asked:
+class Asked(TransformersProcess):
     """A process that takes longest unless 3 tokens are drafted at once."""
 
-    questions: list[Question] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(throughput.assisting(plan(), 1))
+        self.questions: list[Question] = []
 
-    async def __call__(self, address: str, question: Question) -> Answer:
+    async def ask(self, question: Question) -> Answer:
         self.questions.append(question)
         outputs = tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
         return Answer(outputs, 1.0 if question.k == 3 else 2.0)
 
 
-def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs() -> None:
     asked = Asked()
-    monkeypatch.setattr(throughput, "ask", asked)
-    way = Theirs("assisted", Running("nowhere", os.getpid()))
+    way = Theirs("assisted", asked)
     prompts = [(1,)] * 20
 
     async def run() -> RunResult:
@@ -181,7 +181,7 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     counted: list[str] = []
 
     @asynccontextmanager
-    async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
         yield [Running(addresses[one.role], os.getpid(), {"metrics": one.role}) for one in wanted]
 
     async def forward_counts(address: str) -> ForwardCounts:

@@ -17,7 +17,6 @@ import torch
 
 from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan
 from crossdraft.bench.harness import Benchmark, Columns, Fit, Table, finished, fit_of, optional, total_of
-from crossdraft.bench.transformers_peer import AssistedGeneration, PeerFailedError
 from crossdraft.bench.workload import (
     SETTING,
     Prompted,
@@ -161,7 +160,6 @@ TOKENS = 2  # of a continuation
 FIRST_TOKENS = 5  # the most frequent ones, after which the second token is tested
 LEAST_P = 1e-4  # a smaller p is not taken for chance
 OWN_TEMPERATURE = 0.7  # of a drafter that is the target's own model: at the target's, nothing would be refused
-TRANSFORMERS = "transformers"  # its assisted generation, as one more method
 Continuation = tuple[int, ...]  # target ids: two, or one that ends the text
 
 
@@ -172,8 +170,8 @@ class Drawn:
     method: str
     drafter: str
     continuations: Sequence[Continuation]
-    acceptance: float | None = None  # share of the judged tokens that agreed with the draft, if known
-    exact: bool = False  # whether the method promises the target's distribution
+    acceptance: float | None  # share of the judged tokens that agreed with the draft; None: none was judged
+    exact: bool  # whether the method promises the target's distribution
 
 
 @dataclass(frozen=True)
@@ -193,32 +191,26 @@ class Tested:
         return self.exact and self.fit.p <= LEAST_P
 
 
-class NextTokenDistributions:
-    """A model without cache, engine and service: nothing of what is to be checked has a part in its distributions."""
-
-    def __init__(self, name: str, engine: EngineOptions = STARTED) -> None:
-        """Loads the model as a service does, but on a CPU; raises ModelLoadError."""
-        loaded = load_model(name, engine.dtype, quantization=engine.quantization)
-        self.description = loaded.description
-        self._model = loaded.model
-
-    @torch.inference_mode()
-    def after(self, ids: Sequence[int]) -> Probabilities:
-        """The distribution of the token after these, at temperature 1: float64, shape (V,)."""
-        logits = self._model(torch.tensor([list(ids)], device=self._model.device)).logits[0, -1]
-        distribution: Probabilities = logits.double().softmax(-1).cpu().numpy().astype(np.float64)
-        return distribution
-
-
 class DistributionCheck:
-    """Compares continuations with the target's distributions after the prompt and after frequent first tokens."""
+    """Compares continuations with the target's distributions after the prompt and after frequent first tokens.
+
+    Its model has no cache, engine and service: nothing of what is checked has a part in its distributions.
+    """
 
     def __init__(self, target: str, prompt: str, engine: EngineOptions = STARTED) -> None:
-        """Loads the target once more, apart from the service; raises ModelLoadError."""
-        self._distributions = NextTokenDistributions(target, engine)
-        tokenization = tokenization_of(self._distributions.description, Side.TARGET)
+        """Loads the target once more, as a service does, but on a CPU; raises ModelLoadError."""
+        loaded = load_model(target, engine.dtype, quantization=engine.quantization)
+        tokenization = tokenization_of(loaded.description, Side.TARGET)
+        self._model = loaded.model
         self._prompt = tokenization.encode_prompt(prompt)
         self._letters = tokenization.vocabulary.letters
+
+    @torch.inference_mode()
+    def after(self, *ids: int) -> Probabilities:
+        """The distribution of the token after the prompt and these, at temperature 1: float64, shape (V,)."""
+        logits = self._model(torch.tensor([[*self._prompt, *ids]])).logits[0, -1]
+        distribution: Probabilities = logits.double().softmax(-1).numpy().astype(np.float64)
+        return distribution
 
     def tests(self, drawn: Drawn) -> list[Tested]:
         """The first token, and the second one after each of the most frequent first ones.
@@ -227,7 +219,7 @@ class DistributionCheck:
             CommandFailed: there are too few continuations.
         """
         first = Counter(ids[0] for ids in drawn.continuations)
-        fit = fit_of(first, self._distributions.after(self._prompt))
+        fit = fit_of(first, self.after())
         if fit is None:
             raise CommandFailed(f"{len(drawn.continuations)} continuations are too few for a test: raise --count")
         found: list[tuple[str, Fit | None]] = [("first", fit)]
@@ -235,7 +227,7 @@ class DistributionCheck:
             second = Counter(ids[1] for ids in drawn.continuations if ids[0] == token and len(ids) > 1)
             if second:
                 word = to_bytes(self._letters[token]).decode("utf-8", "replace")
-                found.append((f"after {word!r}", fit_of(second, self._distributions.after((*self._prompt, token)))))
+                found.append((f"after {word!r}", fit_of(second, self.after(token))))
         return [
             Tested(drawn.method, drawn.drafter, drawn.acceptance, drawn.exact, token, fit)
             for token, fit in found
@@ -261,7 +253,7 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
 
     @property
     def total(self) -> int:
-        return len(self.settings) * self.plan.count + len(self.peers) * self.plan.transformers
+        return len(self.settings) * self.plan.count
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -269,11 +261,6 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
         plan = self.plan
         affinities = files_of("--affinity", plan.affinity, plan.drafter)
         return settings_of(plan.target, plan.drafter, plan.methods, [1.0], [plan.k], affinities)
-
-    @property
-    def peers(self) -> Sequence[str]:
-        """The drafters that are not the target's own model, if transformers shall draft with them."""
-        return tuple(dict.fromkeys(one.drafter for one in self.settings if one.drafter != self.plan.target))
 
     def requests(self, setting: Setting) -> Iterator[GenerationRequest]:
         """One a continuation; where the drafter shares the target's noise, each has a seed of its own.
@@ -312,11 +299,6 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
                     continue
                 for test in trial.tests(await self._drawn(pipeline, setting, advance)):
                     yield test
-        for name in self.peers if plan.transformers else ():
-            advance(0, f"{TRANSFORMERS}, {name}")
-            drawn = await asyncio.to_thread(self._assisted, name, advance)
-            for test in trial.tests(drawn) if drawn.continuations else ():
-                yield test
 
     async def _drawn(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> Drawn:
         """The continuations of one setting, through the services."""
@@ -332,18 +314,6 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
         total, exact = total_of(figures), method_named(setting.method).exact
         judged = total.accepted + total.corrected
         return Drawn(setting.method, setting.drafter, continuations, total.acceptance if judged else None, exact)
-
-    def _assisted(self, drafter: str, advance: ProgressCounter) -> Drawn:
-        """The same by transformers' own assisted generation, which promises nothing."""
-        continuations, plan = list[Continuation](), self.plan
-        try:
-            pair = AssistedGeneration(plan.target, drafter)
-            for _ in range(plan.transformers):
-                continuations.append(pair.continuation(plan.prompt, TOKENS, plan.k, 1.0))
-                advance()
-        except PeerFailedError as error:
-            print(f"crossdraft: {drafter}: {error}", file=sys.stderr)
-        return Drawn(TRANSFORMERS, drafter, continuations)
 
     def report(self, results: Sequence[Tested]) -> Iterator[Table | str]:
         yield Table.of(results, self.columns, f"Continuations of {self.plan.prompt!r}")

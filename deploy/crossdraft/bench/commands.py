@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
 
 from crossdraft.console import options
 from crossdraft.console.options import COMMAS, option
@@ -22,26 +21,9 @@ from crossdraft.console.running import METHODS
 TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
 
-EXACTNESS, SPEED = "Acceptance and exactness", "Speed"
-ROBUSTNESS, PARTS = "Robustness", "Parts: what each costs by itself"
-SECTIONS = (EXACTNESS, SPEED, ROBUSTNESS, PARTS)
-
-
-class SectionedGroup(TyperGroup):
-    """Lists the commands in sections."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """One list for each section."""
-        for section in SECTIONS:
-            commands = [one for one in self.commands.items() if getattr(one[1], "rich_help_panel", None) == section]
-            with formatter.section(section):
-                formatter.write_dl([(name, command.get_short_help_str(400)) for name, command in commands])
-
-
 app = typer.Typer(
     name="bench",
     help="Run benchmarks on this machine. Tables go to stdout (Markdown where that is a file), all figures to --json.",
-    cls=SectionedGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -58,12 +40,11 @@ class Files:
 Planned = TypeVar("Planned")
 
 
-def command(name: str, section: str, benchmark: str) -> Callable[[type[Planned]], type[Planned]]:
+def command(name: str, benchmark: str) -> Callable[[type[Planned]], type[Planned]]:
     """Makes a plan a command.
 
     Args:
         name: of the command.
-        section: of SECTIONS.
         benchmark: MODULE.CLASS in this package, made of the plan that the options say.
     """
 
@@ -75,7 +56,7 @@ def command(name: str, section: str, benchmark: str) -> Callable[[type[Planned]]
 
         run.__annotations__["given"] = plan
         run.__doc__ = plan.__doc__
-        options.command(app, name, section)(run)
+        options.command(app, name)(run)
         return plan
 
     return register
@@ -123,12 +104,13 @@ class PromptsPlan:
 # Acceptance and exactness.
 
 
-@command("acceptance", EXACTNESS, "acceptance.AcceptanceBenchmark")
+@command("acceptance", "acceptance.AcceptanceBenchmark")
 @dataclass(frozen=True)
 class AcceptancePlan(PromptsPlan):
-    """Tokens per pass of each method with each drafter, in lock-step rounds; those that a pair cannot do are skipped.
+    """Measure tokens per pass of methods and drafters.
 
-    Every combination of drafters, methods, temperatures, numbers of draft tokens, draft trees and cut heads.
+    In lock-step rounds, for every combination of drafters, methods, temperatures, numbers of draft tokens, draft trees
+    and cut heads that a pair can do.
     """
 
     drafter: Drafters = tuple(DRAFTERS)
@@ -151,10 +133,13 @@ class AcceptancePlan(PromptsPlan):
     concurrency: Concurrency = 16
 
 
-@command("distribution", EXACTNESS, "acceptance.Exactness")
+@command("distribution", "acceptance.Exactness")
 @dataclass(frozen=True)
 class ExactnessPlan:
-    """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
+    """Test sampled tokens for the target's distribution.
+
+    By chi-square tests over many continuations.
+    """
 
     prompt: str = option("for i in range(", "Text to continue.")
     count: int = option(20_000, "Continuations of each setting.", min=1)
@@ -163,31 +148,17 @@ class ExactnessPlan:
     methods: Methods = METHODS
     k: int = option(3, "Draft tokens in a round.", *DRAFT_TOKENS, min=1, max=64)
     concurrency: Concurrency = 32
-    transformers: int = option(0, "As many by transformers' assisted generation, to compare.", min=0)
     affinity: Affinities = ()
     engine: EngineOptions = STARTED
-
-
-@command("rdk", EXACTNESS, "rdk.Study")
-@dataclass(frozen=True)
-class RdkPlan:
-    """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
-
-    tokens: int = option(200_000, "Vocabulary of the first-order form.", min=1000)
-    exact_tokens: int = option(2_000, "Where the matrix itself is applied.", min=1000)
-    draws: int = option(20, "Random draws of target and drafter.", min=1)
-    noise: float = option(1.0, "Standard deviation of the noise on the drafter's logits.", min=0)
-    seed: int = option(0, "Random seed.", min=0)
-    plot: Path | None = option(None, "Write a plot to this file.", metavar="FILE")
 
 
 # Speed.
 
 
-@command("controller", SPEED, "controller.ControllerBenchmark")
+@command("controller", "controller.ControllerBenchmark")
 @dataclass(frozen=True)
 class ControllerPlan:
-    """The controller beside fixed choices and no drafter, on paced services: near the best, and never slower?
+    """Compare the controller with fixed choices.
 
     Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
     dead), and with the middle value of each list: short (40 short requests on a new connection), turning (the drafter
@@ -213,10 +184,13 @@ class ControllerPlan:
     seconds: float = option(2.0, "Of a turn without a drafter; the others are as long in tokens.", min=0.0)
 
 
-@command("throughput", SPEED, "throughput.Throughput")
+@command("throughput", "throughput.Throughput")
 @dataclass(frozen=True)
 class ThroughputPlan(PromptsPlan):
-    """Many outputs at once: crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers)."""
+    """Measure many outputs at once.
+
+    By crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers).
+    """
 
     drafter: OneDrafter = DRAFTER
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
@@ -255,10 +229,13 @@ class FaultsPlan(PromptsPlan):
     seed: int = option(0, "Random seed.")
 
 
-@command("kills", ROBUSTNESS, "faults.Kills")
+@command("kills", "faults.Kills")
 @dataclass(frozen=True)
 class KillsPlan(FaultsPlan):
-    """Kill the drafter, and one of two targets, again and again while seeded streams run, one for each prompt."""
+    """Kill services while seeded outputs stream.
+
+    The drafter, and one of two targets, again and again; one stream for each prompt.
+    """
 
     limit: Limit = 20
     times: int = option(20, "How often the drafter is killed, and a target.", min=1)
@@ -267,14 +244,17 @@ class KillsPlan(FaultsPlan):
     )
 
 
-@command("cuts", ROBUSTNESS, "faults.Cuts")
+@command("cuts", "faults.Cuts")
 @dataclass(frozen=True)
 class CutsPlan(FaultsPlan):
-    """Let links drop every packet while seeded streams run: to the drafter, one of two targets, the only target."""
+    """Cut links while seeded outputs stream.
+
+    They drop every packet: to the drafter, one of two targets, the only target.
+    """
 
     limit: Limit = 4
     times: int = option(10, "How often each link is cut.", min=1)
-    delay_ms: float = option(1.0, "One-way delay of each link.")
+    delay_ms: float = option(1.0, "One-way delay of each link.", min=0, max=60_000)
     seconds: tuple[float, float] = option(
         (5.0, 5.0), "Seconds that a link stays cut, and up between two cuts.", metavar="CUT WHOLE"
     )
@@ -283,10 +263,13 @@ class CutsPlan(FaultsPlan):
 # Parts.
 
 
-@command("dataplane", PARTS, "dataplane.Dataplane")
+@command("dataplane", "dataplane.Dataplane")
 @dataclass(frozen=True)
 class DataplanePlan:
-    """What the machinery around the models costs: services that compute next to nothing, paced like an accelerator."""
+    """Measure what the machinery around the models costs.
+
+    On services that compute next to nothing, paced like an accelerator.
+    """
 
     method: str = option("slem", "The method; a seed is given to `seeded` only.")
     temperature: float = option(0.0, "Sampling temperature.", min=0.0)
@@ -299,6 +282,3 @@ class DataplanePlan:
         0.0, "Round trip to the drafter on an emulated network; 0: on loopback.", min=0.0, max=10_000
     )
     turns: int = option(2, "How often each configuration runs.", min=1)
-    against: Path | None = option(
-        None, "The --json of another run, to stand beside this one, with ratios.", metavar="FILE"
-    )

@@ -3,17 +3,14 @@
 Target and drafter are the same small model, which costs next to nothing, and their steps are paced like those of an
 accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost: the
 orchestrator is in this one. Of an output's lock-step round it says what is neither the target's pass nor the drafter's
-steps. With --trip-ms the drafter is behind an emulated network. With --against another run stands beside this one, such
-as one of another checkout.
+steps. With --trip-ms the drafter is behind an emulated network.
 """
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
@@ -32,7 +29,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics, connect
+from crossdraft.client import Statistics, connect
 from crossdraft.console.processes import patience
 from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
@@ -42,23 +39,6 @@ from crossdraft.verification.methods import method_named
 ROUNDS = ("lock-step, K = 4", "lock-step, K = 8", "lock-step, trees of 16")  # one thing after another
 CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, *ROUNDS, "overlapped, 16")
 WARM_UP = 4  # outputs before each measurement
-MAY_DIFFER = ("against", "outputs", "turns")  # options of a run that another one stands beside
-
-
-class Pipelines:
-    """Makes outputs in this process.
-
-    Args:
-        plain, drafted: pipelines without and with a drafter.
-    """
-
-    def __init__(self, plain: Pipeline, drafted: Pipeline) -> None:
-        self._pipelines = (plain, drafted)
-
-    async def make(self, request: GenerationRequest, drafted: bool) -> Statistics:
-        """One output; returns its figures."""
-        lost = drafted and request.overlap is Overlap.AUTO
-        return await finished(self._pipelines[drafted].run(request), lost=lost)
 
 
 @dataclass(frozen=True)
@@ -78,8 +58,6 @@ class DataplaneResult:
     round_ms: float | None = None  # of an output; None: not in rounds, and so in what follows
     pass_ms: float | None = None  # in the target's pass for it, sampling included
     draft_ms: float | None = None  # in the drafter's steps for it, likewise
-    other_speed: float | None = None  # of the run that it stands beside (--against)
-    other_processor_ms: float | None = None
 
     @property
     def processor_ms(self) -> float:
@@ -97,12 +75,8 @@ class Turn:
     """All outputs of one configuration, once."""
 
     seconds: float
-    tokens: int
-    passes: int
     processor: tuple[float, ...]  # seconds of orchestrator, target, drafter
-    rounds: int = 0  # of all outputs, and so in what follows
-    target_seconds: float = 0.0  # in the model
-    drafter_seconds: float = 0.0  # likewise
+    figures: Statistics  # of all outputs
 
 
 ROUND: Columns = {
@@ -113,12 +87,6 @@ ROUND: Columns = {
     "drafter": lambda one: f"{one.draft_ms:.1f}",
     "machinery": lambda one: f"{one.machinery_ms:.1f}",
     "machinery, an output": lambda one: f"{one.machinery_ms / one.outputs:.2f}",
-}
-AGAINST: Columns = {
-    "tokens/s, other": lambda one: f"{one.other_speed:,.0f}",
-    "× tokens/s": lambda one: f"{one.speed / one.other_speed:.2f}",
-    "all, other": lambda one: f"{one.other_processor_ms:.3f}",
-    "× all": lambda one: f"{one.processor_ms / one.other_processor_ms:.2f}",
 }
 
 
@@ -151,34 +119,11 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
             method_named(self.plan.method)
             Pace.parsed(self.plan.target_pace)
             Pace.parsed(self.plan.drafter_pace)
-        _ = self.others
         if not all(1 <= count <= 1024 for count in self.plan.outputs):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
-    @cached_property
-    def others(self) -> Mapping[tuple[int, str], DataplaneResult]:
-        """Of the run that this one stands beside, by outputs and configuration; raises UsageError."""
-        path, own = self.plan.against, json.loads(json.dumps(asdict(self.plan), default=str))
-        if path is None:
-            return {}
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            plan = asdict(DataplanePlan()) | record["plan"]  # an older one may lack an option
-            found = [DataplaneResult(**one) for one in record["results"]]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"--against takes the --json of another `bench dataplane`, and {path}: {error}") from error
-        other = [name for name in sorted(own) if name not in MAY_DIFFER and plan.get(name) != own[name]]
-        others = {(one.outputs, one.configuration): one for one in found}
-        if other:
-            differences = ", ".join(f"{name} {plan.get(name)} and not {own[name]}" for name in other)
-            raise UsageError(f"--against {path} is of other conditions: it has {differences}; measure either again")
-        missing = [count for count in self.plan.outputs if any((count, name) not in others for name in CONFIGURATIONS)]
-        if missing:
-            raise UsageError(f"--against {path} has not all that was measured of --outputs {missing[0]}; leave it out")
-        return others
-
     def report(self, results: Sequence[DataplaneResult]) -> Iterator[Table | str]:
-        yield Table.of(results, {**self.columns, **(AGAINST if self.others else {})}, self.title)
+        yield from super().report(results)
         yield Table.of([one for one in results if one.round_ms], ROUND, "Where an output's round goes, in ms")
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[DataplaneResult, None]:
@@ -195,67 +140,57 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
             drafted = await stack.enter_async_context(
                 connect(target.address, drafter.address, patience(), needs_drafter=True)
             )
-            maker = Pipelines(plain, drafted)
 
             def processor() -> tuple[float, ...]:
                 """Seconds of orchestrator, target and drafter so far."""
                 return time.process_time(), *(processor_seconds(one.process_id) for one in services)
 
+            async def run(configuration: str, count: int, first: int) -> Statistics:
+                """Makes so many outputs at once."""
+                pipeline, lost = plain if configuration == WITHOUT_DRAFTER else drafted, configuration == AUTO
+                given = (plan.method, plan.temperature, plan.max_tokens)
+                requests = (request_of(configuration, first + number, *given) for number in range(count))
+                return total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=lost) for one in requests)))
+
             freeze_heap()
             for count in plan.outputs:
 
                 async def turn(configuration: str, number: int, count: int = count) -> Turn:
-                    await self._run(maker, configuration, min(WARM_UP, count), 1000)
-                    found = await self._timed(maker, configuration, count, processor)
+                    await run(configuration, min(WARM_UP, count), 1000)
+                    before, began = processor(), time.monotonic()
+                    figures = await run(configuration, count, 0)
+                    took, after = time.monotonic() - began, processor()
                     advance()
-                    return found
+                    return Turn(took, tuple(late - early for late, early in zip(after, before, strict=True)), figures)
 
-                turns = await in_turns(CONFIGURATIONS, plan.turns, turn)
-                for one in _summed_up(count, turns):
-                    other = self.others.get((count, one.configuration))
-                    beside = (None, None) if other is None else (other.speed, other.processor_ms)
-                    yield replace(one, other_speed=beside[0], other_processor_ms=beside[1])
-
-    async def _timed(
-        self, maker: Pipelines, configuration: str, count: int, processor: Callable[[], tuple[float, ...]]
-    ) -> Turn:
-        before, began = processor(), time.monotonic()
-        total = await self._run(maker, configuration, count, 0)
-        took, after = time.monotonic() - began, processor()
-        spent = tuple(late - early for late, early in zip(after, before, strict=True))
-        return Turn(took, total.tokens, total.passes, spent, total.epochs, total.target_seconds, total.drafter_seconds)
-
-    async def _run(self, maker: Pipelines, configuration: str, count: int, first: int) -> Statistics:
-        """Makes so many outputs at once; returns the figures of all."""
-        given = (self.plan.method, self.plan.temperature, self.plan.max_tokens)
-        requests = [request_of(configuration, first + number, *given) for number in range(count)]
-        made = await asyncio.gather(*(maker.make(one, configuration != WITHOUT_DRAFTER) for one in requests))
-        return total_of(made)
+                for one in _summed_up(count, await in_turns(CONFIGURATIONS, plan.turns, turn)):
+                    yield one
 
 
 def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult]:
     """The figures of all turns of each configuration."""
-    speeds = {
-        name: sum(one.tokens for one in found) / sum(one.seconds for one in found) for name, found in turns.items()
-    }
+    totals = {name: total_of([one.figures for one in found]) for name, found in turns.items()}
+    seconds = {name: sum(one.seconds for one in found) for name, found in turns.items()}
+    speeds = {name: total.tokens / seconds[name] for name, total in totals.items()}
     best = max(speed for name, speed in speeds.items() if CHOICES[name])
     results = []
-    for name, found in turns.items():
-        tokens, passes = sum(one.tokens for one in found), sum(one.passes for one in found)
-        spent = [MILLISECONDS * sum(one.processor[place] for one in found) for place in range(3)]
-        rounds = sum(one.rounds for one in found) if name in ROUNDS else 0
-        lasted = zip(*((count * one.seconds, one.target_seconds, one.drafter_seconds) for one in found), strict=True)
-        whole, passed, drafted = (MILLISECONDS * sum(part) / rounds if rounds else None for part in lasted)
+    for name, total in totals.items():
+        orchestrator, target, drafter = (
+            MILLISECONDS * sum(one.processor[place] for one in turns[name]) for place in range(3)
+        )
+        lasted = (count * seconds[name], total.target_seconds, total.drafter_seconds)
+        rounds = total.epochs if name in ROUNDS else 0
+        whole, passed, drafted = (MILLISECONDS * part / rounds if rounds else None for part in lasted)
         results.append(
             DataplaneResult(
                 outputs=count,
                 configuration=name,
                 speed=speeds[name],
-                tokens_per_pass=tokens / passes,
-                orchestrator_ms=spent[0] / tokens,
-                target_ms=spent[1] / tokens,
-                drafter_ms=spent[2] / tokens,
-                target_pass_ms=spent[1] / passes,
+                tokens_per_pass=total.tokens_per_pass,
+                orchestrator_ms=orchestrator / total.tokens,
+                target_ms=target / total.tokens,
+                drafter_ms=drafter / total.tokens,
+                target_pass_ms=target / total.passes,
                 to_plain=speeds[name] / speeds[WITHOUT_DRAFTER],
                 to_best=speeds[name] / best,
                 round_ms=whole,

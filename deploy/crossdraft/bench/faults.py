@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.bench.harness import SEED, Columns, Table
-from crossdraft.bench.services import NO_DEFAULTS, Killable, Served, delays_of
+from crossdraft.bench.services import NO_DEFAULTS, Killable, Served
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import Wanted, running
@@ -52,16 +52,6 @@ class OutputStream:
         first = bisect_right(self.moments, after)
         tokens = [after, *self.moments[first:]]
         return max((end - begin for begin, end in pairwise(tokens) if begin <= after + within), default=None)
-
-
-@dataclass(frozen=True)
-class FaultVerdict:
-    """Whether streams came through."""
-
-    streams: int
-    broken: int  # that ended with an error
-    differ: int  # that ended with another text than the undisturbed ones
-    faults: tuple[str, ...]  # what was wrong with the first few
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,13 +136,13 @@ def check_undisturbed(undisturbed: Sequence[OutputStream]) -> float:
     return median(end - begin for one in undisturbed for begin, end in pairwise(one.moments))
 
 
-def verdict_of(ended: Sequence[OutputStream], undisturbed: Sequence[OutputStream]) -> FaultVerdict:
-    """Compares each with the undisturbed stream of its prompt."""
+def verdict_of(ended: Sequence[OutputStream], undisturbed: Sequence[OutputStream]) -> tuple[int, int, tuple[str, ...]]:
+    """Compares each with the undisturbed stream of its prompt: `broken`, `differ` and `faults` of Outcomes."""
     broken = [one for one in ended if one.error]
     differ = [one for one in ended if not one.error and one.text != undisturbed[one.number].text]
     faults = [f"stream {one.number}: {one.error}" for one in broken]
     faults += [f"stream {one.number}: {_difference(one.text, undisturbed[one.number].text)}" for one in differ]
-    return FaultVerdict(len(ended), len(broken), len(differ), tuple(faults[:10]))
+    return len(broken), len(differ), tuple(faults[:10])
 
 
 def _difference(text: str, wanted: str) -> str:
@@ -178,7 +168,10 @@ class Outcomes:
 
     name: str  # what was struck
     times: int
-    verdict: FaultVerdict
+    streams: int
+    broken: int  # streams that ended with an error
+    differ: int  # streams that ended with another text than the undisturbed ones
+    faults: tuple[str, ...]  # what was wrong with the first few
     gap: float  # seconds between the tokens of undisturbed streams, the median
     struck: tuple[Struck, ...]
     healed: bool = False  # pauses count from the healing of a link: a stream could not go on before
@@ -226,12 +219,13 @@ class Disturbance(Prompted[FaultsPlanned, Outcomes]):
             for hit in hits
             for stream in hit.streams
         )
-        return Outcomes(name, self.plan.times, verdict_of(streams.ended, undisturbed), gap, struck, healed)
+        verdict = verdict_of(streams.ended, undisturbed)
+        return Outcomes(name, self.plan.times, len(streams.ended), *verdict, gap, struck, healed)
 
     def report(self, results: Sequence[Outcomes]) -> Iterator[Table | str]:
         yield from super().report(results)
         yield f"Undisturbed, {results[0].gap * 1000:.0f} ms between tokens (median). Times in seconds."
-        yield from (fault for one in results for fault in one.verdict.faults)
+        yield from (fault for one in results for fault in one.faults)
 
 
 def _median(seconds: Sequence[float]) -> str:
@@ -244,9 +238,9 @@ def _worst(seconds: Sequence[float]) -> str:
 
 VERDICT: Columns = {
     "times": lambda one: one.times,
-    "streams": lambda one: one.verdict.streams,
-    "broken": lambda one: one.verdict.broken,
-    "texts that differ": lambda one: one.verdict.differ,
+    "streams": lambda one: one.streams,
+    "broken": lambda one: one.broken,
+    "texts that differ": lambda one: one.differ,
 }
 
 
@@ -350,7 +344,6 @@ class Cuts(Disturbance[CutsPlan]):
         cut, whole = self.plan.seconds
         if not (cut > 0 and whole >= 0):
             raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
-        delays_of(str(self.plan.delay_ms))
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Outcomes, None]:
         async with self._services() as (links, addresses):

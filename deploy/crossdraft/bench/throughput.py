@@ -31,10 +31,10 @@ from crossdraft.bench.harness import (
     total_of,
 )
 from crossdraft.bench.services import NO_DEFAULTS
-from crossdraft.bench.transformers_peer import Made, Question, TransformersProcess, ask
+from crossdraft.bench.transformers_peer import Assisting, Made, Question, TransformersProcess
 from crossdraft.bench.workload import Prompted, gathered
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Running, Startable, Wanted, patience, running
+from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, patience, running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -400,27 +400,25 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
     Raises:
         CommandFailed: a process does not start.
     """
-    wanted = [*served(bench), *(transformers_process(bench, threads) for threads in bench.theirs)]
-    target, *others = await stack.enter_async_context(running(wanted))
+    target, *drafter = await stack.enter_async_context(running(served(bench)))
     plain = await stack.enter_async_context(connect(target.address, patience=patience()))
     found: list[Way] = []
-    if set(DRAFTED) & set(bench.plan.way):
-        drafter = others.pop(0)
     base = bench.request(bench.plan.temperatures[0])
     for name in (one for one in DRAFTED if one in bench.plan.way):  # each learns by its own connection
-        pipeline = connect(target.address, drafter.address, patience(), needs_drafter=True)
+        pipeline = connect(target.address, drafter[0].address, patience(), needs_drafter=True)
         drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
-        found.append(Ours(name, drafted, request, target, drafter, bench.warm_ups))
+        found.append(Ours(name, drafted, request, target, drafter[0], bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, base, target, None, bench.warm_ups))
-    for threads, process in zip(bench.theirs, others, strict=True):
+    for threads in bench.theirs:
+        process = stack.enter_context(TransformersProcess(assisting(bench, threads)))
         found.append(Theirs(f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}", process))
     freeze_heap()
     encode = plain.models.tokenization.encode_prompt
     return found, [tuple(encode(text)) for text in bench.prompts]
 
 
-def served(bench: Throughput) -> list[Startable]:
+def served(bench: Throughput) -> list[Wanted]:
     """Our services: a target, and a drafter if one is needed."""
     plan = bench.plan
     graphs, eager = plan.cuda_graph_sizes, plan.enforce_eager
@@ -436,11 +434,10 @@ def served(bench: Throughput) -> list[Startable]:
     return [target, Wanted("drafter", plan.drafter, 1, (*where, *small, *sessions), bench.core(1))]
 
 
-def transformers_process(bench: Throughput, threads: int) -> Startable:
-    """The process of one of transformers' configurations."""
-    plan, prefix = bench.plan, bench.core(0) if threads == 1 else ()
-    where = (plan.dtype, plan.device, prefix)
-    return TransformersProcess(plan.target, plan.drafter, threads, plan.temperatures[0], *where)
+def assisting(bench: Throughput, threads: int) -> Assisting:
+    """One of transformers' configurations."""
+    plan, alone = bench.plan, threads == 1 and bench.plan.device == "cpu"
+    return Assisting(plan.target, plan.drafter, threads, plan.temperatures[0], plan.dtype, plan.device, alone)
 
 
 @dataclass(frozen=True, eq=False)
@@ -493,7 +490,7 @@ class Theirs:
     """transformers' assisted generation in a process of its own: one output after another, and so only a few."""
 
     name: str
-    process: Running
+    process: TransformersProcess
     k: int | None = None  # draft tokens in a round; None: its own rule
 
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
@@ -502,20 +499,20 @@ class Theirs:
         for k in KS:
             for tokens in (WARM_UP, 4 * WARM_UP):
                 question = Question(tuple(prompts[:ONE_BY_ONE]), tokens, k)
-                seconds[k] = (await ask(self.process.address, question)).seconds
+                seconds[k] = (await self.process.ask(question)).seconds
         self.k = min(seconds, key=lambda k: seconds[k])
         self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
         before = _spent(self.process)
-        answer = await ask(self.process.address, Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
+        answer = await self.process.ask(Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
         return RunResult(answer.outputs, answer.seconds, difference(_spent(self.process), before))
 
 
 Way = Ours | Theirs  # a configuration
 
 
-def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:
+def _spent(target: Running | TransformersProcess, drafter: float = 0.0) -> ProcessorTime:
     """Until now."""
     return ProcessorTime(processor_seconds(target.process_id), drafter, time.thread_time())
 

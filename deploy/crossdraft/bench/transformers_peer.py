@@ -1,39 +1,27 @@
-"""transformers' assisted generation in a process of its own, to compare with: asked over a socket on loopback.
-
-    python -m crossdraft.bench.transformers_peer JSON
-
-JSON has the fields of `TransformersProcess`. A question is a line of JSON, and so is its answer.
-"""
+"""transformers' assisted generation, in a process of its own to compare with."""
 
 import asyncio
 import copy
-import json
-import sys
+import multiprocessing
+import os
+import signal
 import time
-from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from threading import Thread
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
-from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import CommandFailed
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap
 
-LONGEST_LINE = 1 << 28  # bytes
 NEVER = -1  # an end-of-text id that no model draws
-
-
-class PeerFailedError(RuntimeError):
-    """transformers cannot generate with this model or pair; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +50,9 @@ class Answer:
     seconds: float  # from the question to the last token
 
 
-Answering = Callable[[Question], Answer]
-
-
 @dataclass(frozen=True)
-class TransformersProcess:
-    """A process of transformers, to be started."""
+class Assisting:
+    """What a process of transformers runs."""
 
     target: str  # a model's name
     assistant: str
@@ -75,76 +60,57 @@ class TransformersProcess:
     temperature: float
     dtype: str = "float32"
     device: str = "cpu"
-    prefix: tuple[str, ...] = ()  # what the command is run by: on a core
-    role: str = "transformers"  # in error texts
-
-    def command(self) -> list[str]:
-        """As it would be typed. It ends with its standard input."""
-        return [*self.prefix, sys.executable, "-m", "crossdraft.bench.transformers_peer", json.dumps(asdict(self))]
+    alone: bool = False  # on the first core
 
 
-async def ask(address: str, question: Question) -> Answer:
-    """Asks a process over its socket; raises CommandFailed if it fails."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=LONGEST_LINE)
-    try:
-        writer.write(json.dumps(asdict(question)).encode() + b"\n")
-        line = await reader.readline()
-    finally:
-        writer.close()
-    if not line:
-        raise CommandFailed("transformers' process ended before it answered")
-    found = json.loads(line)
-    if "error" in found:
-        raise CommandFailed(f"transformers failed: {found['error']}")
-    return answer_of(found)
+class TransformersProcess:
+    """The process, which answers one question at a time; it ends at the end of the block, or with this process."""
+
+    def __init__(self, assisting: Assisting) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, self._far = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._far, assisting), daemon=True)
+
+    def __enter__(self) -> "TransformersProcess":
+        self._process.start()
+        self._far.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid or 0
+
+    async def ask(self, question: Question) -> Answer:
+        """Raises CommandFailed if transformers fails."""
+        try:
+            self._connection.send(question)
+            found: Answer | str = await asyncio.to_thread(self._connection.recv)
+        except (EOFError, OSError) as error:
+            raise CommandFailed("transformers' process ended before it answered") from error
+        if isinstance(found, str):
+            raise CommandFailed(f"transformers failed: {found}")
+        return found
 
 
-def answer_of(found: Mapping[str, Any]) -> Answer:
-    """An answer from its JSON."""
-    outputs = (Made(tuple(one["ids"]), one["asked"], tuple(one["moments"])) for one in found["outputs"])
-    return Answer(tuple(outputs), found["seconds"])
-
-
-async def _serve(answering: Answering) -> None:
-    """Prints its address and answers one question at a time until the process is ended."""
-    one_at_a_time = asyncio.Lock()
-
-    async def connected(reader: StreamReader, writer: StreamWriter) -> None:
-        asked = json.loads(await reader.readline())
-        asked["prompts"] = tuple(map(tuple, asked["prompts"]))
-        async with one_at_a_time:
-            found = await asyncio.to_thread(_answered, answering, Question(**asked))
-        writer.write(json.dumps(found).encode() + b"\n")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=LONGEST_LINE)
+def _serve(connection: "Connection[Answer | str, Question]", assisting: Assisting) -> None:
+    """Answers until the other end is closed; errors of transformers are answers, too, for the benchmark to report."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark, which then ends this process
+    if assisting.alone:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(assisting.threads)
+    pair = AssistedGeneration(assisting.target, assisting.assistant, assisting.dtype, assisting.device)
     freeze_heap()  # as our services do
-    port = server.sockets[0].getsockname()[1]
-    print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
-    await server.serve_forever()
-
-
-def _answered(answering: Answering, question: Question) -> dict[str, object]:
-    """The answer as JSON; errors of transformers are sent back, so that the benchmark can report them."""
-    try:
-        return asdict(answering(question))
-    except (RuntimeError, ValueError) as error:
-        return {"error": str(error)}
-
-
-def main(arguments: str) -> None:
-    """Loads the models and serves until its standard input ends."""
-    asked = TransformersProcess(**json.loads(arguments))
-    Thread(target=end_with_stdin, daemon=True).start()
-    torch.set_num_threads(asked.threads)
-    pair = AssistedGeneration(asked.target, asked.assistant, asked.dtype, asked.device)
-    asyncio.run(_serve(partial(pair.answer, temperature=asked.temperature)))
-
-
-def _drawing(temperature: float) -> dict[str, Any]:
-    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    with suppress(EOFError):
+        while True:
+            question = connection.recv()
+            try:
+                connection.send(pair.answer(question, assisting.temperature))
+            except (RuntimeError, ValueError, AttributeError) as error:  # the last: where every token is shared (5.23)
+                connection.send(str(error))
 
 
 class Moments(BaseStreamer):
@@ -180,27 +146,13 @@ class AssistedGeneration:
         )
         self._settings = self._assistant.generation_config
 
-    def continuation(self, prompt: str, tokens: int, k: int | None, temperature: float) -> tuple[int, ...]:
-        """Target ids of one continuation of at most `tokens` tokens.
-
-        Args:
-            prompt: its text.
-            tokens: at most so many.
-            k: drafted at once, always; None: what transformers does by itself.
-            temperature: 0 is greedy.
-
-        Raises:
-            PeerFailedError: transformers fails on this pair.
-        """
-        return self._generate(self._tokenizer(prompt).input_ids, tokens, k, temperature)
-
     def answer(self, question: Question, temperature: float) -> Answer:
-        """One output after another; raises PeerFailedError."""
+        """One output after another; raises what transformers raises where it fails."""
         began, outputs = time.monotonic(), []
+        self._draft(question.k)
         for prompt in question.prompts:
             asked, came = time.monotonic() - began, Moments()
-            more = {"eos_token_id": NEVER, "streamer": came}
-            ids = self._generate(prompt, question.tokens, question.k, temperature, **more)
+            ids = self._generate(prompt, question.tokens, temperature, came)
             outputs.append(Made(ids, asked, tuple(moment - began for moment in came.found)))
         return Answer(tuple(outputs), time.monotonic() - began)
 
@@ -212,27 +164,20 @@ class AssistedGeneration:
             settings.assistant_confidence_threshold = 0.0
 
     @torch.inference_mode()
-    def _generate(
-        self, prompt: Sequence[int], tokens: int, k: int | None, temperature: float, **more: Any
-    ) -> tuple[int, ...]:
-        self._draft(k)
+    def _generate(self, prompt: Sequence[int], tokens: int, temperature: float, came: Moments) -> tuple[int, ...]:
         inputs = torch.tensor([list(prompt)], device=self._target.device)
-        try:
-            output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                **({"do_sample": False} | _drawing(temperature)),
-                max_new_tokens=tokens,
-                assistant_model=self._assistant,
-                tokenizer=self._tokenizer,
-                assistant_tokenizer=self._assistant_tokenizer,
-                pad_token_id=0,
-                **more,
-            )
-        except AttributeError as error:  # 5.23, where every token of the assistant is shared
-            raise PeerFailedError(f"transformers cannot generate with this pair: {error}") from error
+        drawing = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=temperature > 0,
+            **drawing,
+            max_new_tokens=tokens,
+            assistant_model=self._assistant,
+            tokenizer=self._tokenizer,
+            assistant_tokenizer=self._assistant_tokenizer,
+            pad_token_id=0,
+            eos_token_id=NEVER,
+            streamer=came,
+        )
         return tuple(output[0, inputs.shape[1] :].tolist())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

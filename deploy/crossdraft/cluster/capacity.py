@@ -277,7 +277,7 @@ def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -
         waiting: how long.
 
     Raises:
-        NoRoomError: nodes lack resources.
+        NoCapacityError: nodes lack resources.
         NotServedError: a node has another crossdraft.
     """
 

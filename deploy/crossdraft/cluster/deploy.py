@@ -101,7 +101,7 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
     """Returns once everything serves. What runs already and is unchanged goes on; what differs is replaced.
 
     Raises:
-        NoRoomError: nodes lack resources.
+        NoCapacityError: nodes lack resources.
         NotServedError: something cannot be run with its options, nodes have another crossdraft, or another deployment
             is under way; what ran before goes on.
     """
@@ -384,7 +384,7 @@ def build(args: Mapping[str, object]) -> Application:
 
     Raises:
         ConfigurationError: the configuration cannot be used.
-        NoRoomError: nodes lack resources.
+        NoCapacityError: nodes lack resources.
         NotServedError: a service cannot be run with its options; what ran before goes on.
     """
     configuration = parse(yaml.safe_dump(dict(args)), "args")

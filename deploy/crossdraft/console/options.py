@@ -38,7 +38,7 @@ def option(default: Any, help: str | None, *flags: str, **more: Any) -> Any:
 
 
 def command(
-    group: typer.Typer, name: str | None = None, section: str | None = None, runs: str = ""
+    group: typer.Typer, name: str | None = None, runs: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function a command of `group`: its options are its parameters, and the fields of those of a dataclass.
 
@@ -47,7 +47,6 @@ def command(
     Args:
         group: where it is added.
         name: of the command, unless it is the function's.
-        section: of the group's help.
         runs: MODULE:FUNCTION of the same parameters, which is imported and called in place of the decorated one.
     """
 
@@ -63,7 +62,7 @@ def command(
         flat = [option for one in own.values() for option in _options(one.name, one.annotation, one.default)]
         vars(run)["__signature__"] = inspect.Signature(flat)
         run.__annotations__ = {one.name: one.annotation for one in flat}
-        return group.command(name, cls=_Command, rich_help_panel=section)(run)
+        return group.command(name, cls=_Command)(run)
 
     return added
 

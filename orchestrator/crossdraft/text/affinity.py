@@ -108,14 +108,6 @@ class Matrix:
             raise ValueError("the weights of a row do not sum to one")
 
 
-def first_order(proposed: Probabilities, prior: Probabilities) -> Probabilities:
-    """Eq. 3: (N q′ + θ p) / (N + p) with θ = p·q′, normalized; all of shape (N,)."""
-    size = len(prior)
-    theta = float(prior @ proposed)
-    spread = (size * proposed + theta * prior) / (size + prior)
-    return np.asarray(spread / spread.sum(), dtype=np.float64)
-
-
 def runs(starts: Ids, lengths: Ids) -> Ids:
     """The numbers starts[i], starts[i] + 1, …, lengths[i] of them, for each i in turn."""
     ends = np.cumsum(lengths)

@@ -148,7 +148,7 @@ async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost
     Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`.
 
     Raises:
-        NotAllowed: they need root and /dev/net/tun, and nsenter to enter them.
+        NoEmulationError: they need root and /dev/net/tun, and nsenter to enter them.
     """
     if shutil.which("nsenter") is None:
         raise NoEmulationError("there is no nsenter (util-linux)")

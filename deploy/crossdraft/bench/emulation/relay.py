@@ -56,52 +56,39 @@ class Relayed:
             writer.transport.abort()
             return
         try:
-            await asyncio.gather(Direction(self).carry(reader, far_writer), Direction(self).carry(far_reader, writer))
+            await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
         except OSError:  # either end is gone: so is the other
             pass
         finally:
             writer.transport.abort()
             far_writer.transport.abort()
 
-    async def passable(self) -> None:
-        """Returns when the link is not cut."""
-        await self._open.wait()
-
-
-class Direction:
-    """One direction of one connection."""
-
-    def __init__(self, link: Relayed) -> None:
-        self._link = link
-        self._lane = DelayLine()
-        self._pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the sender has ended and everything is delivered; raises OSError if an end is lost."""
-        taking = asyncio.ensure_future(self._take(reader))
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction, until the sender has ended and everything is delivered; raises OSError if an end is lost."""
+        pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
+        taking = asyncio.ensure_future(self._take(reader, pieces))
         try:
-            await self._deliver(writer)
+            await self._deliver(pieces, writer)
             await taking
         finally:
             taking.cancel()
 
-    async def _take(self, reader: asyncio.StreamReader) -> None:
-        loop = asyncio.get_running_loop()
-        piece = b"more"
+    async def _take(self, reader: asyncio.StreamReader, pieces: asyncio.Queue[Stamped]) -> None:
+        loop, line, piece = asyncio.get_running_loop(), DelayLine(), b"more"
         while piece:
             try:
                 piece = await reader.read(PIECE)
             except OSError:
                 piece = b""
-            await self._pieces.put((self._lane.due(loop.time(), self._link.shape.delay_ms), piece))
+            await pieces.put((line.due(loop.time(), self.shape.delay_ms), piece))
 
-    async def _deliver(self, writer: asyncio.StreamWriter) -> None:
+    async def _deliver(self, pieces: asyncio.Queue[Stamped], writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due, piece = await self._pieces.get()
+            due, piece = await pieces.get()
             if due > loop.time():
                 await asyncio.sleep(due - loop.time())
-            await self._link.passable()
+            await self._open.wait()
             if not piece:
                 writer.write_eof()
                 return
