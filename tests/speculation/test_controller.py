@@ -121,18 +121,24 @@ def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: 
     assert simulation.speed(400 * world.pass_base) >= 0.94 * plain
 
 
-@pytest.mark.parametrize(("outputs", "arm"), [(1, None), full(4, None), full(16, None)])
-def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int, arm: None) -> None:
+@pytest.mark.parametrize("outputs", [1, full(4), full(16)])
+def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int) -> None:
+    """Within 200 and 500 tokens of each output, on average of six seeds."""
     good, useless = world_of(0.9, 12, 1, 0, True), world_of(0.02, 12, 1, 0, True)
     plain, best = arm_speeds(good, outputs)[NO_DRAFTER], max(arm_speeds(good, outputs).values())
-    simulation = Simulation(good, controllers(limits_of(good)), 4096, outputs, 1)
-    simulation.speed(400 * 0.012)
-    simulation.world = useless
-    simulation.speed(200 * outputs / plain)
-    assert simulation.speed(400 * outputs / plain) >= 0.96 * plain
-    simulation.world = good
-    simulation.speed(500 * outputs / plain)
-    assert simulation.speed(400 * 0.012) >= 0.75 * best
+    found = []
+    for seed in range(6):
+        simulation = Simulation(good, controllers(limits_of(good)), 4096, outputs, seed)
+        simulation.speed(400 * 0.012)
+        simulation.world = useless
+        simulation.speed(200 * outputs / plain)
+        beside_plain = simulation.speed(400 * outputs / plain) / plain
+        simulation.world = good
+        simulation.speed(500 * outputs / plain)
+        found.append((beside_plain, simulation.speed(400 * 0.012) / best))
+    beside_plain, beside_best = map(sum, zip(*found, strict=True))
+    assert beside_plain / len(found) >= 0.96, found
+    assert beside_best / len(found) >= 0.85, found
 
 
 @pytest.mark.parametrize("many", [16, full(64)])
