@@ -4,13 +4,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from crossdraft.speculation.arms import NO_DRAFTER
-from crossdraft.speculation.choice import PLAIN, Choice, Controller
-from crossdraft.speculation.controller import OutputController
+from crossdraft.speculation.arms import NO_DRAFTER, Arm, Limits
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Judged, Started
+from crossdraft.speculation.contest import Record
+from crossdraft.speculation.controller import ASIDE_FOR, EMPTY, SILENT, OutputController, TargetController
 from tests.speculation.simulator import (
+    KIND,
     TOKENS,
     WITH_TREES,
     Shares,
@@ -119,18 +122,24 @@ def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: 
     assert simulation.speed(400 * world.pass_base) >= 0.94 * plain
 
 
-@pytest.mark.parametrize(("outputs", "arm"), [(1, None), full(4, None), full(16, None)])
-def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int, arm: None) -> None:
+@pytest.mark.parametrize("outputs", [1, full(4), full(16)])
+def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int) -> None:
+    """Within 200 and 500 tokens of each output, on average of six seeds."""
     good, useless = world_of(0.9, 12, 1, 0, True), world_of(0.02, 12, 1, 0, True)
     plain, best = arm_speeds(good, outputs)[NO_DRAFTER], max(arm_speeds(good, outputs).values())
-    simulation = Simulation(good, controllers(limits_of(good)), 4096, outputs, 1)
-    simulation.speed(400 * 0.012)
-    simulation.world = useless
-    simulation.speed(200 * outputs / plain)
-    assert simulation.speed(400 * outputs / plain) >= 0.96 * plain
-    simulation.world = good
-    simulation.speed(500 * outputs / plain)
-    assert simulation.speed(400 * 0.012) >= 0.75 * best
+    found = []
+    for seed in range(6):
+        simulation = Simulation(good, controllers(limits_of(good)), 4096, outputs, seed)
+        simulation.speed(400 * 0.012)
+        simulation.world = useless
+        simulation.speed(200 * outputs / plain)
+        beside_plain = simulation.speed(400 * outputs / plain) / plain
+        simulation.world = good
+        simulation.speed(500 * outputs / plain)
+        found.append((beside_plain, simulation.speed(400 * 0.012) / best))
+    beside_plain, beside_best = map(sum, zip(*found, strict=True))
+    assert beside_plain / len(found) >= 0.96, found
+    assert beside_best / len(found) >= 0.85, found
 
 
 @pytest.mark.parametrize("many", [16, full(64)])
@@ -169,3 +178,122 @@ def test_a_tree_ends_where_a_step_costs_more_than_it_brings(temperature: float) 
         simulation.speed(3.0)
         usual, cost = sorted(found)[len(found) // 2], step * simulation.emitted / simulation.agenda.now
         assert usual == 0 if temperature else cost / 1.5 <= usual <= 1.5 * cost
+
+
+def begun(number: int = 1, **limits: Any) -> tuple[TargetController, list[OutputController]]:
+    """Outputs that have begun, where what passes and draft steps cost is known."""
+    shared = TargetController()
+    outputs = [shared.output(KIND, Limits(**limits)) for _ in range(number)]
+    shared.costs.target.add(0.01)
+    for output in outputs:
+        output.observe(Started(), 0.0)
+    return shared, outputs
+
+
+def usual(arm: Arm, number: int = 1, **limits: Any) -> tuple[TargetController, list[OutputController]]:
+    """... and all use this arm."""
+    shared, outputs = begun(number, **limits)
+    shared.contest.usual = arm
+    return shared, outputs
+
+
+@pytest.mark.parametrize(
+    ("limits", "holds"),
+    [
+        (Limits(rounds_only=True), lambda arm: not arm.overlap),
+        (Limits(max_draft_tokens=3), lambda arm: arm.depth <= 3),
+        (Limits(min_draft_tokens=5), lambda arm: not arm.overlap or arm.wait == 5),
+        (Limits(samples=True, tree_nodes=(32,)), lambda arm: arm.nodes in (0, 32)),
+        (Limits(copies=True), lambda arm: arm.overlap or not arm.depth or arm.depth >= 8),
+    ],
+)
+def test_limits_hold(limits: Limits, holds: Callable[[Arm], bool]) -> None:
+    assert limits.arms[0] == NO_DRAFTER
+    assert len(limits.arms) > 2
+    assert all(map(holds, limits.arms))
+
+
+def test_prepared_continuations_that_are_asked_for_are_in_overlapped_epochs() -> None:
+    _, (output,) = usual(Arm(8, 0, True, 2), branch_depth=3, branch_width=2, targets=2)
+    choice = output.choose(0.0)
+    assert (choice.branch_depth, choice.branch_width, choice.speculate) == (3, 2, True)
+    assert choice.settings == "overlapped (at most 8 ahead, waits for 2, 2 x 3 prepared)"
+
+
+def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
+    _, (output,) = usual(Arm(8))
+    assert output.choose(0.0).drafts
+    output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 0.1)
+    assert not output.choose(0.1).drafts
+    assert output.choose(0.1).reason == "the drafter cannot go on with this text: no room"
+    output.observe(Judged(0, 0, False, ASIDE_FOR, 1), 0.2)
+    assert output.choose(0.3).drafts
+
+
+def test_a_drafter_that_copies_is_asked_again_at_once_if_it_found_something() -> None:
+    _, (output,) = usual(Arm(8), copies=True)
+    assert output.choose(0.0).drafts
+    output.observe(DraftSeen(7, 0.001, 0.001), 0.1)
+    output.observe(DraftSeen(0, None, 0.001, aside="nothing to copy"), 0.1)
+    assert output.choose(0.2).drafts
+    output.observe(DraftSeen(0, 0.001, 0.001, aside="nothing to copy"), 0.3)
+    assert not output.choose(0.4).drafts
+
+
+def test_a_drafter_that_brings_nothing_is_shown() -> None:
+    shared, (output,) = usual(Arm(8))
+    assert shared.idle(10.0) == ""
+    for _ in range(EMPTY):
+        assert shared.idle(10.0) == ""
+        output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 10.0)
+    assert shared.idle(10.0) == "drafts nothing: it cannot go on with these texts"
+    output.observe(DraftSeen(1, 0.001, 0.001), 10.0)
+    assert shared.idle(10.0) == ""
+    output.choose(20.0)
+    assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", "does not answer")
+    output.observe(Ended(), 30.0)
+    assert shared.idle(90.0) == ""  # nobody waits
+    shared.contest.usual, shared.contest.records = NO_DRAFTER, {Arm(8): Record()}
+    assert shared.idle(10.0).startswith("paused")
+
+
+def test_a_drafter_is_wanted_while_one_may_be_used() -> None:
+    shared = TargetController()
+    output = shared.output(KIND, Limits())
+    assert output.wants_drafter(0.0)  # it opens while the first tokens come
+    shared.costs.target.add(0.01)
+    assert not output.wants_drafter(0.0)
+    shared.contest.trial = Arm(8)
+    assert output.wants_drafter(0.0)
+
+
+def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
+    shared, (hard, *others) = usual(Arm(5), 3)
+    shared.costs.steps[False].add(0.004)
+    for _ in range(20):
+        for output in (hard, *others):
+            output.choose(0.0)
+            accepted = 0 if output is hard else 5
+            output.observe(DraftSeen(5, 0.02, 0.02), 0.0)
+            output.observe(Judged(0, accepted, output is hard, accepted + 1, 0), 0.0)
+    assert not hard.choose(1.0).drafts
+    assert "worse than usual" in hard.choose(1.0).reason
+    assert not hard.shares
+    assert all(one.choose(1.0).max_draft_tokens == 5 and one.shares for one in others)
+    for other in others:
+        other.observe(Ended(), 2.0)
+    hard.choose(2.0)
+    assert hard.shares  # it is all that there is
+
+
+def test_an_explanation_has_what_each_arm_was_expected_to_bring_and_has_brought() -> None:
+    shared, (output,) = usual(Arm(5))
+    shared.contest.records[Arm(5)] = Record(4.0, 4.0, 40.0, 40.0)
+    lines = output.explain()
+    assert lines[0] == "a pass of 1 outputs takes 10 ms; 75% of draft tokens are accepted"
+    rows = {line[:34].strip(): line[34:].split() for line in lines[2:-1]}
+    assert [*rows] == [str(arm) for arm in Limits().arms]
+    assert float(rows["rounds of 5"][1]) == pytest.approx(float(rows["rounds of 5"][0]))
+    assert rows["rounds of 8"][1:] == ["not", "tried"]
+    assert lines[-1] == "in use: rounds of 5; trials may cost 60 tokens more"
+    assert TargetController().output(KIND, Limits()).explain() == ["nothing is known yet"]

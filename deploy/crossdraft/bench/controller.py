@@ -54,7 +54,7 @@ from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
 ALL = tuple(CHOICES)
-FEW = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 4", "overlapped, 8")
+FEW = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 5", "overlapped, 8, 2")
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
@@ -193,7 +193,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
     given = ControllerConditions("", method, temperature_of(method), CALIBRATED_ON, None, None, 0.0)
     stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
-    sample = await stage.sample("lock-step, K = 4", 0, pipeline)
+    sample = await stage.sample("lock-step, K = 5", 0, pipeline)
     assert sample.figures is not None
     return drafts_accepted(sample.figures)
 

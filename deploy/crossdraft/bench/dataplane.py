@@ -36,8 +36,8 @@ from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.verification.methods import method_named
 
-ROUNDS = ("lock-step, K = 4", "lock-step, K = 8", "lock-step, trees of 16")  # one thing after another
-CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, *ROUNDS, "overlapped, 16")
+ROUNDS = ("lock-step, K = 5", "lock-step, K = 8", "lock-step, trees of 16")  # one thing after another
+CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, *ROUNDS, "overlapped, 16, 4")
 WARM_UP = 4  # outputs before each measurement
 
 

@@ -17,6 +17,7 @@ from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.loadtest.requests import read
 from crossdraft.session.resolution import fault_of_pair
+from crossdraft.speculation.arms import OVERLAPPED, ROUNDS, TREES
 from crossdraft.verification.methods import method_named
 
 REPLY_SECONDS = 600.0  # many generations wait for one model
@@ -62,16 +63,18 @@ class Setting:
 
 
 WITHOUT_DRAFTER, AUTO = "no drafter", "auto"
-CHOICES: dict[str, dict[str, Any]] = {  # how drafts are made, and what a request says for each
+CHOICES: dict[str, dict[str, Any]] = {  # the arms, and what a request says for each
     WITHOUT_DRAFTER: {},
     AUTO: {},
-    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 4, 8)},
+    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in ROUNDS},
     **{
         f"lock-step, trees of {nodes}": {"overlap": Overlap.OFF, "num_speculative_tokens": depth, "tree_nodes": nodes}
-        for depth, nodes in ((3, 8), (8, 16))
+        for depth, nodes in TREES
     },
-    "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
-    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
+    **{
+        f"overlapped, {most}, {wait}": {"overlap": Overlap.ON, "max_draft_tokens": most, "min_draft_tokens": wait}
+        for most, wait in OVERLAPPED
+    },
 }
 
 

@@ -6,7 +6,8 @@ better than it seems, and is tried for one window if the account can pay for it.
 
 The account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted; what
 trials lose beside the usual arm is taken from it, and so is what the usual arm loses beside no drafter. While nothing
-is in it no drafter is used. So at most 2 % and 60 tokens of each output are lost, and a round more.
+is in it no drafter is used. So about 2 % and 60 tokens of each output are lost beside no drafter as it was measured,
+and a round more. Rounds that stall once and outputs that are decided for alone are not charged.
 """
 
 from collections.abc import Mapping
