@@ -7,8 +7,9 @@ from itertools import product
 
 import pytest
 
-from crossdraft.speculation.arms import NO_DRAFTER
-from crossdraft.speculation.choice import PLAIN
+from crossdraft.speculation.arms import NO_DRAFTER, Limits
+from crossdraft.speculation.choice import PLAIN, DraftSeen, Ended, Judged, PassSeen, Started
+from crossdraft.speculation.controller import OutputController, TargetController
 from tests.speculation.simulator import (
     TOKENS,
     Shares,
@@ -139,3 +140,36 @@ def test_it_follows_the_load(many: int) -> None:
         simulation.resize(outputs)
         simulation.speed(100 * 0.012)
         assert simulation.speed(300 * 0.012) >= 0.85 * max(arm_speeds(world, outputs).values())
+
+
+def test_outputs_of_other_limits_may_have_a_round_while_a_contest_is_not_theirs() -> None:
+    """The arm of most outputs may be none that the only one of the round has."""
+    target, now = TargetController(), 0.0
+    kind, most, few = ("coupled", 0.0, None), Limits(), Limits(rounds_only=True)
+
+    def passed(one: OutputController) -> None:
+        nonlocal now
+        arm = target.contest.current
+        if arm.depth:
+            one.observe(DraftSeen(8, 0.001, 0.001), now)
+        now, tokens = now + 0.02, 9 if arm.overlap else 2 if arm.depth else 1
+        one.observe(Judged(0, tokens - 1, False, tokens, 1), now)
+        one.observe(PassSeen(0.02, 0.02, sessions=len(target.outputs)), now)
+
+    outputs = [target.output(kind, most) for _ in range(2)]
+    for one in outputs:
+        one.observe(Started(), now)
+    for one in 50 * outputs:
+        one.choose(now)
+        passed(one)
+    for one in outputs:
+        one.observe(Ended(), now)
+    single, other = target.output(kind, few), target.output(kind, most)
+    single.observe(Started(), now)
+    for _ in range(5):
+        single.choose(now)
+        passed(single)
+    other.observe(Started(), now)
+    assert target.contest.usual not in few.arms
+    passed(single)  # it was under way
+    assert single.explain()

@@ -45,6 +45,7 @@ class TargetController:
         self.costs, self.account = Costs(), Account()
         self.outputs: dict[OutputController, None] = {}  # under way, in their order
         self.contest = Contest(self.account)  # of the load and most outputs' limits
+        self._arms: Sequence[Arm] = (NO_DRAFTER,)  # of the contest
         self._contests: dict[tuple[int, Limits], Contest] = {}
         self._load = 0  # binary logarithm of the outputs
         self._limits: Counter[Limits] = Counter()  # of outputs
@@ -118,7 +119,7 @@ class TargetController:
         contest, arm, number = self.contest, self.contest.current, len(self._sharing)
         if self._began is not None and number and self._tokens:
             seconds, tokens = now - self._began, self._tokens / number
-            contest.add(seconds, tokens, self._pure, self.guesses(self._sharing), number)
+            contest.add(seconds, tokens, self._pure, self.guesses(self._sharing, self._arms), number)
             if not arm.depth and self._pure:
                 self.costs.handling.add(seconds / tokens - self.costs.target.seconds(self.load), number)
                 for acceptance in _acceptances(self._sharing):
@@ -148,6 +149,7 @@ class TargetController:
         if abs(log2(self.load) - self._load) > 0.7:
             self._load = round(log2(self.load))
         key = self._load, self._limits.most_common(1)[0][0]
+        self._arms = key[1].arms
         if key not in self._contests:
             like = [one for one in self._contests if one[1] == key[1]]
             nearest = min(like, key=lambda one: abs(one[0] - key[0]), default=None)
@@ -158,11 +160,11 @@ class TargetController:
             self.contest.end_trial()
             self.contest, self._pure = self._contests[key], False
 
-    def guesses(self, outputs: Sequence["OutputController"], factor: float = 1.0) -> Mapping[Arm, Round]:
+    def guesses(
+        self, outputs: Sequence["OutputController"], arms: Sequence[Arm], factor: float = 1.0
+    ) -> Mapping[Arm, Round]:
         """What is expected of each arm, on average over these outputs."""
-        drafting, load, arms = len(self.outputs), self.load, outputs[0].limits.arms
-        if len(outputs) > 1:
-            arms = self._limits.most_common(1)[0][0].arms
+        drafting, load = len(self.outputs), self.load
         found = [
             {arm: self.costs.round(arm, load, drafting, one.chances(factor), one.worth.mean(1.0)) for arm in arms}
             for one in _acceptances(outputs)
@@ -273,7 +275,7 @@ class OutputController:
         costs = target.costs
         if not costs.target.known:
             return ["nothing is known yet"]
-        guesses, load = target.guesses([self]), target.load
+        guesses, load = target.guesses([self], self.limits.arms), target.load
         lines = [
             f"a pass of {load:.0f} outputs takes {1e3 * guesses[NO_DRAFTER].seconds:.3g} ms; "
             f"{self.acceptance.mean:.0%} of draft tokens are accepted",
@@ -320,7 +322,7 @@ class OutputController:
         differs = len(target.outputs) > 1 and self._fared.factor != 1
         self._alone = differs or arm not in self.limits.arms
         if self._alone:
-            guesses = target.guesses([self], self._fared.factor if differs else 1.0)
+            guesses = target.guesses([self], self.limits.arms, self._fared.factor if differs else 1.0)
             arm = max(guesses, key=lambda one: contest.speed(one, guesses))
             return arm, f"{arm}: its draft tokens fare {'better' if self._fared.factor > 1 else 'worse'} than usual"
         if contest.trial is not None:
