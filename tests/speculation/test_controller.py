@@ -156,7 +156,7 @@ def test_outputs_of_other_limits_may_have_a_round_while_a_contest_is_not_theirs(
         one.observe(Judged(0, tokens - 1, False, tokens, 1), now)
         one.observe(PassSeen(0.02, 0.02, sessions=len(target.outputs)), now)
 
-    outputs = [target.output(kind, most) for _ in range(2)]
+    outputs = [target.output(kind, most) for _ in range(4)]
     for one in outputs:
         one.observe(Started(), now)
     for one in 50 * outputs:
@@ -164,12 +164,25 @@ def test_outputs_of_other_limits_may_have_a_round_while_a_contest_is_not_theirs(
         passed(one)
     for one in outputs:
         one.observe(Ended(), now)
-    single, other = target.output(kind, few), target.output(kind, most)
+    single = target.output(kind, few)
     single.observe(Started(), now)
     for _ in range(5):
         single.choose(now)
         passed(single)
-    other.observe(Started(), now)
+    for _ in range(3):
+        target.output(kind, most).observe(Started(), now)
     assert target.contest.usual not in few.arms
     passed(single)  # it was under way
     assert single.explain()
+
+
+def test_an_output_that_has_ended_has_no_targets() -> None:
+    target, kind = TargetController(), ("coupled", 0.0, None)
+    several, *others = (target.output(kind, Limits(targets=number)) for number in (2, 1, 1))
+    for one in (several, *others):
+        one.observe(Started(), 0.0)
+    several.observe(Ended(), 0.1)
+    assert target.load == len(others)
+    for one in others:
+        one.observe(Ended(), 0.2)
+        one.observe(PassSeen(0.02, 0.02), 0.3)

@@ -79,6 +79,7 @@ class TargetController:
         if output in self.outputs:
             del self.outputs[output]
             self._limits[output.limits] -= 1
+            self._limits = +self._limits  # only of those that are under way
         self._asked.pop(output, None)
         if not self.outputs:
             self._began = None  # the time until the next one is nobody's
@@ -146,6 +147,8 @@ class TargetController:
 
     def _choose_contest(self) -> None:
         """That of the load and of most outputs' limits; what another load has shown is a guess for a new one."""
+        if not self._limits:
+            return
         if abs(log2(self.load) - self._load) > 0.7:
             self._load = round(log2(self.load))
         key = self._load, self._limits.most_common(1)[0][0]
