@@ -139,6 +139,15 @@ def test_the_kernel_does_too(data: st.DataObject, padding: int, parts: int) -> N
         check(data, marks_of(slices, padding), slices, spoilt=True)
 
 
+def test_the_kernel_hides_no_key_that_is_not_finite() -> None:
+    """What a token computes of it must not look computed."""
+    (marks, *_), draw = marks_of([piece(0, 0, 64, 20, text=1)], 0), torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(2, count, 8, generator=draw) for count in (1, PLACES, PLACES))
+    key[:, 5] = torch.nan
+    for sinks in (None, torch.zeros(2)):
+        assert attention._by_kernel(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
+
+
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 2e-6), (torch.float16, 2e-3)])
 def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float) -> None:
     """Widths are no powers of two and differ, and there are more heads than a tile has."""

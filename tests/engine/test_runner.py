@@ -24,6 +24,7 @@ from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serv
 from tests.engine.tiny import tiny_llama
 
 SIZES = (1, 4, 16, 64)
+CAPTURE_FOR = runner.capture_for
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,6 +94,14 @@ def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -
         found = engine.forward(requests)
     for number in (0, 31, 63):
         assert_right(llama, requests[number], found[number])
+
+
+def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:
+    with patch.object(runner, "capture_for", CAPTURE_FOR):
+        engine = Engine(llama, graphs=True, graph_sizes=(8, 64))
+    for text in (PROMPT, PROMPT * 4):
+        request = Request(len(text), text)
+        assert_right(llama, request, engine.forward([request])[0])
 
 
 def test_sizes_are_those_that_are_named_or_none(llama: PreTrainedModel) -> None:

@@ -84,6 +84,16 @@ def test_a_stall_is_nobodys_and_what_always_takes_long_is_a_cost() -> None:
         assert (contest.usual == slow) is used
 
 
+def test_an_outage_keeps_no_drafter_away_for_long() -> None:
+    contest, speeds = Contest(Account()), {ARMS[2]: 2.0}
+    run(of(speeds), 500, contest)
+    for _ in range(2):
+        contest.add(60.0, 2.0, True, guessed(), 1)
+    assert not contest.usual.depth
+    run(of(speeds), 3 * CREDIT / EARNED, contest)
+    assert contest.usual == ARMS[2]
+
+
 def test_what_another_load_has_shown_is_a_guess() -> None:
     contest = Contest(Account())
     run(of({ARMS[2]: 2.0}), 800, contest)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crossdraft.speculation.arms import NO_DRAFTER, Arm, Limits
-from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Judged, Started
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Judged, PassSeen, Started
 from crossdraft.speculation.contest import Record
 from crossdraft.speculation.controller import ASIDE_FOR, EMPTY, SILENT, OutputController, TargetController
 from tests.speculation.simulator import (
@@ -297,3 +297,49 @@ def test_an_explanation_has_what_each_arm_was_expected_to_bring_and_has_brought(
     assert rows["rounds of 8"][1:] == ["not", "tried"]
     assert lines[-1] == "in use: rounds of 5; trials may cost 60 tokens more"
     assert TargetController().output(KIND, Limits()).explain() == ["nothing is known yet"]
+
+
+def test_outputs_of_other_limits_may_have_a_round_while_a_contest_is_not_theirs() -> None:
+    """The arm of most outputs may be none that the only one of the round has."""
+    target, now = TargetController(), 0.0
+    kind, most, few = ("coupled", 0.0, None), Limits(), Limits(rounds_only=True)
+
+    def passed(one: OutputController) -> None:
+        nonlocal now
+        arm = target.contest.current
+        if arm.depth:
+            one.observe(DraftSeen(8, 0.001, 0.001), now)
+        now, tokens = now + 0.02, 9 if arm.overlap else 2 if arm.depth else 1
+        one.observe(Judged(0, tokens - 1, False, tokens, 1), now)
+        one.observe(PassSeen(0.02, 0.02, sessions=len(target.outputs)), now)
+
+    outputs = [target.output(kind, most) for _ in range(4)]
+    for one in outputs:
+        one.observe(Started(), now)
+    for one in 50 * outputs:
+        one.choose(now)
+        passed(one)
+    for one in outputs:
+        one.observe(Ended(), now)
+    single = target.output(kind, few)
+    single.observe(Started(), now)
+    for _ in range(5):
+        single.choose(now)
+        passed(single)
+    for _ in range(3):
+        target.output(kind, most).observe(Started(), now)
+    assert target.contest.usual not in few.arms
+    passed(single)  # it was under way
+    assert single.explain()
+
+
+def test_an_output_that_has_ended_has_no_targets() -> None:
+    target, kind = TargetController(), ("coupled", 0.0, None)
+    several, *others = (target.output(kind, Limits(targets=number)) for number in (2, 1, 1))
+    for one in (several, *others):
+        one.observe(Started(), 0.0)
+    several.observe(Ended(), 0.1)
+    assert target.load == len(others)
+    for one in others:
+        one.observe(Ended(), 0.2)
+        one.observe(PassSeen(0.02, 0.02), 0.3)

@@ -26,6 +26,14 @@ def test_pauses_of_the_machine_are_no_cost_and_a_real_change_is() -> None:
     assert times.seconds() == 0.02
 
 
+def test_rounding_makes_no_time_negative() -> None:
+    times = Times()
+    for seconds, size in ((0.48592769656281265, 1.0), (0.0, 7.0)):
+        times.add(seconds, size)
+        times.add(seconds, size)
+    assert times.seconds(7.0) == 0.0
+
+
 def test_what_many_cost_is_still_known_after_a_time_with_few() -> None:
     times = Times()
     for size, seconds in ((64, 0.05), (1, 0.01)):

@@ -240,10 +240,12 @@ class OwnModels:
     sampling: TargetOptions = TargetOptions()
 
     def of_drafter(self, engine: EngineOptions) -> ModelSettings:
-        """With what the drafter runs, where these are the shared options."""
+        """With what the drafter runs, where these are the shared options; the length of a session is the target's."""
         given = {name: getattr(self, f"drafter_{name}") for name in ("device", "dtype", "cache_mib")}
         given = {name: value for name, value in given.items() if value is not None}
-        return ModelSettings(engine=replace(engine, **given, quantization=self.drafter_quantization))
+        return ModelSettings(
+            engine=replace(engine, **given, max_model_len=None, quantization=self.drafter_quantization)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class EngineOptions:
     cuda_graph_sizes: tuple[int, ...] = option(
         (),
         "Tokens of the forwards that are captured as CUDA graphs at start, to which others are rounded up; "
-        f"{COMMAS}. By default 1, 2, 4, 8, 16, 24, … up to 2048, as memory allows.",
+        f"{COMMAS}. By default 1, 2, 4, 8, 16, 24, … up to what a step computes, as memory allows.",
         metavar="TOKENS",
     )
     max_model_len: int | None = option(

@@ -120,7 +120,7 @@ class Times:
             return y
         if place < len(points):
             (x, y), (x1, y1) = points[place - 1 : place + 1]
-            return y + (y1 - y) * (size - x) / (x1 - x)
+            return max(0.0, y + (y1 - y) * (size - x) / (x1 - x))  # rounding may give less
         x1, y1 = points[-1]
         slope = max(0.0, (y1 - y) / (x1 - x)) if x1 > x else SLOPE * y
         return y1 + slope * (size - x1)

@@ -7,7 +7,9 @@ better than it seems, and is tried for one window if the account can pay for it.
 The account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted; what
 trials lose beside the usual arm is taken from it, and so is what the usual arm loses beside no drafter. While nothing
 is in it no drafter is used. So about 2 % and 60 tokens of each output are lost beside no drafter as it was measured,
-and a round more. Rounds that stall once and outputs that are decided for alone are not charged.
+and a round more. Such a round may be an outage of minutes: its loss is earned again up to CREDIT tokens, so that
+drafting rests for thousands of tokens only. Rounds that stall once and outputs that are decided for alone are not
+charged.
 """
 
 from collections.abc import Mapping
@@ -42,14 +44,15 @@ class Account:
         return self.behind <= max(0.0, self.credit)
 
     def add(self, tokens: float) -> None:
-        self.credit = min(CREDIT, self.credit + tokens)
+        self.credit = max(-CREDIT, min(CREDIT, self.credit + tokens))
 
     def compare(self, lost: float) -> None:
         self.behind = max(-CREDIT / 4, self.behind + lost)
 
     def settle(self) -> None:
         """Another arm is usual from now on."""
-        self.credit, self.behind = self.credit - max(0.0, self.behind), 0.0
+        self.add(-max(0.0, self.behind))
+        self.behind = 0.0
 
 
 @dataclass

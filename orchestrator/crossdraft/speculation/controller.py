@@ -47,6 +47,7 @@ class TargetController:
         self.costs, self.account = Costs(), Account()
         self.outputs: dict[OutputController, None] = {}  # under way, in their order
         self.contest = Contest(self.account)  # of the load and most outputs' limits
+        self._arms: Sequence[Arm] = (NO_DRAFTER,)  # of the contest
         self.contests: dict[tuple[int, Limits], Contest] = {}
         self._load = 0  # binary logarithm of the outputs
         self._limits: Counter[Limits] = Counter()  # of outputs
@@ -81,6 +82,7 @@ class TargetController:
         if output in self.outputs:
             del self.outputs[output]
             self._limits[output.limits] -= 1
+            self._limits = +self._limits  # only of those that are under way
         self._asked.pop(output, None)
         if not self.outputs:
             self._began = None  # the time until the next one is nobody's
@@ -122,7 +124,7 @@ class TargetController:
         if self._began is not None and number and self._tokens:
             seconds, tokens = now - self._began, self._tokens / number
             self.pace.add(seconds / tokens)
-            contest.add(seconds, tokens, self._pure, self.guesses(self._sharing), number)
+            contest.add(seconds, tokens, self._pure, self.guesses(self._sharing, self._arms), number)
             if not arm.depth and self._pure:
                 self.costs.handling.add(seconds / tokens - self.costs.target.seconds(self.load), number)
                 for acceptance in _acceptances(self._sharing):
@@ -149,9 +151,12 @@ class TargetController:
 
     def _choose_contest(self) -> None:
         """That of the load and of most outputs' limits; what another load has shown is a guess for a new one."""
+        if not self._limits:
+            return
         if abs(log2(self.load) - self._load) > 0.7:
             self._load = round(log2(self.load))
         key = self._load, self._limits.most_common(1)[0][0]
+        self._arms = key[1].arms
         if key not in self.contests:
             like = [one for one in self.contests if one[1] == key[1]]
             nearest = min(like, key=lambda one: abs(one[0] - key[0]), default=None)
@@ -160,11 +165,11 @@ class TargetController:
             self.contest.end_trial()
             self.contest, self._pure = self.contests[key], False
 
-    def guesses(self, outputs: Sequence["OutputController"], factor: float = 1.0, load: float = 0.0) -> Guesses:
+    def guesses(
+        self, outputs: Sequence["OutputController"], arms: Sequence[Arm], factor: float = 1.0, load: float = 0.0
+    ) -> Guesses:
         """What is expected of each arm, on average over these outputs, now or at another load."""
-        drafting, load, arms = load or len(self.outputs), load or self.load, outputs[0].limits.arms
-        if len(outputs) > 1:
-            arms = self._limits.most_common(1)[0][0].arms
+        drafting, load = load or len(self.outputs), load or self.load
         found = [
             {arm: self.costs.round(arm, load, drafting, one.chances(factor), one.worth.mean(1.0)) for arm in arms}
             for one in _acceptances(outputs)
@@ -277,7 +282,7 @@ class OutputController:
         seen = [arm for arm in arms if contest.windows(arm)]
         if not any(arm.depth for arm in seen) and contest.windows(NO_DRAFTER) < PLAINLY:
             return 0.0
-        guesses = self.target.guesses([self], load=load)
+        guesses = self.target.guesses([self], self.limits.arms, load=load)
         speeds = [contest.speed(arm, guesses) for arm in (NO_DRAFTER, *seen)]
         return max(speeds) / speeds[0]
 
@@ -287,7 +292,7 @@ class OutputController:
         costs = target.costs
         if not costs.target.known:
             return ["nothing is known yet"]
-        guesses, load = target.guesses([self]), target.load
+        guesses, load = target.guesses([self], self.limits.arms), target.load
         lines = [
             f"a pass of {load:.0f} outputs takes {1e3 * guesses[NO_DRAFTER].seconds:.3g} ms; "
             f"{self.acceptance.mean:.0%} of draft tokens are accepted",
@@ -334,7 +339,7 @@ class OutputController:
         differs = len(target.outputs) > 1 and self._fared.factor != 1
         self._alone = differs or arm not in self.limits.arms
         if self._alone:
-            guesses = target.guesses([self], self._fared.factor if differs else 1.0)
+            guesses = target.guesses([self], self.limits.arms, self._fared.factor if differs else 1.0)
             arm = max(guesses, key=lambda one: contest.speed(one, guesses))
             return arm, f"{arm}: its draft tokens fare {'better' if self._fared.factor > 1 else 'worse'} than usual"
         if contest.trial is not None:

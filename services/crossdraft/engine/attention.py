@@ -354,7 +354,7 @@ def _attend_part(  # type: ignore[no-untyped-def]
     at = (part * tokens + token + rows // together).to(tl.int64) * (tl.num_programs(1) // kinds * share) + heads
     tl.store(peaks + at, peak, live)
     tl.store(totals + at, total, live)
-    tl.store(sums + at[:, None] * out + value_places, summed, (live & (total > 0))[:, None] & (value_places < out))
+    tl.store(sums + at[:, None] * out + value_places, summed, (live & (total != 0))[:, None] & (value_places < out))
 
 
 @_jit
@@ -372,12 +372,12 @@ def _add_parts(  # type: ignore[no-untyped-def]
     if sinking:
         sink = tl.load(sinks + head).to(tl.float32)
         highest = tl.maximum(highest, sink)
-    weights = tl.where(total > 0, tl.exp(peak - highest), 0.0)
-    part = tl.load(sums + at[:, None] * out + places, (total > 0)[:, None] & (places < out), 0.0)
+    weights = tl.where(total != 0, tl.exp(peak - highest), 0.0)  # not 0: what is NaN stays it
+    part = tl.load(sums + at[:, None] * out + places, (total != 0)[:, None] & (places < out), 0.0)
     whole = tl.sum(total * weights, 0)
     if sinking:
         whole += tl.exp(sink - highest)
-    result = tl.sum(part * weights[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    result = tl.sum(part * weights[:, None], 0) / tl.where(whole != 0, whole, 1.0)
     at = (token.to(tl.int64) * heads + head) * out
     tl.store(found + at + places, result.to(found.dtype.element_ty), places < out)
 

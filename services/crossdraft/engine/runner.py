@@ -64,7 +64,12 @@ class CudaGraphCapture:
 
 def capture_for(device: torch.device) -> GraphCapture:
     """How forwards are captured on a device; without CUDA a replay runs the function again."""
-    return CudaGraphCapture(device) if device.type == "cuda" else lambda run: run
+    return CudaGraphCapture(device) if device.type == "cuda" else _run_again
+
+
+def _run_again(run: Callable[[], None]) -> Callable[[], None]:
+    run()  # as on CUDA: the largest forward, which is the first, makes the tensor of all logits
+    return run
 
 
 class GraphRunner:
