@@ -17,6 +17,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from crossdraft.cli import serve
+from crossdraft.cli.options import ModelSettings, OwnModels
+from crossdraft.console.processes import EngineOptions
 from crossdraft.engine.loader import load_model
 from crossdraft.serving.backend import LocalOptions
 from tests.cli.conftest import COMMAND, Cli
@@ -262,6 +264,13 @@ def test_a_pair_that_cannot_be_served(cli: Cli, target_folder: Path, target: str
     ):
         for front in ("http", "grpc"):
             cli("serve", front, "--port", "0", *options).failed(complaint, code)
+
+
+def test_the_length_of_a_session_is_the_targets() -> None:
+    """A drafter with a shorter context keeps the newest text."""
+    shared = EngineOptions(dtype="float32", max_model_len=1000)
+    engine = OwnModels(drafter_device="cuda:1", settings=ModelSettings()).of_drafter(shared).engine
+    assert (engine.device, engine.dtype, engine.max_model_len) == ("cuda:1", "float32", None)
 
 
 def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:

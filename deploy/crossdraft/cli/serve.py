@@ -6,6 +6,7 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from crossdraft.serving.http.server import HttpServer
     from crossdraft.target.service import ServeTarget
 
+log = logging.getLogger(__name__)
 MIB = 2**20
 Servers = dict[str, "Server[Any, Any, Any]"]  # by role
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
@@ -252,7 +254,9 @@ async def serving(target: "ServeTarget | None", drafter: "ServeDrafter | None") 
                 last = isinstance(target.model.budget, MemoryShare)
                 servers["target"] = await target_server(target, *([load] if last else []))
             await asyncio.to_thread(load)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                log.warning("interrupted: ends when the model that loads has loaded; Ctrl-C again ends at once")
             for service in helping:
                 await service.close()
             raise
