@@ -269,7 +269,7 @@ def test_a_pair_that_cannot_be_served(cli: Cli, target_folder: Path, target: str
 def test_the_length_of_a_session_is_the_targets() -> None:
     """A drafter with a shorter context keeps the newest text."""
     shared = EngineOptions(dtype="float32", max_model_len=1000)
-    engine = OwnModels(drafter_device="cuda:1", settings=ModelSettings()).of_drafter(shared).engine
+    engine = OwnModels(drafter_device="cuda:1", settings=ModelSettings(engine=shared)).of_drafter(shared).engine
     assert (engine.device, engine.dtype, engine.max_model_len) == ("cuda:1", "float32", None)
 
 
