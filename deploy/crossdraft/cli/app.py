@@ -34,6 +34,7 @@ from crossdraft.cli.options import (
     MetricsPort,
     ModelChoice,
     Port,
+    ReportFile,
     RequestOptions,
     ServiceOptions,
     StartedServices,
@@ -259,7 +260,7 @@ def loadtest(
 
 
 @command(app, runs="crossdraft.cli.audit:audit")
-def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, files: LoadFiles) -> None:
+def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
     """Check that a server's outputs have its model's distribution. Any server of OpenAI's API can be audited.
 
     Greedy texts are compared with a reference, if one is given, and sampled tokens with their log-probabilities. It

@@ -223,7 +223,7 @@ class LoadTest:
             async for delay_ms, clients in stages:
                 report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
                 # After each stage: an interruption loses only the next.
-                self.files.write(plain(report), partial(figure_of, report), DOTS_PER_INCH)
+                self.files.write_all(plain(report), partial(figure_of, report), DOTS_PER_INCH)
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")

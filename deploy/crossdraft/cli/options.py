@@ -592,21 +592,36 @@ class AuditOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadFiles:
+class ReportFile:
     """What a load test or an audit writes besides its tables."""
 
     json_file: Path | None = option(None, "Write the report as JSON.", "--json", metavar="FILE")
+
+    def check(self) -> None:
+        """Raises UsageError if it cannot be written."""
+        if self.json_file is not None:
+            check_output(self.json_file)
+
+    def write(self, report: Mapping[str, Any]) -> None:
+        """Raises CommandFailed."""
+        if self.json_file is not None:
+            write_text(self.json_file, json.dumps(report, indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadFiles(ReportFile):
+    """With a picture."""
+
     picture: Path | None = option(None, "Write a plot.", "--plot", metavar="FILE")
 
     def check(self) -> None:
         """Raises UsageError if one cannot be written."""
-        for path, endings in ((self.json_file, ()), (self.picture, PICTURES)):
-            if path is not None:
-                check_output(path, *endings)
+        super().check()
+        if self.picture is not None:
+            check_output(self.picture, *PICTURES)
 
-    def write(self, report: Mapping[str, Any], draw: "Callable[[], Figure]", dots_per_inch: int = 150) -> None:
+    def write_all(self, report: Mapping[str, Any], draw: "Callable[[], Figure]", dots_per_inch: int = 150) -> None:
         """Raises CommandFailed."""
-        if self.json_file is not None:
-            write_text(self.json_file, json.dumps(report, indent=1) + "\n")
+        self.write(report)
         if self.picture is not None:
             save_picture(draw(), self.picture, dots_per_inch)
