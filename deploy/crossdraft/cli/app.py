@@ -27,7 +27,6 @@ from crossdraft.cli.options import (
     DrafterOptions,
     ExistingServers,
     HttpApiOptions,
-    LoadFiles,
     LoadOptions,
     LoadRequests,
     MaxTokens,
@@ -251,7 +250,7 @@ def timeline(
 
 @command(app, runs="crossdraft.cli.loadtest:loadtest")
 def loadtest(
-    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, file: ReportFile
 ) -> None:
     """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
 
