@@ -15,7 +15,7 @@ from crossdraft.audit.checks import AuditPlan, Result
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
 from crossdraft.audit.report import FEW_DRAFTED, Report, verdict_of
 from crossdraft.cli.audit import Audit
-from crossdraft.cli.options import LoadFiles
+from crossdraft.cli.options import ReportFile
 from crossdraft.console.processes import STARTED
 from crossdraft.console.running import PROMPTS, CommandFailed
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
@@ -52,16 +52,16 @@ async def url() -> AsyncIterator[str]:
 
 
 def audit_of(
-    url: str, files: LoadFiles, extra: dict[str, Any], reference: str = "", api: str = "auto", **plan: Any
+    url: str, file: ReportFile, extra: dict[str, Any], reference: str = "", api: str = "auto", **plan: Any
 ) -> Audit:
     wanted = AuditPlan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
     asked: dict[str, Any] = {"prompt": PROMPTS[0], "pace": Pace(timeout=600)}
     endpoint = Endpoint(url, choices=16, extra=extra, api=api, **asked)
-    return Audit(wanted, endpoint, partial(Endpoint, extra=UNDRAFTED, **asked), reference, "", STARTED, files)
+    return Audit(wanted, endpoint, partial(Endpoint, extra=UNDRAFTED, **asked), reference, "", STARTED, file)
 
 
-def files_in(folder: Path) -> LoadFiles:
-    return LoadFiles(json_file=folder / "report.json", picture=folder / "report.png")
+def file_in(folder: Path) -> ReportFile:
+    return ReportFile(json_file=folder / "report.json")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -69,8 +69,8 @@ def files_in(folder: Path) -> LoadFiles:
 async def test_nothing_is_wrong_with_exact_methods(
     url: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = files_in(tmp_path)
-    await audit_of(url, files, {"speculative": {"method": method, "overlap": "off"}}, url).run()
+    file = file_in(tmp_path)
+    await audit_of(url, file, {"speculative": {"method": method, "overlap": "off"}}, url).run()
     shown = capsys.readouterr().out
     assert "demo at http://127.0.0.1" in shown
     assert "FAULT" not in shown
@@ -82,15 +82,13 @@ async def test_nothing_is_wrong_with_exact_methods(
     assert ("speculation was hardly tested" in last) == few
     # `coupled` refuses seeds, as its output depends on timing.
     assert ("a request with a seed is refused" in shown) == (method == "coupled")
-    assert files.json_file is not None
-    assert files.picture is not None
-    found = json.loads(files.json_file.read_text())
+    assert file.json_file is not None
+    found = json.loads(file.json_file.read_text())
     assert found["faults"] == []
     assert found["draft_tokens"][0] > found["draft_tokens"][1] > 0
     assert found["plan"]["samples"] == 32
     assert found["requests"] >= found["planned"] - (method == "coupled")
     assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
-    assert files.picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ async def test_a_planted_fault_ends_the_command_with_1(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server is told another temperature than the audit believes."""
-    audit = audit_of(url, files_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=64)
+    audit = audit_of(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=64)
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
         await audit.run()
     assert raised.value.exit_code == 1
@@ -132,19 +130,19 @@ async def test_a_planted_fault_ends_the_command_with_1(
 )
 async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], faults: list[str]) -> None:
     """A temperature off by two percent is found at the sample size at which that is stated."""
-    files = files_in(tmp_path)
-    audit = audit_of(url, files, extra, greedy=0, seeds=0, sampled=3, samples=1_700, tokens=8, level=0.001)
+    file = file_in(tmp_path)
+    audit = audit_of(url, file, extra, greedy=0, seeds=0, sampled=3, samples=1_700, tokens=8, level=0.001)
     with suppress(CommandFailed):
         await audit.run()
-    assert files.json_file is not None
-    found = json.loads(files.json_file.read_text())
+    assert file.json_file is not None
+    found = json.loads(file.json_file.read_text())
     assert found["faults"] == faults
     assert found["result"]["power"]["temperature"] < 0.02
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Path) -> None:
-    chats = audit_of(url, files_in(tmp_path), {}, api="chat")
+    chats = audit_of(url, file_in(tmp_path), {}, api="chat")
     with pytest.raises(CannotBeAudited, match=r"completes no prompt by --api chat: .*HTTP 400") as raised:
         await chats.run()
     assert raised.value.exit_code == 2
@@ -153,7 +151,7 @@ async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Pa
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_audit_in_which_nothing_can_be_checked_ends_with_2(url: str, tmp_path: Path) -> None:
     """`coupled` refuses seeds."""
-    audit = audit_of(url, files_in(tmp_path), {"speculative": {"method": "coupled"}}, greedy=0, sampled=0)
+    audit = audit_of(url, file_in(tmp_path), {"speculative": {"method": "coupled"}}, greedy=0, sampled=0)
     with pytest.raises(CannotBeAudited, match="nothing is checked"):
         await audit.run()
 
@@ -170,7 +168,6 @@ async def test_an_audit_in_which_nothing_can_be_checked_ends_with_2(url: str, tm
         (("--greedy", 0, "--seeds", 0, "--samples", 0), "nothing is checked"),
         (("--temperature", 0), "--temperature must be above 0"),
         (("--greedy", 100), "100 prompts are to be used and there are 42: give --prompts FILE"),
-        (("--plot", "picture.txt"), "its name must end with .png"),
         ((), "cannot connect to http://127.0.0.1:1"),
     ],
 )

@@ -167,19 +167,6 @@ def test_cells_and_bad_drafters_which_are_noisy_slow_or_stopped(
     assert signals == [(PROCESS, signal.SIGSTOP), (PROCESS, signal.SIGCONT)]
 
 
-def test_a_real_pair_generates_from_prompts(measure: Measure, quick: list[Served], prompts_file: Path) -> None:
-    pair = ("--target", "some/target", "--drafter", "some/drafter", "--prompts", prompts_file)
-    found = measure("controller", *TINY, "--scenario", "pair", "--outputs", "1,2,16", *pair)
-    shown = [
-        tuple(one["conditions"][name] for name in ("method", "temperature", "outputs", "drafter")) for one in found
-    ]
-    settings = (("slem", 0.0), ("seeded", 0.8))
-    assert shown == [(*setting, outputs, "some/drafter") for setting in settings for outputs in (1, 2)]
-    for cell in found:
-        check_cell(cell)
-    assert quick == [Served("some/drafter"), Served("some/target")]
-
-
 def test_speeds_are_measured_while_drafters_and_load_change_and_of_short_requests(
     measure: Measure, quick: list[Wanted], signals: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,8 +192,7 @@ def test_speeds_are_measured_while_drafters_and_load_change_and_of_short_request
         ("--pass-ms", "8,x", "numbers with commas"),
         ("--method", "nothing", "nothing"),
         ("--drafter-pace", "x", "got x"),
-        ("--outputs", "16", "nothing to compare"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(cli: Cli, option: str, value: str, complaint: str) -> None:
-    cli("bench", "controller", "--scenario", "pair", option, value).failed(complaint)
+    cli("bench", "controller", option, value).failed(complaint)

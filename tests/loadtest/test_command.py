@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crossdraft.cli.loadtest import LoadTest, Stages, generate_of
-from crossdraft.cli.options import LoadFiles, LoadOptions, LoadRequests
+from crossdraft.cli.options import LoadOptions, LoadRequests, ReportFile
 from crossdraft.console.running import CommandFailed, run_to_end
 from crossdraft.loadtest.report import LoadReport
 from crossdraft.loadtest.requests import Prompt, Request
@@ -30,8 +30,8 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     load = "--clients", 2, "--requests", 3, "--warm-up", 1, "--max-tokens", 8, "--ignore-eos"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "def f("}\n{"turns": ["Say"]}\n')
-    report, picture = tmp_path / "report.json", tmp_path / "report.png"
-    files = "--prompts", prompts, "--json", report, "--plot", picture
+    report = tmp_path / "report.json"
+    files = "--prompts", prompts, "--json", report
     done = cli("loadtest", *models, *ways, *load, *files)
     assert done.code == 0, done.err
     found = validated(json.loads(report.read_text()))
@@ -40,7 +40,6 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
         assert_measured(one)
     assert [one["way"] for one in found["comparisons"]] == ["HTTP", "gRPC"]
     assert all(one["end_to_end_ms"]["count"] == 3 for one in found["comparisons"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "orchestrator and target" in done.out
     assert "added to in process" in done.out
 
@@ -68,22 +67,20 @@ class InMemory:
             yield delay, self.clients
 
 
-def run(tested: InMemory, files: LoadFiles) -> None:
+def run(tested: InMemory, file: ReportFile) -> None:
     load = LoadOptions(clients=2, requests=3, repeat=2)
-    test = LoadTest(load, (Prompt("text", "a"),), generate_of(LoadRequests()), files)
+    test = LoadTest(load, (Prompt("text", "a"),), generate_of(LoadRequests()), file)
     run_to_end(test.run(tested.stages(), LoadReport(CONDITIONS)))
 
 
 def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report, picture = tmp_path / "report.json", tmp_path / "report.png"
-    run(InMemory(), LoadFiles(json_file=report, picture=picture))
+    report = tmp_path / "report.json"
+    run(InMemory(), ReportFile(json_file=report))
     found = validated(json.loads(report.read_text()))
     names = [(one["way"], one["delay_ms"]) for one in found["runs"]]
     assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
     assert [one["summary"]["requests"] for one in found["runs"]] == [6] * 4
     assert [(one["way"], one["delay_ms"]) for one in found["comparisons"]] == [("HTTP", 0), ("HTTP", 5)]
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size < 150_000
     assert "orchestrator and target" in capsys.readouterr().out
 
 
@@ -108,7 +105,7 @@ class Refusing:
 )
 def test_a_test_without_an_answer_fails(answered: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandFailed, match=complaint):
-        run(InMemory((0.0,), clients={"HTTP": Refusing(answered)}), LoadFiles())
+        run(InMemory((0.0,), clients={"HTTP": Refusing(answered)}), ReportFile())
     assert ("HTTP 429: no room" in capsys.readouterr().err) == (answered == 1)
 
 
@@ -149,7 +146,6 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         (["--pace-target", "fast"], "a pace is A,B"),
         (["--prompts", "/nowhere"], "cannot read the prompts"),
         (["--json", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
-        (["--plot", "report.txt"], "its name must end with .png"),
         (["--url", "nowhere"], "--url must be such as"),
         (["--server", "nowhere"], "--server must be HOST:PORT"),
         (

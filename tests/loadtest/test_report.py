@@ -1,4 +1,4 @@
-"""A load test's report: JSON as its schema says, CSV, tables, a picture."""
+"""A load test's report: JSON as its schema says, and tables."""
 
 import io
 from dataclasses import replace
@@ -7,7 +7,6 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from crossdraft.loadtest import plots
 from crossdraft.loadtest import report as tables
 from crossdraft.loadtest.report import LoadReport, LoadRun, plain
 from crossdraft.loadtest.summary import added_by, summary_of
@@ -71,34 +70,3 @@ def test_what_must_not_be_overlooked() -> None:
         "HTTP 429: no room",
         "timed out: no end",
     ]
-
-
-@pytest.mark.parametrize("spread", [1e-6, 0.02, 0.5, 10.0, 1e4])
-def test_every_axis_of_latencies_has_ticks_and_a_long_title_fits(spread: float) -> None:
-    runs = (
-        run_of("HTTP", None, *(at(number, 0.1 * number, 0.03 * (1 + spread * number / 19)) for number in range(20))),
-    )
-    models = ", ".join(f"{role} /home/somebody/models/a-folder-with-a-long-name" for role in ("target", "drafter"))
-    figure = plots.figure_of(LoadReport(CONDITIONS | {"services": f"{models}; {models} at 20 ms, one way"}, runs))
-    figure.draw_without_rendering()
-    title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
-    assert 0 <= title.x0 < title.x1 <= figure.bbox.width
-    for axes in figure.axes[:2]:
-        low, high = axes.get_xlim()
-        labels = [label for minor in (False, True) for label in axes.xaxis.get_ticklabels(minor=minor)]
-        assert len([one for one in labels if one.get_text() and low <= one.get_position()[0] <= high]) >= 2
-
-
-def test_a_picture_of_every_figure() -> None:
-    figure = plots.figure_of(REPORT)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert len(titles) == 6  # none of acceptance: fewer than ten draft tokens were judged
-    lines = figure.axes[0].get_lines()
-    assert [line.get_label() for line in lines] == ["HTTP, 0 ms", "in process, 0 ms", "HTTP, 5 ms"]
-    assert list(lines[0].get_xdata())[1:] == pytest.approx([100])  # the first is where the steps begin
-    heights = [bar.get_height() for bar in figure.axes[4].patches]
-    assert heights == pytest.approx([run.summary.tokens_per_second for run in RUNS])
-    assert [bar.get_height() for bar in figure.axes[5].patches][:2] == [3.0, 3.5]  # wire, of target and drafter
-    assert (
-        len(plots.figure_of(LoadReport(CONDITIONS, (run_of("gRPC", None, FAILED),))).axes) == 1
-    )  # nothing is drawn empty

@@ -1,28 +1,21 @@
-"""An audit's report: tables for people, JSON for programs, and a picture."""
+"""An audit's report: tables for people, JSON for programs."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import isfinite
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from crossdraft.audit.checks import FAULT, OK, AuditPlan, Result
-from crossdraft.audit.statistics import POWER, chance_of_finding
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from crossdraft.audit.statistics import POWER
 
 FORMAT = 1
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
 WIDEST = 90  # characters of a column
-TITLE = 120  # characters of a line of the picture's title that fits
 FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
@@ -118,49 +111,3 @@ def _table(title: str, *headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold", max_width=WIDEST)
     return table
-
-
-def figure_of(report: Report) -> "Figure":
-    """Draws against reported probabilities, and the errors of a temperature that this sample would find."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _draw_cells(left, report.result)
-    _draw_power(right, report.result)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    found = f"faults: {', '.join(report.result.faults)}" if report.result.faults else "no fault found"
-    figure.suptitle(fill(f"{report.model} at {report.url}: {found}", TITLE), fontsize=11)
-    return figure
-
-
-def _draw_cells(axes: "Axes", result: Result) -> None:
-    """Residuals of all cells, in standard deviations of a binomial."""
-    for place, kind in enumerate(("first token", "second token")):
-        cells = [(cell, test.count) for test in result.tests if test.kind == kind for cell in test.cells]
-        chances = np.array([min(1.0, cell.expected / count) for cell, count in cells])
-        spread = np.sqrt(np.maximum([cell.expected for cell, _ in cells] * (1 - chances), 1.0))
-        residuals = np.array([cell.observed - cell.expected for cell, _ in cells]) / spread
-        axes.plot(np.maximum(chances, 1e-5), residuals, "o", markersize=3, alpha=0.6, color=f"C{place}", label=kind)
-    axes.axhspan(-2, 2, color="grey", alpha=0.15)
-    axes.set_xscale("log")
-    axes.set_xlabel("reported probability of a token")
-    axes.set_ylabel("draws more than expected, standard deviations")
-    axes.set_title("draws against reported probabilities", fontsize=10, loc="left")
-    axes.legend(fontsize=8, frameon=False)
-
-
-def _draw_power(axes: "Axes", result: Result) -> None:
-    axes.set_title("chance of finding a wrong temperature", fontsize=10, loc="left")
-    axes.set_xlabel("relative error of the temperature")
-    axes.set_ylim(0, 1.02)
-    power = result.power
-    if power is None or not isfinite(power.temperature):
-        return
-    errors = np.linspace(0, 2 * power.temperature, 100)
-    axes.plot(errors, [chance_of_finding(error, result.information, power.level) for error in errors], color="C2")
-    axes.plot([power.temperature], [POWER], "o", color="C2")
-    axes.annotate(f"{power.temperature:.1%}", (power.temperature, POWER), (6, -12), textcoords="offset points")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.1%}")

@@ -280,12 +280,6 @@ def temperature_error(variance: float, level: float) -> float:
     return deviations / (sqrt(variance) - deviations) if variance > deviations**2 else inf
 
 
-def chance_of_finding(error: float, variance: float, level: float) -> float:
-    """Probability with which the test of the temperature finds a relative error, given V."""
-    limit, shift = stats.norm.isf(level / 2), error / (1 + error) * sqrt(variance)
-    return float(stats.norm.sf(limit - shift) + stats.norm.cdf(-limit - shift))
-
-
 def noncentrality(freedom: int, level: float) -> float:
     """Of the chi-square that is found with POWER.
 

@@ -162,14 +162,10 @@ class ControllerPlan:
 
     Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
     dead), and with the middle value of each list: short (40 short requests on a new connection), turning (the drafter
-    becomes useless, then good again), load (one output, many, one). pair: a real target and drafter as fast as they
-    are, at temperatures 0 and 0.8, with those numbers of outputs that are at most 4.
+    becomes useless, then good again), load (one output, many, one).
     """
 
-    scenario: tuple[str, ...] = option(("grid",), f"grid, bad, short, turning, load or pair; {COMMAS}.")
-    target: str = option(f"inflated:8x1024:{TARGET}", "Of pair: a folder, a hub id, or bundled:NAME.")
-    drafter: str = option(DRAFTERS[1], "Of pair, likewise.")
-    prompts: Path = option(PromptsPlan.prompts, "Of pair: JSON lines, each with a text.")
+    scenario: tuple[str, ...] = option(("grid",), f"grid, bad, short, turning or load; {COMMAS}.")
     outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
     acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
     pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")

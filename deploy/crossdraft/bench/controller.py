@@ -4,7 +4,7 @@ Target and drafter are one small model that costs next to nothing. Their steps a
 sets how much of its draft is accepted, and it stands behind an emulated network. What is compared takes turns on the
 same prompts, and all turns of auto share one connection, as in a server, so that it may learn; the turn in which it
 begins to is a figure of its own. The best fixed choice, which may be no drafter, is chosen afterwards from the same
-runs: chance is in its favour. The scenario `pair` has a real pair of models, as fast as they are.
+runs: chance is in its favour.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
-from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, prompts_of, request_of
+from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.console.processes import EngineOptions, Wanted, patience
 from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
@@ -69,8 +69,8 @@ class ControllerConditions:
     method: str
     temperature: float
     outputs: int  # at once
-    acceptance: float | None  # of a draft token, as wanted; None: of the models as they are
-    pass_ms: float | None  # of a pass of the target that computes few tokens; None: of the model as it is
+    acceptance: float  # of a draft token, as wanted
+    pass_ms: float  # of a pass of the target that computes few tokens
     trip_ms: float  # to the drafter and back
     drafter: str = "good"
 
@@ -191,7 +191,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
-    given = ControllerConditions("", method, temperature_of(method), CALIBRATED_ON, None, None, 0.0)
+    given = ControllerConditions("", method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
     stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
     sample = await stage.sample("lock-step, K = 5", 0, pipeline)
     assert sample.figures is not None
@@ -206,9 +206,6 @@ def temperature_of(method: str) -> float:
 # What generates.
 
 LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
-PAIR_MS = 20.0  # about what a pass of the real target takes
-PAIR_METHODS = (("slem", 0.0), ("seeded", 0.8))  # and temperatures: the defaults
-PAIR_OUTPUTS = 4  # at once, at most
 OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
 WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
 SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), "requests 11 to 40": (10, 40)}
@@ -221,7 +218,6 @@ class ComparedPipelines:
     given: ControllerConditions
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
-    prompts: Sequence[str] = ()  # none: made-up ones
 
     def pipeline(self, choice: str) -> Pipeline:
         """The connection that a choice generates on."""
@@ -229,9 +225,7 @@ class ComparedPipelines:
 
     def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
         """For the prompt of this number."""
-        given, prompts = self.given, self.prompts
-        made_up = request_of(choice, number, given.method, given.temperature, tokens or self.tokens)
-        return replace(made_up, prompt=prompts[number % len(prompts)]) if prompts else made_up
+        return request_of(choice, number, self.given.method, self.given.temperature, tokens or self.tokens)
 
     async def sample(
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
@@ -268,15 +262,11 @@ class Floor:
 
     async def target(self, given: ControllerConditions) -> str:
         """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
-        served = Served(self.plan.target)
-        if given.pass_ms is not None:
-            served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
+        served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
         return (await self._service("target", served, False)).address
 
     def drafted_by(self, given: ControllerConditions) -> Served:
         """The drafter that this cell asks for."""
-        if given.acceptance is None:
-            return Served(self.plan.drafter)
         noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
         return Served(self.folder, pace, noise, FREE)
@@ -298,15 +288,14 @@ class Floor:
     async def stage(self, given: ControllerConditions, drafter: str) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
         target = await self.target(given)
-        tokens = round(1000 * self.plan.seconds / ((given.pass_ms or PAIR_MS) + OUTPUT_MS * given.outputs))
-        prompts = prompts_of(self.plan.prompts, None) if given.scenario == "pair" else ()
+        tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
         async with (
             connect(target, patience=patience()) as plain,
             connect(target, drafter, patience(), needs_drafter=True) as auto,
             connect(target, drafter, patience(), needs_drafter=True) as fixed,
         ):
             pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
-            stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines, prompts)
+            stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
             await stage.warm_up()
             freeze_heap()
             yield stage
@@ -462,7 +451,7 @@ async def turning(floor: Floor, given: ControllerConditions) -> list[Compared]:
 
 
 Scenario = Callable[[Floor, ControllerConditions], Awaitable[list[Compared]]]
-SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)} | {"pair": grid}
+SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)}
 
 
 # The benchmark.
@@ -479,10 +468,10 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "scenario": lambda one: one.conditions.scenario,
         "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
         "outputs": lambda one: one.conditions.outputs,
-        "pass, ms": lambda one: optional(one.conditions.pass_ms, "g"),
+        "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
         "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
         "drafter": lambda one: one.part or one.conditions.drafter,
-        "wanted": lambda one: optional(one.conditions.acceptance, ".0%"),
+        "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
         "accepted": lambda one: optional(one.accepted, ".0%"),
         WITHOUT_DRAFTER: lambda one: f"{one.speeds[WITHOUT_DRAFTER]:,.1f}",
         AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
@@ -527,12 +516,6 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if scenario == "bad":
             kinds = product(("useless", "slow", "dead"), self.dimensions[0])
             return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
-        if scenario == "pair":
-            few = [outputs for outputs in self.dimensions[0] if outputs <= PAIR_OUTPUTS]
-            return [
-                ControllerConditions(scenario, method, temperature, outputs, None, None, 0.0, self.plan.drafter)
-                for (method, temperature), outputs in product(PAIR_METHODS, few)
-            ]
         outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
         return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
 
@@ -550,18 +533,14 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
                 raise UsageError(f"--scenario must be one of {', '.join(SCENARIOS)}, got {scenario}")
         with checked_options():
             Pace.parsed(self.plan.drafter_pace)
-        if "pair" in self.plan.scenario:
-            prompts_of(self.plan.prompts, None)
-        if not self.comparisons:
-            raise UsageError("there is nothing to compare: give at least one --scenario")
+        _ = self.dimensions  # which raises UsageError
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Compared, None]:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
             advance(0, "calibrating")
-            methods = sorted({one.method for one in self.comparisons if one.scenario != "pair"})
-            curves = await calibrated(folder, methods) if methods else {}
+            curves = await calibrated(folder, sorted({one.method for one in self.comparisons}))
             floor = Floor(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.scenario}, {given.method}, {given.outputs} at once")

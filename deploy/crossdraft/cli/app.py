@@ -27,13 +27,13 @@ from crossdraft.cli.options import (
     DrafterOptions,
     ExistingServers,
     HttpApiOptions,
-    LoadFiles,
     LoadOptions,
     LoadRequests,
     MaxTokens,
     MetricsPort,
     ModelChoice,
     Port,
+    ReportFile,
     RequestOptions,
     ServiceOptions,
     StartedServices,
@@ -250,7 +250,7 @@ def timeline(
 
 @command(app, runs="crossdraft.cli.loadtest:loadtest")
 def loadtest(
-    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, file: ReportFile
 ) -> None:
     """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
 
@@ -259,7 +259,7 @@ def loadtest(
 
 
 @command(app, runs="crossdraft.cli.audit:audit")
-def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, files: LoadFiles) -> None:
+def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
     """Check that a server's outputs have its model's distribution. Any server of OpenAI's API can be audited.
 
     Greedy texts are compared with a reference, if one is given, and sampled tokens with their log-probabilities. It

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, LoadFiles, named
+from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, ReportFile, named
 from crossdraft.client.api import software
 from crossdraft.console.processes import MIN_OUTPUTS, EngineOptions, HttpServer, Wanted, base_url, running, threads_each
 from crossdraft.console.running import (
@@ -28,20 +28,20 @@ try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
     from crossdraft.audit.checks import audit as run_audit
     from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
-    from crossdraft.audit.report import Report, figure_of, plain, reach_of, tables_of, verdict_of
+    from crossdraft.audit.report import Report, plain, reach_of, tables_of, verdict_of
 except ImportError as absent:
     raise UsageError(f"an audit {needs_extra('audit')} ({absent})") from absent
 
 
-def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, files: LoadFiles) -> None:
-    """Runs the audit; tables on stdout, and files if paths are given.
+def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
+    """Runs the audit; tables on stdout, and a file if a path is given.
 
     Raises:
         UsageError: a value is out of its range, or options do not go together.
         CannotBeAudited: the endpoint does not do what an audit needs.
         CommandFailed: a fault was found, or the reference does not start.
     """
-    files.check()
+    file.check()
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
     if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):
@@ -64,7 +64,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     url = base_url(reference.reference_url, "--reference-url") if reference.reference_url else ""
     extra = fields_of("--reference-body", reference.reference_body)
     other = partial(Endpoint, prompt=prompt, key=reference.reference_api_key, extra=extra, pace=pace)
-    run_to_end(Audit(plan, audited, other, url, reference.model, reference.engine, files).run(), STARTS_PROCESSES)
+    run_to_end(Audit(plan, audited, other, url, reference.model, reference.engine, file).run(), STARTS_PROCESSES)
 
 
 def fields_of(option: str, text: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Audit:
     reference_url: str  # empty: none
     model: str  # to be served as the reference; empty: none
     engine: EngineOptions  # of it
-    files: LoadFiles
+    file: ReportFile
 
     async def run(self) -> None:
         """Raises CommandFailed, also if a fault was found."""
@@ -126,7 +126,7 @@ class Audit:
             print_whole(table)
         for line in reach_of(report):
             print(line)
-        self.files.write(plain(report), partial(figure_of, report))
+        self.file.write(plain(report))
         if all(check.verdict == NOT_CHECKED for check in report.result.checks):
             raise CannotBeAudited("nothing is checked")
         if report.result.faults:

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -20,10 +19,10 @@ from crossdraft.bench.workload import gathered
 from crossdraft.cli.options import (
     NO_DRAFTER,
     ExistingServers,
-    LoadFiles,
     LoadOptions,
     LoadRequests,
     Over,
+    ReportFile,
     StartedServices,
     check_addresses,
 )
@@ -42,7 +41,6 @@ from crossdraft.console.running import (
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
-from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
 from crossdraft.loadtest.report import GRPC, HTTP, IN_PROCESS, LoadReport, notes_of, plain, tables_of, titled
 from crossdraft.loadtest.requests import Prompt, Request, requests_over
 from crossdraft.loadtest.runner import LoadClient, RequestTimeline, send
@@ -158,15 +156,15 @@ async def _http(stack: AsyncExitStack, url: str, key: str) -> LoadClient:
 
 
 def loadtest(
-    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, file: ReportFile
 ) -> None:
-    """Runs the test; tables on stdout, and files if paths are given.
+    """Runs the test; tables on stdout, and a file if a path is given.
 
     Raises:
         UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    files.check()
+    file.check()
     drafted = asked.use_drafter != NO_DRAFTER
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
@@ -179,7 +177,7 @@ def loadtest(
     else:
         what, stages = described(services), started(services, max(MIN_OUTPUTS, load.requests), drafted)
     with checked_options():
-        test = LoadTest(load, requests.read(asked.prompts), generate_of(asked), files)
+        test = LoadTest(load, requests.read(asked.prompts), generate_of(asked), file)
     run_to_end(test.run(stages, LoadReport(conditions_of(load, asked, what))), STARTS_PROCESSES)
 
 
@@ -216,14 +214,14 @@ class LoadTest:
     load: LoadOptions
     prompts: tuple[Prompt, ...]
     like: Generate  # what all requests have in common
-    files: LoadFiles
+    file: ReportFile
 
     async def run(self, given: Stages, report: LoadReport) -> None:
         async with aclosing(given) as stages:
             async for delay_ms, clients in stages:
                 report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
                 # After each stage: an interruption loses only the next.
-                self.files.write(plain(report), partial(figure_of, report), DOTS_PER_INCH)
+                self.file.write(plain(report))
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")

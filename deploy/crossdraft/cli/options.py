@@ -1,7 +1,7 @@
 """The options of commands, in groups: dataclasses whose fields `console.options.command` shows as options."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -11,20 +11,10 @@ import typer
 
 from crossdraft.console.options import COMMAS, option
 from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
-from crossdraft.console.running import (
-    METHODS,
-    PICTURES,
-    UsageError,
-    check_output,
-    checked_options,
-    save_picture,
-    write_text,
-)
+from crossdraft.console.running import METHODS, UsageError, check_output, checked_options, write_text
 from crossdraft.serving.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
 BY_DEFAULT = "by default the model's, or"
@@ -594,21 +584,17 @@ class AuditOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadFiles:
+class ReportFile:
     """What a load test or an audit writes besides its tables."""
 
     json_file: Path | None = option(None, "Write the report as JSON.", "--json", metavar="FILE")
-    picture: Path | None = option(None, "Write a plot.", "--plot", metavar="FILE")
 
     def check(self) -> None:
-        """Raises UsageError if one cannot be written."""
-        for path, endings in ((self.json_file, ()), (self.picture, PICTURES)):
-            if path is not None:
-                check_output(path, *endings)
+        """Raises UsageError if it cannot be written."""
+        if self.json_file is not None:
+            check_output(self.json_file)
 
-    def write(self, report: Mapping[str, Any], draw: "Callable[[], Figure]", dots_per_inch: int = 150) -> None:
+    def write(self, report: Mapping[str, Any]) -> None:
         """Raises CommandFailed."""
         if self.json_file is not None:
             write_text(self.json_file, json.dumps(report, indent=1) + "\n")
-        if self.picture is not None:
-            save_picture(draw(), self.picture, dots_per_inch)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from errno import EACCES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import uvloop
 from rich.console import Console
@@ -17,15 +17,11 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Names only, for help texts and defaults: `verification.methods` imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
-PICTURES = (".png", ".svg", ".pdf")  # endings of the files that matplotlib is asked for
 COLUMNS = 120  # min width of tables in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
 PROMPTS = (
@@ -184,14 +180,6 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandFailed(f"cannot write the results: {error}") from error
-
-
-def save_picture(figure: "Figure", path: Path, dots_per_inch: int = 150) -> None:
-    """Writes a picture of what was measured; raises CommandFailed."""
-    try:
-        figure.savefig(path, dpi=dots_per_inch)
-    except OSError as error:
-        raise CommandFailed(f"cannot write the picture: {error}") from error
 
 
 class PlainConsole(Console):
