@@ -41,7 +41,8 @@ async def test_the_first_two_tokens(
         figures = [statistics(generation) for generation in generations]
         assert sum(figure.accepted for figure in figures)
         assert sum(figure.corrected for figure in figures)
-        tests = trial.tests(Drawn(method, drafter, [tuple(generation.ids) for generation in generations], exact=True))
+        drawn = [tuple(generation.ids) for generation in generations]
+        tests = trial.tests(Drawn(method, drafter, drawn, acceptance=None, exact=True))
         assert len(tests) >= LEAST_TESTS
         if all(test.fit.p > LEAST_P for test in tests):
             return

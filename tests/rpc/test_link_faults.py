@@ -1090,6 +1090,7 @@ async def test_a_session_that_always_has_more_lets_others_through():
 # A round of many sessions costs a frame each way, not one for each of them.
 
 
+@pytest.mark.wire
 async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link, service):
     numbers = range(1, 33)
     await opened(link, *numbers)
