@@ -1,5 +1,6 @@
 """Groups of sessions, and attention over a layout against one softmax a token."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def test_every_token_attends_to_what_its_marks_say(data: st.DataObject, padding:
 
 
 @settings(max_examples=examples(8, 60))
-@given(st.data(), st.integers(0, 3), st.sampled_from([2, 4]))
+@given(st.data(), st.integers(0, 3), st.sampled_from([1, 2, 4]))
 def test_the_kernel_does_too(data: st.DataObject, padding: int, parts: int) -> None:
     """In Triton's interpreter."""
     slices = sessions(data, most=3, longest=12)
@@ -144,19 +145,34 @@ def test_the_kernel_hides_no_key_that_is_not_finite() -> None:
     (marks, *_), draw = marks_of([piece(0, 0, 64, 20, text=1)], 0), torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(2, count, 8, generator=draw) for count in (1, PLACES, PLACES))
     key[:, 5] = torch.nan
-    for sinks in (None, torch.zeros(2)):
-        assert attention._by_kernel(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
+    for sinks, parts in itertools.product((None, torch.zeros(2)), (1, 4)):
+        with patch.object(attention, "PARTS", parts):
+            assert attention._by_kernel(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
 
 
+def test_keys_and_values_are_written_by_one_kernel() -> None:
+    """In Triton's interpreter; of what is a view, and of different widths."""
+    draw = torch.Generator().manual_seed(3)
+    key, value = (torch.randn(1, 4, 3, width, generator=draw).transpose(1, 2) for width in (8, 5))
+    slots = torch.tensor([7, 2, 9, 4])
+    written = [(torch.zeros(1, 3, 12, 8), torch.zeros(1, 3, 12, 5)) for _ in range(2)]
+    attention._write_by_kernel(*written[0], slots, key, value)
+    attention.write_slots(*written[1], slots, key, value)
+    for found, expected in zip(*written, strict=True):
+        assert found.any()
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 2e-6), (torch.float16, 2e-3)])
-def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float) -> None:
+def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float, parts: int) -> None:
     """Widths are no powers of two and differ, and there are more heads than a tile has."""
     text, tree = piece(0, 0, 1024, 900, tree_of([(1, 2, 3), (1, 4)], 9)), piece(1, 1024, 64, 20, text=3)
     (marks, *_), draw = marks_of([text, tree], 2), torch.Generator().manual_seed(3)
     key, value = (torch.randn(1, PLACES, width, generator=draw).to(dtype) for width in (24, 20))
     query = torch.randn(10, marks.shape[1], 24, generator=draw).to(dtype)
     how = Scores(sinks=torch.randn(10, generator=draw).to(dtype))
-    with patch.object(attention, "PARTS", 4):
+    with patch.object(attention, "PARTS", parts):
         found = attention._by_kernel(query, key, value, marks, how)
     torch.testing.assert_close(found, attention._by_marks(query, key, value, marks, how), atol=apart, rtol=0)
 
@@ -174,10 +190,13 @@ def shared(kernel, pointers, fixed):
     return made.metadata.shared
 
 own = {name: "*fp32" for name in ("sums", "peaks", "totals")} | {"marks": "*i64"}
-given = {name: "*bf16" for name in ("query", "key", "value", "sinks", "found")} | {"scaling": "fp32", "softcap": "fp32"}
-sizes = {"tile": 8, "together": 4, "read": 64, "wide_key": 128, "wide_value": 128}
-assert shared(attention._attend_part, own | given, sizes) < 99 << 10
+names = ("query", "key", "value", "keys", "values", "sinks", "found")
+given = {name: "*bf16" for name in names} | {"scaling": "fp32", "softcap": "fp32", "slots": "*i64"}
+sizes = {"tile": 8, "together": 4, "read": 64, "wide_key": 128, "wide_value": 128, "sinking": True}
+for whole in (True, False):
+    assert shared(attention._attend_part, own | given, sizes | {"whole": whole}) < 99 << 10
 assert shared(attention._add_parts, own | given, {"sinking": True, "most": 32, "wide_value": 128}) < 99 << 10
+assert shared(attention._write, given, {"wide": 128}) == 0
 """
 
 

@@ -32,6 +32,7 @@ NAME = "crossdraft"  # of the implementation, in a model's configuration
 SCORES = 1 << 26  # that exist at a time, where no kernel computes them block by block
 TILE = 8  # tokens of one session that read their keys together, at most
 PARTS = 32  # that a context is divided into, at most, where there are few tokens; a power of two
+SPREAD = 1024  # programs that a device runs at once, about
 Position = TypeVar("Position", int, NDArray[np.int64], Tensor)
 Row = TypeVar("Row", NDArray[np.int64], Tensor)
 
@@ -265,69 +266,101 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Sc
     (heads, tokens, width), key_heads, out = query.shape, len(key), value.shape[2]
     share = heads // key_heads
     together = min(TILE, max(2, triton.next_power_of_2(share)))  # query heads; the rows of a product are at least 16
-    # Where there are few tokens a context is divided, so that all of the device reads it.
-    parts = max(2, min(PARTS, triton.next_power_of_2(1024 // tokens)))
-    sums = torch.empty(parts, tokens, heads, out, dtype=torch.float32, device=query.device)
-    peaks, totals = torch.empty(2, parts, tokens, heads, dtype=torch.float32, device=query.device)
+    programs = tokens * key_heads * -(-share // together)
+    # Where there are few programs a context is divided, so that all of the device reads it.
+    parts = max(1, min(PARTS, triton.next_power_of_2(SPREAD // programs)))
     found = value.new_empty(tokens, heads, out)
+    sums = peaks = totals = found  # of the parts, where there are several
+    if parts > 1:
+        sums = torch.empty(parts, tokens, heads, out, dtype=torch.float32, device=query.device)
+        peaks, totals = torch.empty(2, parts, tokens, heads, dtype=torch.float32, device=query.device)
     wide_key, wide_value = (max(16, triton.next_power_of_2(size)) for size in (width, out))
     read = max(16, min(64, (1 << 14) // (max(wide_key, wide_value) * key.itemsize)))  # slots at a time: 16 KiB of keys
     query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
     strides = [one.stride(axis) for one in (query, key, value) for axis in (0, 1)]
     sizes = (tokens, share, width, out, *strides)
     scaling, softcap = width**-0.5 if how.scaling is None else how.scaling, how.softcap or 0.0
-    grid = (tokens, key_heads * -(-share // together), parts)
+    sinking = how.sinks is not None
     with torch.cuda.device_of(query):
-        _attend_part[grid](
-            *(query, key, value, marks, sums, peaks, totals, scaling, softcap, *sizes),
-            *(TILE, together, read, wide_key, wide_value),
+        _attend_part[tokens, key_heads * -(-share // together), parts](
+            *(query, key, value, marks, sums, peaks, totals, how.sinks, found, scaling, softcap, *sizes),
+            *(TILE, together, read, wide_key, wide_value, parts == 1, sinking),
             num_stages=2,
         )
-        _add_parts[tokens, heads](
-            sums, peaks, totals, marks, how.sinks, found, tokens, parts, out, how.sinks is not None, PARTS, wide_value
-        )
+        if parts > 1:
+            _add_parts[tokens, heads](
+                sums, peaks, totals, how.sinks, found, tokens, parts, out, sinking, PARTS, wide_value
+            )
     return found
+
+
+def write_slots(keys: Tensor, values: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
+    """Writes keys and values of tokens, (1, heads, tokens, width), to slots, int64 (tokens,), of (1, heads, slots, width).
+
+    On CUDA by one kernel, as a step writes those of each layer.
+    """
+    if not keys.is_cuda:
+        keys.index_copy_(2, slots, key)
+        values.index_copy_(2, slots, value)
+        return
+    with torch.cuda.device_of(keys):
+        _write_by_kernel(keys, values, slots, key, value)
+
+
+def _write_by_kernel(keys: Tensor, values: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
+    strides = [one.stride(axis) for one in (keys, values, key, value) for axis in (1, 2)]
+    widths = key.shape[3], value.shape[3]
+    wide = triton.next_power_of_2(max(widths))
+    key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (key, value))
+    _write[key.shape[2], key.shape[1]](keys, values, slots, key, value, *strides, *widths, wide)
 
 
 def _jit(function: Any) -> Any:
     """A kernel of Triton's, which is run for each part of a grid; no argument is worth another program."""
     if triton is None:
         return function
-    return triton.jit(function, do_not_specialize=["tokens", "parts"], do_not_specialize_on_alignment=["marks"])
+    return triton.jit(function, do_not_specialize=["tokens", "parts"], do_not_specialize_on_alignment=["marks", "slots"])
 
 
 @_jit
 def _attend_part(  # type: ignore[no-untyped-def]
-    query, key, value, marks, sums, peaks, totals,
+    query, key, value, marks, sums, peaks, totals, sinks, found,
     scaling, softcap,
     tokens, share, width, out,
     query_head, query_token, key_head, key_slot, value_head, value_slot,
     tile: constexpr, together: constexpr, read: constexpr,
-    wide_key: constexpr, wide_value: constexpr,
+    wide_key: constexpr, wide_value: constexpr, whole: constexpr, sinking: constexpr,
 ):  # fmt: skip
-    """One block of tokens, some query heads of one key head, a part of what they see (online softmax)."""
+    """One block of tokens, some query heads of one key head, a part of what they see (online softmax), or all of it."""
     token, part, parts = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     count = tl.load(marks + tokens + token)
-    if count <= 0:
+    if count < 0:
         return
     kinds = tl.cdiv(share, together)
     key_number = (tl.program_id(1) // kinds).to(tl.int64)
     rows = tl.arange(0, tile * together)
     own = tl.program_id(1) % kinds * together + rows % together
-    live = (rows // together < count) & (own < share)
+    live = (rows // together < tl.maximum(count, 1)) & (own < share)
     heads, mine = key_number * share + own, marks + token + rows // together
     targets = tl.load(mine, live, -1)
     firsts = tl.load(mine + 2 * tokens, live, 1 << 60)
-    limits = tl.load(mine + 3 * tokens, live, 0)
-    bases = tl.load(mine + 4 * tokens, live, 0)
-    lines = tl.load(mine + 5 * tokens, live, 0)
-    begin, end = tl.min(firsts, 0), tl.max(targets, 0) + 1
+    begin = tl.min(firsts, 0)
+    end = tl.where(count > 0, tl.max(targets, 0) + 1, begin)  # padding sees nothing
     size = tl.cdiv(tl.maximum(tl.cdiv(end - begin, parts), 2 * read), read) * read
     begin += part * size
     end = tl.minimum(begin + size, end)
+    at = (token + rows // together).to(tl.int64) * (tl.num_programs(1) // kinds * share) + heads
+    if not whole:
+        at += part.to(tl.int64) * tokens * (tl.num_programs(1) // kinds * share)
+        if begin >= end:
+            tl.store(totals + at, 0.0, live)
+            return
+    limits = tl.load(mine + 3 * tokens, live, 0)
+    bases = tl.load(mine + 4 * tokens, live, 0)
+    lines = tl.load(mine + 5 * tokens, live, 0)
     key_places, value_places = tl.arange(0, wide_key), tl.arange(0, wide_value)
-    at = heads * query_head + (token + rows // together) * query_token
-    asked = tl.load(query + at[:, None] + key_places, live[:, None] & (key_places < width), 0.0)
+    at_query = heads * query_head + (token + rows // together) * query_token
+    asked = tl.load(query + at_query[:, None] + key_places, live[:, None] & (key_places < width), 0.0)
     peak = tl.full((tile * together,), -1e30, tl.float32)  # finite: rows that see nothing here have no NaN
     total = tl.zeros((tile * together,), tl.float32)
     summed = tl.zeros((tile * together, wide_value), tl.float32)
@@ -351,35 +384,59 @@ def _attend_part(  # type: ignore[no-untyped-def]
         at_values = (key_number * value_head + slots * value_slot)[:, None]
         values = tl.load(value + at_values + value_places, there & (value_places < out), 0.0)
         summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-    at = (part * tokens + token + rows // together).to(tl.int64) * (tl.num_programs(1) // kinds * share) + heads
-    tl.store(peaks + at, peak, live)
-    tl.store(totals + at, total, live)
-    tl.store(sums + at[:, None] * out + value_places, summed, (live & (total != 0))[:, None] & (value_places < out))
+    if whole:
+        if sinking:
+            sink = tl.load(sinks + heads, live, 0.0).to(tl.float32)
+            higher = tl.maximum(peak, sink)
+            kept = tl.exp(peak - higher)
+            total, summed = total * kept + tl.exp(sink - higher), summed * kept[:, None]
+        result = (summed / tl.where(total != 0, total, 1.0)[:, None]).to(found.dtype.element_ty)  # not 0: NaN stays
+        tl.store(found + at[:, None] * out + value_places, result, live[:, None] & (value_places < out))
+    else:
+        tl.store(peaks + at, peak, live)
+        tl.store(totals + at, total, live)
+        tl.store(sums + at[:, None] * out + value_places, summed, (live & (total != 0))[:, None] & (value_places < out))
 
 
 @_jit
 def _add_parts(  # type: ignore[no-untyped-def]
-    sums, peaks, totals, marks, sinks, found, tokens, parts, out,
+    sums, peaks, totals, sinks, found, tokens, parts, out,
     sinking: constexpr, most: constexpr, wide_value: constexpr,
 ):  # fmt: skip
     """What one head of one token sees in all; zeros for padding."""
     token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     numbers, places = tl.arange(0, most), tl.arange(0, wide_value)
     at = (numbers.to(tl.int64) * tokens + token) * heads + head
-    real = numbers < tl.where(tl.load(marks + tokens + token) == 0, 0, parts)
-    total, peak = tl.load(totals + at, real, 0.0), tl.load(peaks + at, real, -1e30)
+    total = tl.load(totals + at, numbers < parts, 0.0)
+    some = total != 0  # not 0: what is NaN stays it
+    peak = tl.load(peaks + at, some, -1e30)
     highest = tl.max(peak, 0)
     if sinking:
         sink = tl.load(sinks + head).to(tl.float32)
         highest = tl.maximum(highest, sink)
-    weights = tl.where(total != 0, tl.exp(peak - highest), 0.0)  # not 0: what is NaN stays it
-    part = tl.load(sums + at[:, None] * out + places, (total != 0)[:, None] & (places < out), 0.0)
+    weights = tl.where(some, tl.exp(peak - highest), 0.0)
+    part = tl.load(sums + at[:, None] * out + places, some[:, None] & (places < out), 0.0)
     whole = tl.sum(total * weights, 0)
     if sinking:
         whole += tl.exp(sink - highest)
     result = tl.sum(part * weights[:, None], 0) / tl.where(whole != 0, whole, 1.0)
     at = (token.to(tl.int64) * heads + head) * out
     tl.store(found + at + places, result.to(found.dtype.element_ty), places < out)
+
+
+@_jit
+def _write(  # type: ignore[no-untyped-def]
+    keys, values, slots, key, value,
+    keys_head, keys_slot, values_head, values_slot, key_head, key_token, value_head, value_token,
+    key_width, value_width, wide: constexpr,
+):  # fmt: skip
+    """The key and value of one token in one head."""
+    token, head, places = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, wide)
+    slot = tl.load(slots + token)
+    one = tl.load(key + head * key_head + token * key_token + places, places < key_width)
+    tl.store(keys + head * keys_head + slot * keys_slot + places, one, places < key_width)
+    one = tl.load(value + head * value_head + token * value_token + places, places < value_width)
+    tl.store(values + head * values_head + slot * values_slot + places, one, places < value_width)
 
 
 AttentionInterface.register(NAME, attend)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from crossdraft.engine.attention import write_slots
 from crossdraft.engine.device import available_memory, least, sent
 from crossdraft.engine.kv_cache_manager import UNIT, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
@@ -277,8 +278,7 @@ class KVCache(Cache):
             keys[:, :, mapping] = key_states
             values[:, :, mapping] = value_states
         else:
-            keys.index_copy_(2, mapping, key_states)
-            values.index_copy_(2, mapping, value_states)
+            write_slots(keys, values, mapping, key_states, value_states)
         if self._gathered is None:
             return keys, values
         return keys.index_select(2, self._gathered), values.index_select(2, self._gathered)
