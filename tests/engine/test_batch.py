@@ -8,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.engine.attention import TILE, Marks, Window
-from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of, too_large, visible, wanted_tokens
+from crossdraft.engine.batch import (
+    BatchSlice,
+    Numbers,
+    StepInputs,
+    following_numbers,
+    numbers_of,
+    too_large,
+    visible,
+    wanted_tokens,
+)
 from crossdraft.engine.kv_cache_manager import Extent, size_for
-from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
+from crossdraft.engine.requests import NO_TREE, CachedTokens, InputTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree, tree_of
 
@@ -70,6 +79,26 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
                 token += 1
         assert (marks.targets[tokens:] == NOBODYS).all()
         assert not marks.blocks[tokens:].any()
+
+
+def one_token(place: int, base: int, start: int) -> BatchSlice:
+    """The token with this number in a session; layers with a window have it from `base` on."""
+    inputs = InputTokens([0], [place], [place], (0,), place + 1, NO_TREE)
+    apart = InputTokens([0], [place], [place - base], (0,), place - base + 1, NO_TREE, base=base)
+    return BatchSlice(Extent(start, 128), inputs, BatchSlice(Extent(start + 4096, 64), apart))
+
+
+@given(st.lists(st.tuples(st.integers(20, 60), st.integers(0, 20)), min_size=1, max_size=4), st.integers(1, 6))
+def test_the_numbers_that_follow_are_those_of_the_tokens_after(places: list[tuple[int, int]], steps: int) -> None:
+    def numbers(step: int) -> tuple[list[BatchSlice], Numbers]:
+        slices = [one_token(place + step, base, 128 * at) for at, (place, base) in enumerate(places)]
+        return slices, numbers_of(slices, len(slices) + 2, WINDOWS, [NOBODYS] * len(WINDOWS))
+
+    slices, first = numbers(0)
+    found = following_numbers(first, slices, WINDOWS, steps)
+    assert len(found) == steps
+    for step, later in enumerate(found):
+        np.testing.assert_array_equal(later, numbers(step)[1])
 
 
 def test_a_tree_with_more_nodes_than_a_number_has_bits_is_too_large_and_a_chain_is_not() -> None:

@@ -295,7 +295,7 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Sc
 
 
 def write_slots(keys: Tensor, values: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
-    """Writes keys and values of tokens, (1, heads, tokens, width), to slots, int64 (tokens,), of (1, heads, slots, width).
+    """Writes keys and values, (1, heads, tokens, width), to slots, int64 (tokens,), of (1, heads, slots, width).
 
     On CUDA by one kernel, as a step writes those of each layer.
     """
@@ -319,7 +319,9 @@ def _jit(function: Any) -> Any:
     """A kernel of Triton's, which is run for each part of a grid; no argument is worth another program."""
     if triton is None:
         return function
-    return triton.jit(function, do_not_specialize=["tokens", "parts"], do_not_specialize_on_alignment=["marks", "slots"])
+    return triton.jit(
+        function, do_not_specialize=["tokens", "parts"], do_not_specialize_on_alignment=["marks", "slots"]
+    )
 
 
 @_jit

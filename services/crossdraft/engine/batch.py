@@ -341,6 +341,33 @@ def _mark(
             to.lines[own] = _ancestor_bits(one.inputs, firsts)
 
 
+def following_numbers(
+    numbers: Numbers, slices: Sequence[BatchSlice], windows: Windows, steps: int
+) -> NDArray[np.int64]:
+    """The numbers of forwards each of which has the next token of every slice, (steps, rows, size); without their ids.
+
+    Args:
+        numbers: of the first of these forwards, as `numbers_of` makes them.
+        slices: of one token each.
+        windows: of the model's layers.
+        steps: forwards.
+    """
+    found, later = np.repeat(numbers[None], steps, 0), np.arange(steps)[:, None]
+    own = found[:, :, : len(slices)]
+    own[:, 1] += later
+    for window, part in zip(windows, np.split(own[:, OWN:], len(windows), axis=1), strict=True):
+        marks = Marks(*part.swapaxes(0, 1))
+        for each in (marks.targets, marks.limits, marks.bases):
+            each += later
+        if window is not None:
+            seen = [one.seen_by(window) for one in slices]
+            starts, bases = (
+                np.array(each) for each in zip(*((one.extent.start, one.inputs.base) for one in seen), strict=True)
+            )
+            marks.firsts[:] = starts + (window.first(own[:, 1]) - bases).clip(0)
+    return found
+
+
 def too_large(slices: Sequence[BatchSlice]) -> bool:
     """Whether a tree has more nodes than one number has bits."""
     return any(len(one.inputs.tree) > MOST_NODES and not one.inputs.tree.is_chain for one in slices)

@@ -96,22 +96,26 @@ class Following:
 
     Args:
         requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
+        steps: at most.
     """
 
-    def __init__(self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest]) -> None:
+    def __init__(
+        self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest], steps: int
+    ) -> None:
         self._engine, self._manager, self._requests = engine, manager, requests
         self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
-        self._sizes = [request.size - request.more for request in requests]
-        self._steps = 0
+        sizes = [request.size - request.more for request in requests]
+
+        def slices_at(step: int) -> list[BatchSlice]:
+            return [_one_token(entry, size + step) for entry, size in zip(self._entries, sizes, strict=True)]
+
+        self._step = engine.runner.following(slices_at, steps)
 
     @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
         """The logits after the next token of each session, float32 (n, V), given its id, int64 (n,)."""
-        slices = [_one_token(entry, size + self._steps) for entry, size in zip(self._entries, self._sizes, strict=True)]
-        self._steps += 1
-        self._engine.computed += len(slices)
-        logits = self._engine.runner.run(slices, ids)
-        return torch.cat([logits[one] for one in slices])
+        self._engine.computed += len(self._entries)
+        return self._step(ids)
 
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
@@ -288,9 +292,9 @@ class Engine:
                 results[index] = logits
         return [logits for logits in results if logits is not None]
 
-    def following(self, requests: Sequence[ForwardRequest]) -> Following:
-        """What follows requests that the latest step has completed."""
-        return Following(self, self._manager, requests)
+    def following(self, requests: Sequence[ForwardRequest], steps: int) -> Following:
+        """What follows requests that the latest step has completed, in so many steps at most."""
+        return Following(self, self._manager, requests, steps)
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""

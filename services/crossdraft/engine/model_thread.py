@@ -441,7 +441,7 @@ class ModelThread:
         following: Following | None = None
         span = DeviceTimer(self.engine.device, self._clock)
         while steps < left and not self._others_wait(jobs):
-            following = following or self.engine.following([job.request for job in jobs])
+            following = following or self.engine.following([job.request for job in jobs], left)
             paths.extend(following.step(paths.ids))
             steps += 1
         if steps:

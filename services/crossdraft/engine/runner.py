@@ -16,7 +16,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from crossdraft.engine.attention import Layout, Layouts, Window
-from crossdraft.engine.batch import WHOLE, BatchSlice, StepInputs, Windows, batch_of, numbers_of, padding_of, too_large
+from crossdraft.engine.batch import (
+    WHOLE,
+    BatchSlice,
+    Numbers,
+    StepInputs,
+    Windows,
+    batch_of,
+    following_numbers,
+    numbers_of,
+    padding_of,
+    too_large,
+)
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
 from crossdraft.engine.kv_cache import MIB, KVCache, KVPool
@@ -99,14 +110,33 @@ class GraphRunner:
         """With the tokens of padding; as many as given where nothing that large was captured."""
         return next((size for size in self._replays if size >= tokens), tokens)
 
-    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> Tensor:
-        """The logits asked for, float32 (rows, V), in order; `ids` are as in `ModelRunner.run`."""
-        rows, size = sum(one.rows for one in slices), self.size_for(sum(one.count for one in slices))
-        numbers = torch.from_numpy(numbers_of(slices, size, self._windows, self._padding_slots))
+    def run(self, slices: Sequence[BatchSlice]) -> Tensor:
+        """The logits asked for, float32 (rows, V), in order."""
+        return self._run(
+            staged(torch.from_numpy(self._numbers_of(slices)), self._device), sum(one.rows for one in slices)
+        )
+
+    def following(self, slices: Sequence[BatchSlice], steps: int) -> Callable[[Tensor], Tensor]:
+        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`.
+
+        Args:
+            slices: of the first of these tokens.
+            steps: forwards.
+        """
+        numbers = following_numbers(self._numbers_of(slices), slices, self._windows, steps)
+        tables = iter(sent(torch.from_numpy(numbers), self._device))
+        return lambda ids: self._run(next(tables), len(slices), ids)
+
+    def _numbers_of(self, slices: Sequence[BatchSlice]) -> Numbers:
+        size = self.size_for(sum(one.count for one in slices))
+        return numbers_of(slices, size, self._windows, self._padding_slots)
+
+    def _run(self, numbers: Tensor, rows: int, ids: Tensor | None = None) -> Tensor:
+        size = numbers.shape[1]
         captured = size in self._replays
-        own = self._own(size) if captured else sent(numbers, self._device)
+        own = self._own(size) if captured else numbers.to(self._device, non_blocking=True)
         if captured:
-            own.copy_(staged(numbers, self._device), non_blocking=True)
+            own.copy_(numbers, non_blocking=True)
         inputs = StepInputs.of(own)
         if ids is not None:
             inputs.ids[: len(ids)].copy_(ids)
@@ -214,14 +244,29 @@ class ModelRunner:
         self.graphs = GraphRunner(self.forward, self._cache, self._windows, self._device)
         return self.graphs
 
-    def run(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> dict[BatchSlice, Tensor]:
-        """One forward for slices of different sessions: the logits of each, float32 (rows, V).
-
-        `ids` (int64, on the device) take the place of the slices' own, of which each has one.
-        """
+    def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
+        """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
         if self.graphs is None or too_large(slices):
-            return self._flat(slices, ids)
-        return _split(self.graphs.run(slices, ids), slices)
+            return self._flat(slices)
+        return _split(self.graphs.run(slices), slices)
+
+    def following(self, slices_at: Callable[[int], Sequence[BatchSlice]], steps: int) -> Callable[[Tensor], Tensor]:
+        """As of `GraphRunner`.
+
+        Args:
+            slices_at: of the tokens so many steps later, one of each session.
+            steps: forwards.
+        """
+        if self.graphs is not None:
+            return self.graphs.following(slices_at(0), steps)
+        numbers = iter(range(steps))
+
+        def step(ids: Tensor) -> Tensor:
+            slices = slices_at(next(numbers))
+            logits = self._flat(slices, ids)
+            return torch.cat([logits[one] for one in slices])
+
+        return step
 
     def forward(self, inputs: StepInputs, kept: Tensor | None = None) -> Tensor:
         """The model's logits after each token, (tokens, V), or after those kept, whatever the numbers are.
@@ -235,7 +280,7 @@ class ModelRunner:
         self._cache.map_slots([targets[id(pool)] for pool in self._cache.pools], inputs.positions)
         return self._call(inputs.ids, inputs.positions, inputs.marks, kept)
 
-    def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None) -> dict[BatchSlice, Tensor]:
+    def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> dict[BatchSlice, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
         self._cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
         if ids is None:
