@@ -28,7 +28,7 @@ class Pair:
     _target_ids: Ids = field(init=False, repr=False)  # shape (drafter.size,), -1 where not shared
 
     def __post_init__(self) -> None:
-        same = first_difference(self.target, self.drafter) is None
+        same = self.target is self.drafter or first_difference(self.target, self.drafter) is None
         if same:
             ids = np.arange(self.drafter.size, dtype=np.int64)
             ids[self.target.size :] = _NOT_SHARED
