@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import pytest
 import pytest_asyncio
 
-from crossdraft.bench.services import Killable
 from crossdraft.cli.serve import serving
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
@@ -20,6 +19,7 @@ from crossdraft.engine import engine
 from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.server import Listening
