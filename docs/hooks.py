@@ -28,9 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     measuring = [(name, command) for name, command in commands if name.split()[1] in LABORATORY]
     others = [(name, command) for name, command in commands if name.split()[1] not in LABORATORY]
     files.append(File.generated(config, "reference/cli.md", content=_reference("Command line", others)))
-    files.append(
-        File.generated(config, "reference/bench.md", content=_reference("The laboratory", measuring))
-    )
+    files.append(File.generated(config, "reference/bench.md", content=_reference("The laboratory", measuring)))
     return files
 
 
