@@ -58,6 +58,16 @@ def test_without_the_laboratory_its_commands_say_where_it_is(words: tuple[str, .
     assert f"`crossdraft {words[0]}` is of the laboratory" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [*(("--model", "inflated:7x512:bundled:target"), ("--model", "bundled:target", "--pace", "1,0"))]
+)
+def test_what_only_the_laboratory_emulates_is_refused_without_it(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", INSTALLED, "serve", "drafter", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert done.returncode in (1, 2)
+    assert f"{words[1] if len(words) == 2 else '--pace or --logit-noise'} is of the laboratory" in done.stderr
+
+
 def test_without_the_laboratory_help_does_not_list_it() -> None:
     done = subprocess.run([sys.executable, "-c", INSTALLED, "--help"], capture_output=True, text=True, cwd="/")
     assert "generate" in done.stdout

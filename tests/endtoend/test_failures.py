@@ -16,9 +16,9 @@ from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipe
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine import engine
-from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.lab.emulation.steps import Emulation, Pace
 from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable

@@ -1,14 +1,18 @@
 """Models made for measurements: inflated ones compute what the originals do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import grown as inflated
 from crossdraft.engine.loader import load_model
-from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, source_of
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.lab.models import Larger
+from crossdraft.text.letters import Side
+from crossdraft.text.tokenizer_file import load_tokenizer_json
 from crossdraft.types.trees import tree_of
 from tests.engine.tiny import tiny_gpt2, tiny_llama
 from tests.lab.test_transformers_peer import PROMPTS, greedy
@@ -28,20 +32,20 @@ def largest_difference(one: PreTrainedModel, other: PreTrainedModel) -> float:
 @pytest.mark.parametrize(
     ("size", "changes"),
     [
-        (Size(3, 48), {}),
-        (Size(5, 96), {"attention_bias": True, "mlp_bias": True}),
-        (Size(3, 50, 90), {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-        (Size(4, 144, 64), {"head_dim": 16, "rope_parameters": ROPE}),
-        (Size(5, 96), {"rms_norm_eps": 0.1}),
+        (Larger(3, 48), {}),
+        (Larger(5, 96), {"attention_bias": True, "mlp_bias": True}),
+        (Larger(3, 50, 90), {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+        (Larger(4, 144, 64), {"head_dim": 16, "rope_parameters": ROPE}),
+        (Larger(5, 96), {"rms_norm_eps": 0.1}),
     ],
 )
-def test_the_same_function_in_a_larger_shape(size: Size, changes: dict[str, object]) -> None:
+def test_the_same_function_in_a_larger_shape(size: Larger, changes: dict[str, object]) -> None:
     original = tiny_llama(**changes)
     draw = torch.Generator().manual_seed(7)
     for name, parameter in original.named_parameters():
         if "norm" in name or "bias" in name:
             torch.nn.init.normal_(parameter, 0.5, generator=draw)
-    model = inflated(original, size)
+    model = size.grown(original)
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (size.layers, size.hidden)
     assert len(model.model.layers) == size.layers
     assert largest_difference(original, model) < 1e-4
@@ -50,27 +54,27 @@ def test_the_same_function_in_a_larger_shape(size: Size, changes: dict[str, obje
 
 
 def test_added_layers_compute_and_only_their_outputs_are_zero() -> None:
-    added = inflated(tiny_llama(), Size(5, 96)).model.layers[4]
+    added = Larger(5, 96).grown(tiny_llama()).model.layers[4]
     for name, parameter in added.named_parameters():
         assert bool(parameter.any()) == (name not in ("self_attn.o_proj.weight", "mlp.down_proj.weight")), name
 
 
 def test_what_differs_is_noticed() -> None:
     original = tiny_llama()
-    model = inflated(original, Size(4, 96))
+    model = Larger(4, 96).grown(original)
     model.model.norm.weight.data *= 1.01
     assert largest_difference(original, model) > 1e-4
 
 
 def test_a_smaller_shape_is_refused() -> None:
-    for size in (Size(2, 48), Size(3, 47), Size(3, 48, 63)):
+    for size in (Larger(2, 48), Larger(3, 47), Larger(3, 48, 63)):
         with pytest.raises(NumberOutOfRangeError, match="at least the model's own"):
-            inflated(tiny_llama(), size)
+            size.grown(tiny_llama())
 
 
 def test_an_architecture_that_is_not_known_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="GPT2LMHeadModel, and only LlamaForCausalLM"):
-        inflated(tiny_gpt2(), Size(4, 96))
+        Larger(4, 96).grown(tiny_gpt2())
 
 
 def test_a_name_can_ask_for_a_larger_shape() -> None:
@@ -88,7 +92,7 @@ def test_ids_that_a_larger_vocabulary_adds_are_never_drawn() -> None:
         own = original.config.vocab_size
         for parameter in original.parameters():
             parameter.neg_()  # all logits may be negative, and those of rows of zeros are 0
-        model = inflated(original, Size(3, 48, None, own + 300))
+        model = Larger(3, 48, None, own + 300).grown(original)
         ids = torch.randint(own, (4, 24), generator=torch.Generator().manual_seed(0))
         logits, larger = (one(ids, use_cache=False).logits for one in (original, model))
         torch.testing.assert_close(larger[..., :own], logits, atol=1e-4, rtol=0)
@@ -97,6 +101,20 @@ def test_ids_that_a_larger_vocabulary_adds_are_never_drawn() -> None:
     loaded = load_model("inflated:6x256x768+5000:bundled:target")
     assert loaded.description.vocabulary_size == 5000
     assert greedy(loaded.model, PROMPTS[0], 3) == greedy(load_model("bundled:target").model, PROMPTS[0], 3)
+
+
+@pytest.mark.parametrize(("model", "side"), [("target", Side.TARGET), ("drafter-b", Side.DRAFTER)])
+@pytest.mark.parametrize("size", [128_256, 151_936])
+def test_ids_that_a_larger_vocabulary_adds_have_texts_of_their_own(model: str, side: Side, size: int) -> None:
+    about = load_tokenizer_json(source_of(f"bundled:{model}"))
+    own, larger = about.tokenizer_json, Larger(6, 256, None, size).spelled(about.tokenizer_json)
+    tokenization = replace(about, tokenizer_json=larger).tokenization(side, size)
+    letters = tokenization.vocabulary.letters
+    assert len({*letters[about.vocabulary_size :]}) == size - about.vocabulary_size
+    assert letters[size - 1] == f"<unused{size - 1}>"
+    for text in ("def f(x):\n    return x", "<unused5000>"):
+        assert tokenization.encode_prompt(text) == about.tokenization(side).encode_prompt(text)
+    assert Larger(6, 256).spelled(own) == own
 
 
 @pytest.mark.parametrize(

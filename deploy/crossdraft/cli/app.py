@@ -7,7 +7,6 @@ take seconds, which `--help` and a mistyped option should not.
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -40,10 +39,10 @@ from crossdraft.cli.options import (
 )
 from crossdraft.console.options import COMMAS, command, option
 from crossdraft.console.processes import DEMO, STARTED, EngineOptions
-from crossdraft.console.running import CommandFailed, Interrupted, UsageError
+from crossdraft.console.running import CommandFailed, Interrupted, checked_options
+from crossdraft.engine.names import LABORATORY, laboratory
 
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b"]
-LABORATORY = "crossdraft.lab"
 
 # Plain errors and help: an error is then one line, whatever the width of the terminal.
 app = typer.Typer(
@@ -335,7 +334,7 @@ app.add_typer(serve)
 def _add_laboratory() -> None:
     """The commands that measure. They are of a checkout: the wheel has no laboratory."""
     if find_spec(LABORATORY) is not None:
-        import_module(f"{LABORATORY}.commands").add_to(app)
+        laboratory("commands", "").add_to(app)
         return
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     for name in ("bench", "loadtest"):
@@ -344,10 +343,8 @@ def _add_laboratory() -> None:
 
 def _not_here(context: typer.Context) -> None:
     """Raises UsageError."""
-    raise UsageError(
-        f"`crossdraft {context.info_name}` is of the laboratory, which is not installed: it is in a checkout of "
-        "crossdraft, after pip install -c constraints.txt -e '.[bench,serve]' there"
-    )
+    with checked_options():
+        laboratory("commands", f"`crossdraft {context.info_name}`")
 
 
 _add_laboratory()

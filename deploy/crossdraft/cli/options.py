@@ -151,6 +151,7 @@ class ModelChoice:
 
     model: Annotated[list[str], typer.Option(help="A folder, a hub id, or bundled:NAME.", metavar="MODEL")]
     settings: ModelSettings
+    pace: str | None = option(None, "For benchmarks: a step of n tokens takes at least A + B n ms.", metavar="A,B")
 
     @property
     def name(self) -> str:
@@ -194,7 +195,6 @@ class ServiceOptions:
         32, "Max size of a message, in MiB; messages of sessions may have a quarter of it, at least 8 MiB."
     )
     grace_seconds: float = option(10.0, "Seconds that open sessions may go on after SIGTERM.")
-    pace: str | None = option(None, "For benchmarks: a step of n tokens takes at least A + B n ms.", metavar="A,B")
     tls: TlsOptions
     max_sessions: int = option(256, "Max open sessions; further sessions are refused.")
     max_sessions_per_peer: int | None = option(

@@ -28,9 +28,9 @@ from crossdraft.console.measuring import Columns, Table, finished, total_of
 from crossdraft.console.processes import EngineOptions, Wanted, patience
 from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.drafter.service import ServeDrafter, drafter_server
-from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ControllerPlan
+from crossdraft.lab.emulation.steps import Emulation, Pace
 from crossdraft.lab.harness import (
     Benchmark,
     Ratio,

@@ -19,8 +19,8 @@ from crossdraft.client import Statistics, connect
 from crossdraft.console.measuring import Columns, Table, finished, total_of
 from crossdraft.console.processes import patience
 from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
-from crossdraft.engine.emulation import Pace
 from crossdraft.lab.commands import DataplanePlan
+from crossdraft.lab.emulation.steps import Pace
 from crossdraft.lab.harness import MILLISECONDS, Benchmark, in_turns, processor_seconds
 from crossdraft.lab.models import write_free
 from crossdraft.lab.services import Served, service

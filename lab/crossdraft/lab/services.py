@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
-from crossdraft.engine.emulation import Pace
 from crossdraft.lab.emulation import EmulatedHost, network
+from crossdraft.lab.emulation.steps import Pace
 from crossdraft.lab.harness import numbers_of, on_core
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.

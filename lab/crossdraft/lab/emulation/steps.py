@@ -1,4 +1,7 @@
-"""Emulated services, for benchmarks: steps that take as long as another device's would, and noise on the logits."""
+"""Emulated models: steps that take as long as another device's would, and noise on the logits.
+
+They take the place of the engine's step (`engine.served_model.Emulation`).
+"""
 
 import math
 import time
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.distributions import joined
+from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import StepFunction
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
 from crossdraft.types.trees import ROOT
@@ -75,14 +79,23 @@ class Emulation:
         if not 0 <= sigma < math.inf:
             raise ValueError(f"the noise on the logits needs a standard deviation of 0 or more, got {sigma:g}")
 
+    @staticmethod
+    def parsed(pace: str | None, logit_noise: float = 0.0) -> "Emulation":
+        """As --pace and --logit-noise have them; raises ValueError."""
+        return Emulation(None if pace is None else Pace.parsed(pace), logit_noise)
+
+    def step_of(self, engine: Engine, columns: int) -> StepFunction:
+        """The engine's step, noisy and paced where that is asked for."""
+        step: StepFunction = engine.step
+        if self.logit_noise:
+            step = Noisy(self.logit_noise, columns, step, engine.device)
+        return step if self.pace is None else Paced(self.pace, engine.remaining, step)
+
     @property
     def marks(self) -> dict[str, str | float]:
         """What a service's ready line says of it, so that results are labelled."""
         paced: dict[str, str | float] = {} if self.pace is None else {"paced": str(self.pace)}
         return paced | ({"logit_noise": self.logit_noise} if self.logit_noise else {})
-
-
-NOTHING_EMULATED = Emulation()
 
 
 class Noisy:

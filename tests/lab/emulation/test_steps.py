@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
-from crossdraft.engine.emulation import Clock, Emulation, Noisy, Pace, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
+from crossdraft.lab.emulation.steps import Clock, Emulation, Noisy, Pace, Paced
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
