@@ -57,16 +57,13 @@ from crossdraft.text.frequencies import FrequenciesError
 from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
-    from crossdraft.drafter.service import DrafterService, ServeDrafter
     from crossdraft.engine.loader import LoraModule, Pruning
     from crossdraft.engine.served_model import Emulation, ModelOptions
-    from crossdraft.rpc.server import Server
     from crossdraft.serving.http.server import HttpServer
-    from crossdraft.target.service import ServeTarget
+    from crossdraft.serving.models import Servers
 
 log = logging.getLogger(__name__)
 MIB = 2**20
-Servers = dict[str, "Server[Any, Any, Any]"]  # by role
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
 
@@ -215,6 +212,7 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
     for model in named:
         source_of(model)  # a name that is wrong is said before torch is imported
     from crossdraft.drafter.service import ServeDrafter
+    from crossdraft.serving.models import serving
     from crossdraft.target.service import ServeTarget
 
     settings = replace(own.settings, engine=replace(engine, threads=engine.threads or threads_each(len(named))))
@@ -226,43 +224,6 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
         options = _model_options(own.drafter_model, own.of_drafter(settings.engine), place.sessions.sessions)
         drafter = ServeDrafter(options, places[1])
     async with serving(target, drafter) as servers:
-        yield servers
-
-
-@asynccontextmanager
-async def serving(target: "ServeTarget | None", drafter: "ServeDrafter | None") -> "AsyncIterator[Servers]":
-    """Services in this process, at least one, for the time of the block; raises as `own_services`.
-
-    Of two models on one device the one whose KV cache takes what is there makes it last.
-    """
-    from crossdraft.drafter.service import load_service, server_of
-    from crossdraft.engine.kv_cache import MemoryShare
-    from crossdraft.target.service import target_server
-
-    helping: list[DrafterService] = []
-    servers: Servers = {}
-
-    def load(*there: Any) -> None:
-        if drafter is not None and not helping:
-            model = drafter.model.beside(*there) if there else drafter.model
-            helping.append(load_service(replace(drafter, model=model)))
-
-    async with AsyncExitStack() as stack:
-        try:
-            if target is not None:
-                last = isinstance(target.model.budget, MemoryShare)
-                servers["target"] = await target_server(target, *([load] if last else []))
-            await asyncio.to_thread(load)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                log.warning("interrupted: ends when the model that loads has loaded; Ctrl-C again ends at once")
-            for service in helping:
-                await service.close()
-            raise
-        if drafter is not None:
-            servers["drafter"] = server_of(helping[0], drafter)
-        for server in servers.values():
-            await stack.enter_async_context(server)
         yield servers
 
 

@@ -125,7 +125,7 @@ class RunningModel:
         about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
             # A step of the drafter's is short, and what a pass of the target on the same device waits for.
-            ModelThread(engine, step, priority=-1 if side is Side.DRAFTER else 0),
+            ModelThread(engine, step, f"{side.name.lower()} model", priority=-1 if side is Side.DRAFTER else 0),
             tokenization,
             KeyedNoise.of(tokenization.vocabulary),
             about,
