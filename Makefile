@@ -61,7 +61,7 @@ protos: $(DEV_INSTALLED)  ## generate the gRPC code again after a change of a .p
 	$(BIN)/python protos/generate.py
 
 models: $(INSTALLED)  ## train the bundled models again (hours)
-	$(BIN)/python -m crossdraft.training
+	$(BIN)/python -m crossdraft.lab.training
 
 wheel: $(DEV_INSTALLED)  ## build dist/*.whl and check what is in it
 	rm -rf dist

@@ -1,4 +1,4 @@
-"""`check_wheel.py WHEEL`: the wheel has every file of the four source roots, and nothing else but metadata."""
+"""`check_wheel.py WHEEL`: the wheel has every file of its four source roots, none of the laboratory, and metadata."""
 
 import sys
 import zipfile

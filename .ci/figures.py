@@ -1,5 +1,7 @@
 """`figures.py`: how large the source is and how it hangs together, and what exceeds the limits. `--check`: then fail.
 
+The product and the laboratory (benchmarks, emulations, training), which no wheel has, are counted apart.
+
 A chain of imports is counted in modules, over imports at module level; modules that import each other count once.
 Importers are counted over all imports, also those inside functions. Generated code is left out.
 """
@@ -12,14 +14,17 @@ from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ROOTS = ("services", "orchestrator", "deploy", "protos")
+ROOTS = ("services", "orchestrator", "deploy", "protos", "lab")
+LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
 LIMITS = {
     "source modules": 220,
     "source lines": 38_000,
+    "lines of the laboratory": 5_000,
     "modules in the largest folder": 22,
     "longest chain of imports": 18,
     "test lines": 29_000,
+    "test lines of the laboratory": 4_000,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports
 
@@ -87,6 +92,8 @@ def main() -> int:
     (largest, count), chain = folders.most_common(1)[0], longest_chain(imports)
     lonely = [name for name in modules if importers[name] == 1 and length[name] < SMALL]
     tests = sum(map(lines, (REPOSITORY / "tests").rglob("*.py")))
+    tests_of_laboratory = sum(map(lines, (REPOSITORY / "tests/lab").rglob("*.py")))
+    product = [name for name, of in package.items() if of != LABORATORY]
     classes = sum(isinstance(node, ast.ClassDef) for tree in trees.values() for node in ast.walk(tree))
 
     members = defaultdict(list)
@@ -98,11 +105,13 @@ def main() -> int:
         size = sum(length[name] for name in names)
         print(f"{of:24}{len(names):8}{size:8}{len(longest_chain(inside)):7}")
     figures = {
-        "source modules": len(modules),
-        "source lines": sum(length.values()),
+        "source modules": len(product),
+        "source lines": sum(length[name] for name in product),
+        "lines of the laboratory": sum(length.values()) - sum(length[name] for name in product),
         "modules in the largest folder": count,
         "longest chain of imports": len(chain),
-        "test lines": tests,
+        "test lines": tests - tests_of_laboratory,
+        "test lines of the laboratory": tests_of_laboratory,
     }
     print(f"\n{classes} classes; the largest folder is {largest}; the longest chain of imports:\n {' → '.join(chain)}")
     print(f"{len(lonely)} modules under {SMALL} lines with one importer: {', '.join(lonely)}\n")

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT_PAGES = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md", "BENCHMARKS.md": "benchmarks.md"}
 SOURCES = {page: source for source, page in ROOT_PAGES.items()}
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
-BENCHMARKS = "bench"  # the group of commands that has a page of its own
+LABORATORY = ("bench", "loadtest")  # commands that have a page of their own
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -25,10 +25,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in SOURCES.items():
         files.append(File.generated(config, page, content=(REPOSITORY / source).read_text(encoding="utf-8")))
     commands = list(_commands(typer.main.get_command(app), "crossdraft"))
-    measuring = [(name, command) for name, command in commands if name.split()[1] == BENCHMARKS]
-    others = [(name, command) for name, command in commands if name.split()[1] != BENCHMARKS]
+    measuring = [(name, command) for name, command in commands if name.split()[1] in LABORATORY]
+    others = [(name, command) for name, command in commands if name.split()[1] not in LABORATORY]
     files.append(File.generated(config, "reference/cli.md", content=_reference("Command line", others)))
-    files.append(File.generated(config, "reference/bench.md", content=_reference("Benchmark commands", measuring)))
+    files.append(File.generated(config, "reference/bench.md", content=_reference("The laboratory", measuring)))
     return files
 
 

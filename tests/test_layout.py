@@ -11,6 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
 ROOTS = SETTINGS["hatch"]["build"]["dev-mode-dirs"]
+LABORATORY = "lab"  # the root that no wheel has
 
 
 def test_every_package_is_under_the_import_contracts() -> None:
@@ -29,9 +30,16 @@ def test_crossdraft_is_a_namespace_package_in_every_root() -> None:
 
 def test_wheel_editable_install_and_type_checker_know_the_same_roots() -> None:
     folders = [f"{root}/crossdraft" for root in ROOTS]
-    assert SETTINGS["hatch"]["build"]["targets"]["wheel"]["packages"] == folders
+    packed = [folder for folder in folders if not folder.startswith(LABORATORY)]
+    assert SETTINGS["hatch"]["build"]["targets"]["wheel"]["packages"] == packed
+    assert len(packed) == len(folders) - 1
     assert SETTINGS["mypy"]["files"] == [*folders, "docs/hooks.py"]
     assert SETTINGS["mypy"]["mypy_path"] == ":".join(f"$MYPY_CONFIG_FILE_DIR/{root}" for root in ROOTS)
+
+
+def test_nothing_imports_the_laboratory() -> None:
+    (layers,) = [one["layers"] for one in SETTINGS["importlinter"]["contracts"] if one["type"] == "layers"]
+    assert layers[0] == "crossdraft.lab"
 
 
 @pytest.mark.parametrize(

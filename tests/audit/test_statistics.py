@@ -13,6 +13,7 @@ from scipy import stats
 from crossdraft.audit.statistics import (
     POWER,
     Draw,
+    Fit,
     chance_of_prefixes,
     chi_square,
     holm,
@@ -25,7 +26,6 @@ from crossdraft.audit.statistics import (
     temperature,
     temperature_error,
 )
-from crossdraft.bench.harness import Fit
 
 NAMES = tuple(f"t{number}" for number in range(12))
 LISTED = 8

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from crossdraft.drafter.service import ServeDrafter, drafter_server
-from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.lab.emulation.steps import Emulation, Pace
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
 from tests.rpc.unhurried import unhurry

@@ -40,6 +40,40 @@ def test_what_runs_no_model_imports_none() -> None:
     assert done.stderr == "\n"
 
 
+# The laboratory's root is a folder on the path in a checkout; a wheel does not have it.
+INSTALLED = f"""
+import sys
+sys.path = [one for one in sys.path if one != {str(REPOSITORY / "lab")!r}]
+from crossdraft.cli.app import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [("bench", "controller", "--json", "x"), ("bench", "--help"), ("loadtest", "-k", "2")]
+)
+def test_without_the_laboratory_its_commands_say_where_it_is(words: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-c", INSTALLED, *words], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"`crossdraft {words[0]}` is of the laboratory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [*(("--model", "inflated:7x512:bundled:target"), ("--model", "bundled:target", "--pace", "1,0"))]
+)
+def test_what_only_the_laboratory_emulates_is_refused_without_it(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", INSTALLED, "serve", "drafter", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert done.returncode in (1, 2)
+    assert f"{words[1] if len(words) == 2 else '--pace or --logit-noise'} is of the laboratory" in done.stderr
+
+
+def test_without_the_laboratory_help_does_not_list_it() -> None:
+    done = subprocess.run([sys.executable, "-c", INSTALLED, "--help"], capture_output=True, text=True, cwd="/")
+    assert "generate" in done.stdout
+    assert "bench" not in done.stdout
+
+
 def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
     shown = cli("--help")
     assert shown.code == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cli.select import CERTAIN, Candidate, Plain, Rounds, Selection, advice, best_of
-from tests.bench.conftest import figures
 from tests.cli.conftest import Cli
+from tests.lab.conftest import figures
 
 PLAIN = Plain(step_seconds=1.0, pass_seconds=0.8)
 # Two of four draft tokens are accepted on average: 1/2 + 1/4 + 1/8 + 1/8 = 1 with the shares below.

@@ -130,13 +130,13 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
             async with client.session(opening) as session:
                 return (await session.draft(Draft(1, 0, Letters(""), 4))).reason
 
-    lengths = ("--min-ngram", "5", "--max-ngram", "6", "--grace-seconds", "0", "--pace", "1,0")
+    lengths = ("--min-ngram", "5", "--max-ngram", "6", "--grace-seconds", "0")
     command = [*COMMAND, "serve", "ngram", "--host", "0.0.0.0", *lengths]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        assert (ready["role"], ready["model"], ready["paced"]) == ("drafter", "ngram", "1,0")
+        assert (ready["role"], ready["model"]) == ("drafter", "ngram")
         assert asyncio.run(drafted(f"127.0.0.1:{ready['address'].rpartition(':')[2]}")) == ""
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=120)

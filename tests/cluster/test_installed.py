@@ -58,7 +58,12 @@ def test_a_package_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (part / "__init__.py").write_text("ONE = 2\n")
     changed = installed.on_disk()
     (part / "more.py").touch()
-    assert len({before, changed, installed.on_disk()}) == 3
+    whole = installed.on_disk()
+    assert len({before, changed, whole}) == 3
+    laboratory = tmp_path / "one" / "invented_package" / "lab"
+    laboratory.mkdir()
+    (laboratory / "__init__.py").touch()
+    assert installed.on_disk() == whole  # a checkout is as good as a wheel of it
 
 
 def test_a_folder_that_has_the_packages_name_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ import yaml
 
 from crossdraft.cluster.capacity import needs_of, placed
 from crossdraft.cluster.config import load, parse
-from crossdraft.loadtest.report import LoadReport, plain
+from crossdraft.lab.loadtest.report import LoadReport, plain
 from tests.deploy.placing import unplaced
-from tests.loadtest.values import CONDITIONS, WHOLE
+from tests.lab.loadtest.values import CONDITIONS, WHOLE
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]

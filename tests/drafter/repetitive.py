@@ -29,8 +29,8 @@ from tokenizers import Tokenizer
 
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
 from crossdraft.client.api import Pipeline
-from crossdraft.engine.emulation import Pace
 from crossdraft.engine.loader import load_model
+from crossdraft.lab.emulation.steps import Pace
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import Description, FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo, Sample

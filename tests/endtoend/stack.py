@@ -11,8 +11,8 @@ from crossdraft.client import Generation, GenerationRequest, Pipeline, Statistic
 from crossdraft.console.corpora import Named
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
-from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.lab.emulation.steps import Emulation
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.affinity import Affinity, save_affinity
@@ -88,7 +88,7 @@ def affinities(drafter: str, folder: Path) -> Path:
     return path
 
 
-def model(name: str, emulation: Emulation = NOTHING_EMULATED) -> ModelOptions:
+def model(name: str, emulation: Emulation | None = None) -> ModelOptions:
     return ModelOptions(f"bundled:{name}", budget=BUDGET, threads=1, emulation=emulation)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench.acceptance import LEAST_P, TOKENS, DistributionCheck, Drawn
 from crossdraft.client import GenerationRequest
+from crossdraft.lab.acceptance import LEAST_P, TOKENS, DistributionCheck, Drawn
 from tests.endtoend.stack import TARGET, Stack, statistics
 
 PROMPT = "for i in range("
@@ -17,7 +17,7 @@ CASES = [
     ("coupled", "drafter-b", AHEAD),
     pytest.param("coupled", "drafter-b", ROUNDS, marks=pytest.mark.full),
     pytest.param("slrs", "drafter-c", ROUNDS, marks=pytest.mark.full),
-]  # `crossdraft.bench.acceptance` has all methods
+]  # `crossdraft.lab.acceptance` has all methods
 COUNT, LEAST_TESTS = (20_000, 4) if FULL else (300, 2)
 SERVED = ("drafter-b", "drafter-c") if FULL else ("drafter-b",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -3,26 +3,29 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from crossdraft.bench.services import Killable
-from crossdraft.cli.serve import serving
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine import engine
-from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.lab.emulation.steps import Emulation, Pace
+from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.server import Listening
+from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.endtoend.stack import AT_ONCE, TARGET, model
 from tests.prompts import prompts
@@ -169,6 +172,26 @@ async def test_models_of_this_process_share_its_memory(monkeypatch: pytest.Monke
         slots = [server._statistics().kv_slots for server in servers.values() if server._statistics is not None]
         assert slots[0] == pytest.approx(slots[1], rel=0.1)
         assert 0 <= left[0] < 4
+
+
+@pytest.mark.usefixtures("target")  # whose model runs meanwhile
+@pytest.mark.parametrize("fault", ["no model", "no affinity", "no port"])
+@pytest.mark.parametrize("port", [0, None], ids=["gRPC", "memory"])
+async def test_models_end_if_they_cannot_serve_together(fault: str, port: int | None, tmp_path: Path) -> None:
+    def models() -> int:
+        return sum("model" in thread.name for thread in threading.enumerate())
+
+    before, listening = models(), Listening(port=port, grace_seconds=0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        drafter = {
+            "no model": ServeDrafter(model("no-such-model"), listening),
+            "no affinity": ServeDrafter(model("drafter-b"), listening, tmp_path / "none"),
+            "no port": ServeDrafter(model("drafter-b"), Listening(port=taken.getsockname()[1])),
+        }[fault]
+        with pytest.raises((ValueError, CannotListen)):
+            async with serving(ServeTarget(model("drafter-a"), listening), drafter):
+                pytest.fail("they serve")
+    assert models() == before
 
 
 @pytest.mark.full

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.services import Killable
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, connect
 from crossdraft.console.processes import Wanted
+from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
 from tests.endtoend.stack import TARGET
 from tests.prompts import prompts

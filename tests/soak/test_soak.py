@@ -21,8 +21,8 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from crossdraft.bench.services import Killable
 from crossdraft.console.processes import EngineOptions, Running, Wanted, running
+from crossdraft.lab.services import Killable
 from crossdraft.text.letters import common_length
 from tests.prompts import prompts
 from tests.rpc.clock import HANGS

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize, stats
 
-from crossdraft.bench.harness import LEAST, Fit, Floats, fit_of, pooled
+from crossdraft.types.rows import Probabilities
 
+Floats = npt.NDArray[np.float64]
 OTHERS = "(all others)"  # the cell of tokens that are not listed
 POWER = 0.95  # probability with which a fault of the stated size is found
 STEEPEST = 5.0  # largest saddlepoint that is looked for
@@ -34,6 +36,54 @@ DOUBTFUL = 0.01  # p-values of a chi-square below are simulated,
 RARE = 1e-7  # those above: others are faults by any approximation
 SIMULATED = 100_000
 TINY = 1e-12  # stands for a probability of 0, whose logarithm is asked for
+
+
+# Whether counts fit a distribution: Pearson's chi-square test.
+
+LEAST = 5.0  # expected count of a cell; smaller ones are pooled
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One test."""
+
+    count: int  # of draws
+    statistic: float
+    freedom: int  # degrees of freedom: cells less one
+    p: float  # probability of a statistic at least as large, if the draws have the distribution
+
+
+def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None:
+    """Compares draws with their distribution; None if there are too few for two cells.
+
+    Args:
+        counts: how often each id was drawn.
+        distribution: probability of each id, shape (V,), sums to one.
+    """
+    drawn = np.zeros(len(distribution))
+    drawn[list(counts)] = list(counts.values())
+    total = float(drawn.sum())
+    wanted, observed = pooled(total * distribution, drawn)
+    if len(wanted) < 2:
+        return None
+    found = stats.chisquare(observed, wanted, sum_check=False)  # sums differ by rounding
+    return Fit(int(total), float(found.statistic), len(wanted) - 1, float(found.pvalue))
+
+
+def pooled(expected: Floats, *others: Floats) -> list[Floats]:
+    """Cells that are expected LEAST times at least, and one of all the rest; the same of other numbers by cell."""
+    large = expected >= LEAST
+    found = [np.append(cells[large], cells[~large].sum()) for cells in (expected, *others)]
+    wanted = found[0]
+    if wanted[-1] >= LEAST or len(wanted) == 1:
+        return found
+    place = int(wanted[:-1].argmin())  # what is left is too little for a cell: the smallest one takes it
+    for cells in found:
+        cells[place] += cells[-1]
+    return [cells[:-1] for cells in found]
+
+
+# Draws of an endpoint.
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from crossdraft.bench import commands
 from crossdraft.cli.options import (
     AffinityOptions,
     ApiOptions,
@@ -25,10 +25,7 @@ from crossdraft.cli.options import (
     ConnectionOptions,
     CorsOptions,
     DrafterOptions,
-    ExistingServers,
     HttpApiOptions,
-    LoadOptions,
-    LoadRequests,
     MaxTokens,
     MetricsPort,
     ModelChoice,
@@ -36,14 +33,16 @@ from crossdraft.cli.options import (
     ReportFile,
     RequestOptions,
     ServiceOptions,
-    StartedServices,
     TargetOptions,
     Temperature,
     WhereToGenerate,
 )
 from crossdraft.console.options import COMMAS, command, option
 from crossdraft.console.processes import DEMO, STARTED, EngineOptions
-from crossdraft.console.running import CommandFailed, Interrupted
+from crossdraft.console.running import CommandFailed, Interrupted, checked_options
+from crossdraft.engine.names import LABORATORY, laboratory
+
+DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b"]
 
 # Plain errors and help: an error is then one line, whatever the width of the terminal.
 app = typer.Typer(
@@ -188,7 +187,7 @@ def check(
 @command(app)
 def select(
     target: str = option("bundled:target", "A folder, a hub id, bundled:NAME, or HOST:PORT."),
-    drafter: list[str] = option(commands.DRAFTERS[:2], f"A folder, a hub id, bundled:NAME, or HOST:PORT; {COMMAS}."),
+    drafter: list[str] = option(DRAFTERS, f"A folder, a hub id, bundled:NAME, or HOST:PORT; {COMMAS}."),
     prompts: Path | None = option(
         None, "Prompts like those that will be served: JSON lines, each with a `text`.", metavar="FILE"
     ),
@@ -210,8 +209,8 @@ def select(
     engine: EngineOptions = STARTED,
 ) -> None:
     """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
-    from crossdraft.bench.workload import prompts_of
     from crossdraft.cli import select as module
+    from crossdraft.console.prompts import prompts_of
     from crossdraft.console.running import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
@@ -246,16 +245,6 @@ def timeline(
     rounds: int = option(15, "Rounds in view when the page opens.", min=1),
 ) -> None:
     """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
-
-
-@command(app, runs="crossdraft.cli.loadtest:loadtest")
-def loadtest(
-    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, file: ReportFile
-) -> None:
-    """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
-
-    Without --url, --server and --target it starts services and a server, and ends them afterwards.
-    """
 
 
 @command(app, runs="crossdraft.cli.audit:audit")
@@ -340,4 +329,22 @@ def serve_grpc(
 
 
 app.add_typer(serve)
-app.add_typer(commands.app)
+
+
+def _add_laboratory() -> None:
+    """The commands that measure. They are of a checkout: the wheel has no laboratory."""
+    if find_spec(LABORATORY) is not None:
+        laboratory("commands", "").add_to(app)
+        return
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    for name in ("bench", "loadtest"):
+        app.command(name, hidden=True, context_settings=anything)(_not_here)
+
+
+def _not_here(context: typer.Context) -> None:
+    """Raises UsageError."""
+    with checked_options():
+        laboratory("commands", f"`crossdraft {context.info_name}`")
+
+
+_add_laboratory()

@@ -11,6 +11,7 @@ from typing import Any
 from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, ReportFile, named
 from crossdraft.client.api import software
 from crossdraft.console.processes import MIN_OUTPUTS, EngineOptions, HttpServer, Wanted, base_url, running, threads_each
+from crossdraft.console.prompts import read, texts_of
 from crossdraft.console.running import (
     PROMPTS,
     STARTS_PROCESSES,
@@ -22,7 +23,6 @@ from crossdraft.console.running import (
     print_whole,
     run_to_end,
 )
-from crossdraft.loadtest.requests import read, texts_of
 
 try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan

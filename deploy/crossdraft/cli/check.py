@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crossdraft.bench.harness import Columns, Table, finished, print_table
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
+from crossdraft.console.measuring import Columns, Table, finished, print_table
 from crossdraft.console.processes import EngineOptions
 from crossdraft.console.running import CommandFailed, check_output, run_to_end, write_text
 from crossdraft.drafter.service import ServeDrafter, drafter_server

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +13,14 @@ from crossdraft.cli.options import ModelSettings, OwnModels, WhereToGenerate
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
 from crossdraft.console.processes import DEMO, EngineOptions, patience
 from crossdraft.console.running import PlainConsole, checked_options, run_to_end
+from crossdraft.engine.names import LABORATORY
 from crossdraft.text.letters import common_length
 
-# The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model.
+# The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model. A
+# wheel has no laboratory to make it so large.
+PADDED = find_spec(LABORATORY) is not None
 MODELS = OwnModels(
-    target_model="inflated:16x1024:bundled:target",
+    target_model="inflated:16x1024:bundled:target" if PADDED else "bundled:target",
     drafter_model="bundled:drafter-a",
     settings=ModelSettings(engine=DEMO),
 )
@@ -78,6 +82,10 @@ def demo(
 async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
     notes.print(f"loading a target and a drafter ({MODELS.target_model}, {MODELS.drafter_model})", soft_wrap=True)
+    if not PADDED:
+        notes.print(
+            "the target is as small as it is: only a checkout can pad it to a larger one's cost", soft_wrap=True
+        )
     found = []
     async with (
         services(WhereToGenerate(own=replace(MODELS, settings=ModelSettings(engine=engine)))) as (target, drafter),

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from crossdraft.console.options import COMMAS, option
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
+from crossdraft.console.processes import STARTED, EngineOptions
 from crossdraft.console.running import METHODS, UsageError, check_output, checked_options, write_text
 from crossdraft.serving.logs import LogFormat, LogLevel
 
@@ -152,6 +151,7 @@ class ModelChoice:
 
     model: Annotated[list[str], typer.Option(help="A folder, a hub id, or bundled:NAME.", metavar="MODEL")]
     settings: ModelSettings
+    pace: str | None = option(None, "For benchmarks: a step of n tokens takes at least A + B n ms.", metavar="A,B")
 
     @property
     def name(self) -> str:
@@ -195,7 +195,6 @@ class ServiceOptions:
         32, "Max size of a message, in MiB; messages of sessions may have a quarter of it, at least 8 MiB."
     )
     grace_seconds: float = option(10.0, "Seconds that open sessions may go on after SIGTERM.")
-    pace: str | None = option(None, "For benchmarks: a step of n tokens takes at least A + B n ms.", metavar="A,B")
     tls: TlsOptions
     max_sessions: int = option(256, "Max open sessions; further sessions are refused.")
     max_sessions_per_peer: int | None = option(
@@ -463,78 +462,6 @@ class AffinityOptions:
     neighbours: int | None = option(None, "Max target tokens of each draft token; by default 64.", min=1)
     window: int | None = option(None, "For co-occurrence: target tokens in a window; by default 8.", min=2)
     temperature: float | None = option(None, "For co-occurrence: temperature of the softmax; by default 0.0001.")
-
-
-class Over(StrEnum):  # typer takes no list of literals
-    """Which API of a started server a load test uses."""
-
-    HTTP = "http"
-    GRPC = "grpc"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExistingServers:
-    """Servers and services that run already, for a load test."""
-
-    url: str = option("", "An HTTP server of crossdraft's to test, such as http://127.0.0.1:8000.")
-    server: str = option("", "A gRPC server to test.", metavar="HOST:PORT")
-    target: str = option("", "Targets, to test without a server: this process generates.", metavar="HOST:PORT,...")
-    drafter: str = option("", "Drafters, for --target.", metavar="HOST:PORT,...")
-    api_key: ApiKey = ""
-    tls: TlsOptions = TlsOptions()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartedServices:
-    """What a load test starts if it is given no address."""
-
-    delay_ms: str | None = option(
-        None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
-    )
-    over: list[Over] = option([Over.HTTP], f"Which API of the started server is tested; {COMMAS}.")
-    compare: bool = option(False, "Compare with generation in this process, without a server.", "--compare")
-    target_model: str = option(ModelNames.target, "Target to start: a folder, a hub id, or bundled:NAME.")
-    drafter_model: str = option(ModelNames.drafter, "Drafter to start: a folder, a hub id, or bundled:NAME.")
-    pace_target: str | None = option(
-        None, "A pass of the target over n tokens takes at least A + B n ms.", metavar="A,B"
-    )
-    pace_drafter: str | None = option(
-        None, "A step of the drafter over n tokens takes at least A + B n ms.", metavar="A,B"
-    )
-    engine: EngineOptions = STARTED
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """How many requests a load test sends, and how many at once."""
-
-    clients: int = option(2, "Clients that each wait for a reply before the next request.", min=1)
-    requests: int = option(24, "Requests for each API and delay.", min=1)
-    warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
-    repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
-    timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
-    seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadRequests:
-    """What a load test asks for."""
-
-    prompts: Path | None = option(
-        None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
-    )
-    max_tokens: int = option(64, "Max tokens to generate.", min=1)
-    temperature: Temperature = 0.0
-    method: str | None = option(None, "By default the server chooses.")
-    model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
-    use_drafter: str | None = option(None, "Drafter of the server, or none; by default the fastest.", metavar="NAME")
-    ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
-    num_speculative_tokens: int | None = option(
-        None,
-        "Have the server draft in lock-step rounds of so many tokens; by default it decides.",
-        "--num-speculative-tokens",
-        "-k",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from operator import mul
 from pathlib import PurePath
 from statistics import stdev
 
-from crossdraft.bench.harness import finished, print_table, total_of
-from crossdraft.bench.workload import Setting, Skipped
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.console.measuring import Setting, Skipped, finished, print_table, total_of
 from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
 from crossdraft.console.running import (
     STARTS_PROCESSES,

@@ -38,7 +38,7 @@ from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
-from crossdraft.engine.names import NumberOutOfRangeError, source_of
+from crossdraft.engine.names import NumberOutOfRangeError, laboratory, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
@@ -57,24 +57,20 @@ from crossdraft.text.frequencies import FrequenciesError
 from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
-    from crossdraft.drafter.service import DrafterService, ServeDrafter
-    from crossdraft.engine.emulation import Pace
     from crossdraft.engine.loader import LoraModule, Pruning
-    from crossdraft.engine.served_model import ModelOptions
-    from crossdraft.rpc.server import Server
+    from crossdraft.engine.served_model import Emulation, ModelOptions
     from crossdraft.serving.http.server import HttpServer
-    from crossdraft.target.service import ServeTarget
+    from crossdraft.serving.models import Servers
 
 log = logging.getLogger(__name__)
 MIB = 2**20
-Servers = dict[str, "Server[Any, Any, Any]"]  # by role
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
 
 def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    own = _target_options(model.name, model.settings, target, service.max_sessions, service.pace)
+    own = _target_options(model.name, model.settings, target, service.max_sessions, model.pace)
     options = ServeTarget(own, _listening(service))
     _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
 
@@ -82,7 +78,7 @@ def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOpti
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
-    options = _model_options(model.name, model.settings, service.max_sessions, service.pace, drafting.logit_noise)
+    options = _model_options(model.name, model.settings, service.max_sessions, model.pace, drafting.logit_noise)
     options = replace(options, pruning=_pruning(drafting))
     served = ServeDrafter(options, _listening(service), drafting.affinity)
     _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
@@ -93,7 +89,7 @@ def serve_ngram(max_ngram: int, min_ngram: int, memory_mib: int, service: Servic
     from crossdraft.drafter.ngram import MatchLengths, ServeNgram, ngram_server
 
     with checked_options():
-        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), _pace(service.pace), memory_mib)
+        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), memory_mib)
 
     async def made() -> Serving:
         return ngram_server(options)
@@ -216,6 +212,7 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
     for model in named:
         source_of(model)  # a name that is wrong is said before torch is imported
     from crossdraft.drafter.service import ServeDrafter
+    from crossdraft.serving.models import serving
     from crossdraft.target.service import ServeTarget
 
     settings = replace(own.settings, engine=replace(engine, threads=engine.threads or threads_each(len(named))))
@@ -227,43 +224,6 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
         options = _model_options(own.drafter_model, own.of_drafter(settings.engine), place.sessions.sessions)
         drafter = ServeDrafter(options, places[1])
     async with serving(target, drafter) as servers:
-        yield servers
-
-
-@asynccontextmanager
-async def serving(target: "ServeTarget | None", drafter: "ServeDrafter | None") -> "AsyncIterator[Servers]":
-    """Services in this process, at least one, for the time of the block; raises as `own_services`.
-
-    Of two models on one device the one whose KV cache takes what is there makes it last.
-    """
-    from crossdraft.drafter.service import load_service, server_of
-    from crossdraft.engine.kv_cache import MemoryShare
-    from crossdraft.target.service import target_server
-
-    helping: list[DrafterService] = []
-    servers: Servers = {}
-
-    def load(*there: Any) -> None:
-        if drafter is not None and not helping:
-            model = drafter.model.beside(*there) if there else drafter.model
-            helping.append(load_service(replace(drafter, model=model)))
-
-    async with AsyncExitStack() as stack:
-        try:
-            if target is not None:
-                last = isinstance(target.model.budget, MemoryShare)
-                servers["target"] = await target_server(target, *([load] if last else []))
-            await asyncio.to_thread(load)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                log.warning("interrupted: ends when the model that loads has loaded; Ctrl-C again ends at once")
-            for service in helping:
-                await service.close()
-            raise
-        if drafter is not None:
-            servers["drafter"] = server_of(helping[0], drafter)
-        for server in servers.values():
-            await stack.enter_async_context(server)
         yield servers
 
 
@@ -331,11 +291,10 @@ def _target_options(
 def _model_options(
     name: str, settings: ModelSettings, sessions: int, pace: str | None = None, logit_noise: float = 0.0
 ) -> "ModelOptions":
-    from crossdraft.engine.emulation import Emulation
     from crossdraft.engine.kv_cache import MemoryShare
 
     with checked_options():
-        emulation = Emulation(_pace(pace), logit_noise)
+        emulation = _emulation(pace, logit_noise)
         share = MemoryShare(settings.engine.gpu_memory_utilization, sessions)
     _check_template(settings.chat_template)
     more = {"emulation": emulation, "chat_template": settings.chat_template, "lora": _lora(settings.lora_modules)}
@@ -372,11 +331,12 @@ def _check_template(path: Path | None) -> None:
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
 
 
-def _pace(text: str | None) -> "Pace | None":
-    """What --pace says; raises ValueError."""
-    from crossdraft.engine.emulation import Pace
-
-    return None if text is None else Pace.parsed(text)
+def _emulation(pace: str | None, logit_noise: float) -> "Emulation | None":
+    """What --pace and --logit-noise say; raises ValueError."""
+    if pace is None and not logit_noise:
+        return None
+    emulation: Emulation = laboratory("emulation.steps", "--pace or --logit-noise").Emulation.parsed(pace, logit_noise)
+    return emulation
 
 
 def _pruning(drafting: DrafterOptions) -> "Pruning | None":

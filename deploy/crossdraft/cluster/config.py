@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from crossdraft.cluster.installed import installed
-from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
+from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, larger_of, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.backend import AUTO
@@ -46,7 +46,7 @@ def _resolved(path: Path, info: ValidationInfo) -> Path:
 
 def _checked_name(name: str) -> str:
     """Checks names of bundled models and sizes of inflated ones; folders are known to the nodes only."""
-    size_of(name)
+    larger_of(name)
     if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
         source_of(name)
     return name

@@ -9,6 +9,7 @@ from pathlib import Path
 
 PACKAGE = "crossdraft"
 COMPILED = "__pycache__"
+LABORATORY = "lab"
 SHOWN = 12  # characters of the digest
 
 
@@ -28,7 +29,7 @@ def on_disk() -> str:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Relative paths and files of the packages inside the namespace package.
+    """Relative paths and files of the packages inside the namespace package, but the laboratory, which no wheel has.
 
     Any folder named like it on Python's path belongs to it, also ~/crossdraft when a program runs in the home folder;
     so only folders with an `__init__.py` count.
@@ -36,7 +37,7 @@ def _files() -> Iterator[tuple[str, Path]]:
     for folder in map(Path, import_module(PACKAGE).__path__):
         for init in folder.glob("*/__init__.py"):
             for path in init.parent.rglob("*"):
-                if COMPILED not in path.parts and path.is_file():
+                if COMPILED not in path.parts and path.is_file() and init.parent.name != LABORATORY:
                     yield path.relative_to(folder).as_posix(), path
 
 

@@ -34,7 +34,7 @@ from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
 from crossdraft.types.rows import DraftToken, Row
 
 if TYPE_CHECKING:
-    from crossdraft.engine.emulation import Pace  # at run time nothing here needs torch
+    pass  # at run time nothing here needs torch
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
 BOUNDARY = b"\xff"  # in place of a control symbol, and between texts: it never occurs in UTF-8, and does not match
@@ -183,7 +183,6 @@ class ServeNgram:
 
     lengths: MatchLengths = field(default_factory=MatchLengths)
     listening: Listening = field(default_factory=Listening)
-    pace: "Pace | None" = None  # emulated time of each draft, all of whose bytes are one step; None: no delay
     memory_mib: int = 32  # of earlier outputs; 0: none are remembered
 
 
@@ -224,8 +223,6 @@ class NgramSession:
     async def _draft(self, epoch: DraftProgress, send: Send) -> None:
         self._replies.resume()
         missing = epoch.count - self._replies.made
-        if (pace := self._service.options.pace) is not None:
-            await asyncio.sleep(pace.seconds(missing))
         ids = [byte_ids()[letter] for letter in from_bytes(self._copied(missing))]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
@@ -319,5 +316,4 @@ def byte_ids() -> dict[str, int]:
 
 def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
-    marks = {} if options.pace is None else {"paced": str(options.pace)}
-    return Server(DRAFTER, NgramService(options), options.listening, marks)
+    return Server(DRAFTER, NgramService(options), options.listening)

@@ -214,7 +214,7 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
 
 
 def server_of(service: DrafterService, options: ServeDrafter) -> DrafterServer:
-    return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.statistics)
+    return Server(DRAFTER, service, options.listening, options.model.marks, service.running.statistics)
 
 
 def load_service(options: ServeDrafter) -> DrafterService:

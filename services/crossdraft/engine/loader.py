@@ -1,6 +1,5 @@
 """A causal language model by folder, hub id or bundled name, with the description that its service gives of it."""
 
-import copy
 import hashlib
 import json
 import re
@@ -20,21 +19,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from crossdraft.engine.compatibility import FAILURES, embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
-from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
+from crossdraft.engine.names import (
+    INFLATED_PREFIX,
+    RANDOM_PREFIX,
+    ModelLoadError,
+    NumberOutOfRangeError,
+    larger_of,
+    source_of,
+)
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.tokenizer_file import NEUTRAL, OWN, TokenizerMissing, load_tokenizer_json
 from crossdraft.types.messages import Description, SamplingDefaults
@@ -90,7 +88,7 @@ class LoraModule:
 
 
 def load_model(
-    name: str,  # `inflated:LAYERSxHIDDEN:` before any other name is the same function in a larger shape (`grown`)
+    name: str,  # as `names` has it
     dtype: str = "auto",  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
     device: str = "cpu",
     max_length: int | None = None,
@@ -116,14 +114,14 @@ def load_model(
         known = ", ".join(QUANTIZATIONS)
         raise ModelLoadError(f"quantization {quantization!r} is unknown: use {known}, or leave it out")
     runs_on = device_of(device)
-    source = _source(name)
+    source, larger = _source(name), larger_of(name)
     try:
         tokenizer = load_tokenizer_json(source, template, generation_config)
         defaults = sampling_defaults(tokenizer.generation, generation_config, override or {})
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
-    model = _model(name, source, dtype, runs_on, trust_remote_code, ranks)
+    model = _model(name, source, dtype, runs_on, trust_remote_code, ranks, larger)
     move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
     weights = [sampled(model.state_dict()), _setting(model), quantization]
@@ -135,7 +133,7 @@ def load_model(
         quantize(model)
     description = Description(
         model=name if lora is None else lora.name,
-        tokenizer_json=tokenizer.tokenizer_json,
+        tokenizer_json=tokenizer.tokenizer_json if larger is None else larger.spelled(tokenizer.tokenizer_json),
         controls=tokenizer.controls,
         stops=tokenizer.stops,
         vocabulary_size=_row_length(model),
@@ -236,7 +234,7 @@ def _no_weights(folder: Path) -> str:
 
 def check_divisible(name: str, ranks: int, trust_remote_code: bool) -> None:
     """Raises ModelLoadError for a model that so many ranks cannot share, by its configuration."""
-    if name.startswith(RANDOM_PREFIX) or size_of(name) is not None:
+    if name.startswith((RANDOM_PREFIX, INFLATED_PREFIX)):
         raise ModelLoadError(f"{name} is made in one process: leave out --tensor-parallel-size, or give a folder")
     source = _source(name)
     with _said_of(source):
@@ -250,7 +248,7 @@ def check_divisible(name: str, ranks: int, trust_remote_code: bool) -> None:
 
 
 def _model(
-    name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool, ranks: int
+    name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool, ranks: int, larger: Any
 ) -> PreTrainedModel:
     """The model of a name, or a rank's share; in a larger shape if the name says so: that one is made on its device."""
     if ranks > 1:  # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway
@@ -261,10 +259,10 @@ def _model(
         made = random_model(name.removeprefix(RANDOM_PREFIX), load_tokenizer_json(source).vocabulary_size)
         made.to(device, DTYPES.get(dtype, made.dtype))  # type: ignore[arg-type]  # transformers wraps torch's signature
         return made
-    size = size_of(name)
-    if size is None:
+    if larger is None:
         return _weights(source, dtype, device, trust_remote_code)
-    return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
+    grown: PreTrainedModel = larger.grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), device)
+    return grown
 
 
 @contextmanager
@@ -408,94 +406,6 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
     if head.bias is not None:
         cut.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
     return cut
-
-
-OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
-UNUSED = -1e4  # logit of an id that a larger vocabulary adds: its probability is 0, also in float64
-
-
-def grown(original: PreTrainedModel, size: Size, device: torch.device | None = None) -> LlamaForCausalLM:
-    """The same function in a larger shape and the same dtype, unchecked; dense kernels multiply by zeros no faster.
-
-    The residual stream is padded with zeros. A norm over H numbers in place of h then divides by a root mean square
-    that is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads keep their
-    width, so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new layers end in
-    output projections that are zero. New ids have rows of zeros, and a bias of the head keeps them from being drawn.
-
-    Args:
-        original: the model.
-        size: at least its own shape.
-        device: where the larger one is; None: a CPU.
-
-    Raises:
-        ModelLoadError: its architecture is not Llama.
-        NumberOutOfRangeError: the shape is smaller than the model.
-    """
-    if not isinstance(original, LlamaForCausalLM):
-        raise ModelLoadError(
-            f"{original.config._name_or_path or 'this'} is a {type(original).__name__}, and only LlamaForCausalLM is "
-            "known to be the same function after it is inflated"
-        )
-    old = original.config
-    new = _larger(old, size, original.dtype)
-    with torch.device(device or torch.device("cpu")):
-        model: LlamaForCausalLM = LlamaForCausalLM._from_config(new, dtype=original.dtype)
-    scale = (old.hidden_size / new.hidden_size) ** 0.5
-    source = dict(original.named_parameters())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.zero_()
-            origin = _origin(name, old.num_hidden_layers)
-            if origin is None:
-                continue
-            weight = source[origin]
-            corner = parameter[tuple(slice(0, length) for length in weight.shape)]
-            corner.copy_(weight * scale if "norm" in name else weight)
-        if new.vocab_size > old.vocab_size:
-            unused = torch.arange(new.vocab_size, device=device) >= old.vocab_size
-            model.lm_head.bias = nn.Parameter(unused * torch.tensor(UNUSED, dtype=original.dtype), requires_grad=False)
-    model.generation_config = copy.deepcopy(original.generation_config)
-    model.eval()
-    return model
-
-
-def _larger(old: LlamaConfig, size: Size, dtype: torch.dtype) -> LlamaConfig:
-    shared_before = old.num_key_value_heads or old.num_attention_heads
-    head: int = getattr(old, "head_dim", None) or old.hidden_size // old.num_attention_heads
-    group = old.num_attention_heads // shared_before
-    # Query heads belong to key-value heads by number: with groups of the same size the first ones keep theirs.
-    shared = max(shared_before, size.hidden // (head * group))
-    scaled = round(old.intermediate_size * size.hidden / old.hidden_size)
-    intermediate = scaled if size.intermediate is None else size.intermediate
-    vocabulary = size.vocabulary or old.vocab_size
-    for what, least, given in (
-        ("layers", old.num_hidden_layers, size.layers),
-        ("hidden", old.hidden_size, size.hidden),
-        ("intermediate", old.intermediate_size, intermediate),
-        ("vocabulary", old.vocab_size, vocabulary),
-    ):
-        if given < least:
-            raise NumberOutOfRangeError(f"{what} must be at least the model's own {least}, got {given}")
-    new = copy.deepcopy(old)
-    new.num_hidden_layers, new.hidden_size, new.intermediate_size = size.layers, size.hidden, intermediate
-    new.head_dim, new.num_key_value_heads, new.num_attention_heads = head, shared, shared * group
-    new.rms_norm_eps, new.vocab_size = old.rms_norm_eps * old.hidden_size / size.hidden, vocabulary
-    new.dtype = dtype
-    return new
-
-
-def _origin(name: str, layers: int) -> str | None:
-    """The parameter that one of the larger model is copied from; None: it is zero.
-
-    A layer beyond the last one is a copy of one of the others, but adds nothing to the residual stream.
-    """
-    head, found, rest = name.partition("layers.")
-    if not found:
-        return name
-    number, _, parameter = rest.partition(".")
-    if int(number) >= layers and parameter.startswith(OUTPUTS):
-        return None
-    return f"{head}layers.{int(number) % layers}.{parameter}"
 
 
 # Small random models of any architecture, which `random:ARCHITECTURE` names: its own configuration, with small sizes.

@@ -188,6 +188,7 @@ class ModelThread:
     Args:
         engine: what the thread runs.
         step: called in place of the engine's own `step`, which it calls in turn; None: that itself.
+        name: of the thread.
         clock: in seconds.
         priority: of its CUDA stream; those below 0 go before others. 0: the default stream.
     """
@@ -196,6 +197,7 @@ class ModelThread:
         self,
         engine: Engine,
         step: StepFunction | None = None,
+        name: str = "model",
         clock: Callable[[], float] = time.perf_counter,
         priority: int = 0,
     ) -> None:
@@ -218,7 +220,7 @@ class ModelThread:
         self._arrivals: SimpleQueue[RunningJob[Any] | None] = SimpleQueue()  # None: no more will come
         self._closing = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property

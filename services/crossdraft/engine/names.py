@@ -1,15 +1,16 @@
 """What a model's name means: a folder, a hub id or a bundled model. Without torch: some only want the tokenizer."""
 
-import re
-from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 INFLATED_PREFIX = "inflated:"
-SIZES = re.compile(r"(\d+)x(\d+)(?:x(\d+))?(?:\+(\d+))?")
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
 RANDOM_PREFIX = "random:"  # and an architecture: a small random model, with the tokenizer of BYTES
 BYTES = "drafter-c"
+LABORATORY = "crossdraft.lab"
 
 
 class ModelLoadError(ValueError):
@@ -20,29 +21,27 @@ class NumberOutOfRangeError(ModelLoadError):
     """A number that was asked for does not fit this model or machine."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """The larger shape of a model that is inflated."""
-
-    layers: int
-    hidden: int  # width of the residual stream; the heads' width stays, and there are more of them
-    intermediate: int | None = None  # width of the MLP; None: grows as `hidden` does
-    vocabulary: int | None = None  # ids, of which those beyond the model's own are never drawn; None: the model's own
-
-
-def size_of(name: str) -> Size | None:
-    """What the model of a name is inflated to when it is loaded; None: it is not.
+def laboratory(module: str, what: str) -> Any:
+    """A module of the laboratory, which the product does not import: wheels have none. `what` is the one who needs it.
 
     Raises:
-        ModelLoadError: the shape is none.
+        ModelLoadError: it is not installed.
     """
-    if not name.startswith(INFLATED_PREFIX):
-        return None
-    numbers = SIZES.fullmatch(name.removeprefix(INFLATED_PREFIX).partition(":")[0])
-    if numbers is None:
-        raise ModelLoadError(f"{name}: give {INFLATED_PREFIX}LAYERSxHIDDEN[xINTERMEDIATE][+VOCABULARY]:NAME")
-    layers, hidden, *others = numbers.groups()
-    return Size(int(layers), int(hidden), *(None if one is None else int(one) for one in others))
+    if find_spec(LABORATORY) is None:
+        raise ModelLoadError(
+            f"{what} is of the laboratory, which is not installed: it is in a checkout of crossdraft, after "
+            "pip install -c constraints.txt -e '.[bench,serve]' there"
+        )
+    return import_module(f"{LABORATORY}.{module}")
+
+
+def larger_of(name: str) -> Any:
+    """The larger shape (`crossdraft.lab.models.Larger`) that a name wants its model in; None: it is as it is.
+
+    Raises:
+        ModelLoadError: there is no such shape, or no laboratory.
+    """
+    return laboratory("models", name).Larger.of(name) if name.startswith(INFLATED_PREFIX) else None
 
 
 def source_of(name: str) -> str:

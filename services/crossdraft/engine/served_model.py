@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from crossdraft.engine.device import device_of
-from crossdraft.engine.emulation import NOTHING_EMULATED, Emulation, Noisy, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
 from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, fingerprint, load_model
@@ -35,6 +34,19 @@ MOST_CAPTURED = 8192  # tokens of a forward that is captured as a CUDA graph
 MakeBeside = Callable[[torch.device, int], object]
 
 
+class Emulation(Protocol):
+    """How a service differs from its model; whoever measures injects it (`crossdraft.lab.emulation.steps`)."""
+
+    @property
+    def marks(self) -> Mapping[str, str | float]:
+        """What the ready line says of it."""
+        ...
+
+    def step_of(self, engine: Engine, columns: int) -> StepFunction:
+        """What is run in place of the engine's step, whose logits have so many columns."""
+        ...
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model a service runs, and with what; checked when it is loaded."""
@@ -47,7 +59,7 @@ class ModelOptions:
     trust_remote_code: bool = False
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
-    emulation: Emulation = NOTHING_EMULATED
+    emulation: Emulation | None = None
     reuse: bool = True  # a session may begin with a prefix that another one computed
     eager: bool = False  # no layer is compiled, and no forward captured as a CUDA graph; on a CPU none is in any case
     graph_sizes: tuple[int, ...] | None = None  # tokens of forwards that are; None: as many as memory allows
@@ -57,6 +69,11 @@ class ModelOptions:
     lora: LoraModule | None = None
     generation_config: str = NEUTRAL  # of a target: as in `load_model`
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> Mapping[str, str | float]:
+        """Of the ready line, so that results of a service that is emulated are labelled."""
+        return {} if self.emulation is None else self.emulation.marks
 
     @property
     def captured(self) -> tuple[int, ...] | None:
@@ -86,7 +103,7 @@ class RunningModel:
         loaded: LoadedModel,
         side: Side,
         budget: int | MemoryShare = WHAT_IS_THERE,
-        emulation: Emulation = NOTHING_EMULATED,
+        emulation: Emulation | None = None,
         reuse: bool = True,
         graph_sizes: Sequence[int] | None = None,
     ) -> "RunningModel":
@@ -102,11 +119,13 @@ class RunningModel:
         engine = engine_of(
             loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes, compiled=compiled
         )
+        columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
+        step = engine.step if emulation is None else emulation.step_of(engine, columns)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         about = replace(about, context=engine.max_length, fingerprint=identity)
         return RunningModel(
             # A step of the drafter's is short, and what a pass of the target on the same device waits for.
-            ModelThread(engine, _step_of(engine, loaded, emulation), priority=-1 if side is Side.DRAFTER else 0),
+            ModelThread(engine, step, f"{side.name.lower()} model", priority=-1 if side is Side.DRAFTER else 0),
             tokenization,
             KeyedNoise.of(tokenization.vocabulary),
             about,
@@ -151,15 +170,6 @@ class RunningModel:
         self.thread.close()
         if self.thread.engine.leader is not None:
             self.thread.engine.leader.end()
-
-
-def _step_of(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> StepFunction:
-    """The engine's step, noisy and paced where that is asked for."""
-    step: StepFunction = engine.step
-    if emulation.logit_noise:
-        columns = loaded.description.vocabulary_size if loaded.kept is None else len(loaded.kept)
-        step = Noisy(emulation.logit_noise, columns, step, engine.device)
-    return step if emulation.pace is None else Paced(emulation.pace, engine.remaining, step)
 
 
 def load(options: ModelOptions) -> LoadedModel:

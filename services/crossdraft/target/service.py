@@ -372,4 +372,4 @@ async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __:
     if own := running.description.defaults.given:
         text = "the model's own settings are the defaults of requests, %s; if not intended: --generation-config vllm"
         log.warning(text, own)
-    return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)
+    return Server(TARGET, TargetService(running), options.listening, options.model.marks, running.statistics)

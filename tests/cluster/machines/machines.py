@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from crossdraft.bench.emulation.network import EmulatedHost, NoEmulationError, hosts
+from crossdraft.lab.emulation.network import EmulatedHost, NoEmulationError, hosts
 
 NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "setpriv", "unshare", "mount", "ip")  # commands
 WHERE = (*os.get_exec_path(), "/usr/sbin", "/sbin")

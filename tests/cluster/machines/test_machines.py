@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.emulation import NoEmulationError
-from tests.bench.emulation.conftest import HANGS
+from crossdraft.lab.emulation import NoEmulationError
 from tests.cluster.machines.machines import Machine, machines
+from tests.lab.emulation.conftest import HANGS
 
 pytestmark = pytest.mark.full  # as are all tests that use machines
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from crossdraft.bench.emulation import NoEmulationError
+from crossdraft.lab.emulation import NoEmulationError
 from tests.cluster.machines.events import CONFIGURED, TARGET, deploy, json_of
 from tests.cluster.machines.person import FILE, Person, person, said
 from tests.cluster.machines.streams import REPEATS, Streams, client_of, faults_of, first_piece

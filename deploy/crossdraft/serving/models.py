@@ -1,0 +1,55 @@
+"""Services of models in this process: a target and a drafter, which its own clients reach without gRPC."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from crossdraft.drafter.service import DrafterService, ServeDrafter, load_service, server_of
+from crossdraft.engine.kv_cache import MemoryShare
+from crossdraft.rpc.server import Server
+from crossdraft.target.service import ServeTarget, target_server
+
+log = logging.getLogger(__name__)
+Servers = dict[str, Server[Any, Any, Any]]  # by role
+
+
+@asynccontextmanager
+async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> AsyncIterator[Servers]:
+    """Servers of the models, at least one, for the time of the block.
+
+    Of two models on one device the one whose KV cache takes what is there makes it last.
+
+    Raises:
+        ValueError: a model cannot be run.
+        CannotListen: a port cannot be had.
+    """
+    helping: list[DrafterService] = []
+    servers: Servers = {}
+
+    def load(*there: Any) -> None:
+        if drafter is not None and not helping:
+            model = drafter.model.beside(*there) if there else drafter.model
+            helping.append(load_service(replace(drafter, model=model)))
+
+    async with AsyncExitStack() as stack:
+        try:
+            if target is not None:
+                last = isinstance(target.model.budget, MemoryShare)
+                servers["target"] = await target_server(target, *([load] if last else []))
+                stack.push_async_callback(servers["target"].drain)
+            await asyncio.to_thread(load)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                log.warning("interrupted: ends when the model that loads has loaded; Ctrl-C again ends at once")
+            for service in helping:
+                await service.close()
+            raise
+        if drafter is not None:
+            servers["drafter"] = server_of(helping[0], drafter)
+            stack.push_async_callback(servers["drafter"].drain)
+        for server in servers.values():
+            await server.start()
+        yield servers

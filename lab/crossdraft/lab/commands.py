@@ -1,0 +1,297 @@
+"""`crossdraft bench` and `crossdraft loadtest`: the commands that measure, and their options.
+
+A command is a plan: a frozen dataclass whose fields are its options, and whose docstring is its help. What measures is
+imported when it runs: `--help` shall not wait for torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from typer import Option
+
+from crossdraft.cli.options import ReportFile
+from crossdraft.console import options
+from crossdraft.console.options import COMMAS, option
+from crossdraft.console.processes import DEFAULT_DRAFTER, STARTED, EngineOptions
+from crossdraft.console.running import METHODS
+from crossdraft.lab.loadtest.options import ExistingServers, LoadOptions, LoadRequests, StartedServices
+
+TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
+DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
+
+app = typer.Typer(
+    name="bench",
+    help="Run benchmarks on this machine. Tables go to stdout (Markdown where that is a file), all figures to --json.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where results are written."""
+
+    json_file: Path | None = option(None, "Write all figures to this file, as JSON.", "--json", metavar="FILE")
+    markdown_file: Path | None = option(None, "Write the table to this file.", "--markdown", metavar="FILE")
+
+
+Planned = TypeVar("Planned")
+
+
+def command(name: str, benchmark: str) -> Callable[[type[Planned]], type[Planned]]:
+    """Makes a plan a command.
+
+    Args:
+        name: of the command.
+        benchmark: MODULE.CLASS in this package, made of the plan that the options say.
+    """
+
+    def register(plan: type[Planned]) -> type[Planned]:
+        def run(given: Planned, files: Files) -> None:
+            module, _, measuring = benchmark.partition(".")
+            found = getattr(import_module(f"crossdraft.lab.{module}"), measuring)(given)
+            found.run(files.json_file, files.markdown_file)
+
+        run.__annotations__["given"] = plan
+        run.__doc__ = plan.__doc__
+        options.command(app, name)(run)
+        return plan
+
+    return register
+
+
+# Options of several commands, which have defaults of their own.
+Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
+Target = Annotated[str, Option(help="A folder, a hub id, or bundled:NAME.")]
+OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
+Drafters = Annotated[
+    tuple[str, ...],
+    Option(
+        "--drafter", help=f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model."
+    ),
+]
+Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
+Methods = Annotated[tuple[str, ...], Option("--method", help=f"Names, {COMMAS}.")]
+Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
+MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
+Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
+PaceTarget = Annotated[
+    str | None, Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
+]
+PaceDrafter = Annotated[
+    str | None, Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
+]
+Affinities = Annotated[
+    tuple[str, ...],
+    Option("--affinity", metavar="NAME=FILE", help=f"A drafter's file of `crossdraft affinity`; {COMMAS}."),
+]
+CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
+DRAFT_TOKENS = ("--num-speculative-tokens", "--k", "-k")
+
+
+@dataclass(frozen=True)
+class PromptsPlan:
+    """What is generated from prompts."""
+
+    # Of a checkout: the prompts belong to the tests, and are not part of the package.
+    prompts: Path = option(Path("tests/prompts.jsonl"), "JSON lines, each with a text.")
+    limit: Limit = None
+    target: Target = TARGET
+
+
+# Acceptance and exactness.
+
+
+@command("acceptance", "acceptance.AcceptanceBenchmark")
+@dataclass(frozen=True)
+class AcceptancePlan(PromptsPlan):
+    """Measure tokens per pass of methods and drafters.
+
+    In lock-step rounds, for every combination of drafters, methods, temperatures, numbers of draft tokens, draft trees
+    and cut heads that a pair can do.
+    """
+
+    drafter: Drafters = tuple(DRAFTERS)
+    methods: Methods = METHODS
+    temperatures: Temperatures = (0.0, 0.6, 1.0)
+    k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", *DRAFT_TOKENS)
+    tree: tuple[int, ...] = option(
+        (0,), f"Nodes of a draft tree of depth k; {COMMAS}. 0: a chain.", "--tree-nodes", min=0, max=63
+    )
+    max_tokens: MaxTokens = 128
+    affinity: Affinities = ()
+    vocab_keep: tuple[int, ...] = option(
+        (0,), f"Ids that the drafter's LM head keeps, the most frequent ones; {COMMAS}. 0: all.", "--vocab-keep", min=0
+    )
+    frequencies: tuple[str, ...] = option(
+        (), f"For --vocab-keep: a drafter's file of `crossdraft frequencies`; {COMMAS}.", metavar="NAME=FILE"
+    )
+    logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)
+    engine: EngineOptions = STARTED
+    concurrency: Concurrency = 16
+
+
+@command("distribution", "acceptance.Exactness")
+@dataclass(frozen=True)
+class ExactnessPlan:
+    """Test sampled tokens for the target's distribution.
+
+    By chi-square tests over many continuations.
+    """
+
+    prompt: str = option("for i in range(", "Text to continue.")
+    count: int = option(20_000, "Continuations of each setting.", min=1)
+    target: Target = TARGET
+    drafter: Drafters = tuple(DRAFTERS[1:2])
+    methods: Methods = METHODS
+    k: int = option(3, "Draft tokens in a round.", *DRAFT_TOKENS, min=1, max=64)
+    concurrency: Concurrency = 32
+    affinity: Affinities = ()
+    engine: EngineOptions = STARTED
+
+
+# Speed.
+
+
+@command("controller", "controller.ControllerBenchmark")
+@dataclass(frozen=True)
+class ControllerPlan:
+    """Compare the controller with fixed choices.
+
+    Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
+    dead), and with the middle value of each list: short (40 short requests on a new connection), turning (the drafter
+    becomes useless, then good again), load (one output, many, one).
+    """
+
+    scenario: tuple[str, ...] = option(("grid",), f"grid, bad, short, turning or load; {COMMAS}.")
+    outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
+    acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
+    pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")
+    trip_ms: str = option("0,5,20", "Round trip to the drafter.", metavar="MS,MS")
+    methods: str = option("seeded,coupled,slem", "slem is greedy, others sample.", "--method", metavar="NAME,NAME")
+    all_cells: bool = option(
+        False, "All cells; by default some 50 in which any three values of different lists meet.", "--all"
+    )
+    cells: int | None = option(None, "Only the first N cells; any two values meet in the first 15.", min=1)
+    drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")
+    turns: int = option(3, "How often each choice runs.", min=1)
+    seconds: float = option(2.0, "Of a turn without a drafter; the others are as long in tokens.", min=0.0)
+
+
+@command("throughput", "throughput.Throughput")
+@dataclass(frozen=True)
+class ThroughputPlan(PromptsPlan):
+    """Measure many outputs at once.
+
+    By crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers).
+    """
+
+    drafter: OneDrafter = DRAFTER
+    way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
+    concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
+    each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
+    min_outputs: int = option(4, "Outputs of a run, at least.", min=1)
+    repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)
+    tokens: int = option(64, "Tokens of each output.", min=2)
+    prompt_tokens: int = option(64, "Max tokens of a prompt.", min=8)
+    temperatures: Temperatures = (0.0,)
+    top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
+    clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
+    method: Method = None
+    cache_mib: CacheMib = 512
+    threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
+    dtype: str = option("float32", "float32, bfloat16 or float16.")
+    quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
+    device: str = option("cpu", "Torch device of all models.")
+    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
+    cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
+
+
+# Robustness.
+
+
+@dataclass(frozen=True)
+class FaultsPlan(PromptsPlan):
+    """Faults while seeded outputs stream."""
+
+    drafter: OneDrafter = DRAFTER
+    pace_target: PaceTarget = "40,0.1"
+    pace_drafter: PaceDrafter = "4,0"
+    engine: EngineOptions = STARTED
+    tokens: int = option(256, "Tokens of each output.", min=8)
+    times: int = option(10, "How often each fault happens.", min=1)
+    seed: int = option(0, "Random seed.")
+
+
+@command("kills", "faults.Kills")
+@dataclass(frozen=True)
+class KillsPlan(FaultsPlan):
+    """Kill services while seeded outputs stream.
+
+    The drafter, and one of two targets, again and again; one stream for each prompt.
+    """
+
+    limit: Limit = 20
+    times: int = option(20, "How often the drafter is killed, and a target.", min=1)
+    quiet: tuple[float, float] = option(
+        (1.0, 4.0), "Seconds from a return to the next kill.", metavar="SHORTEST LONGEST"
+    )
+
+
+@command("cuts", "faults.Cuts")
+@dataclass(frozen=True)
+class CutsPlan(FaultsPlan):
+    """Cut links while seeded outputs stream.
+
+    They drop every packet: to the drafter, one of two targets, the only target.
+    """
+
+    limit: Limit = 4
+    times: int = option(10, "How often each link is cut.", min=1)
+    delay_ms: float = option(1.0, "One-way delay of each link.", min=0, max=60_000)
+    seconds: tuple[float, float] = option(
+        (5.0, 5.0), "Seconds that a link stays cut, and up between two cuts.", metavar="CUT WHOLE"
+    )
+
+
+# Parts.
+
+
+@command("dataplane", "dataplane.Dataplane")
+@dataclass(frozen=True)
+class DataplanePlan:
+    """Measure what the machinery around the models costs.
+
+    On services that compute next to nothing, paced like an accelerator.
+    """
+
+    method: str = option("slem", "The method; a seed is given to `seeded` only.")
+    temperature: float = option(0.0, "Sampling temperature.", min=0.0)
+    outputs: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.")
+    max_tokens: int = option(192, "Tokens of each output.", min=1)
+    target_pace: str = option("8,0.02", "A pass of n tokens takes A + B n ms.", metavar="A,B")
+    drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")
+    noise: float = option(0.02, "Noise on the drafter's logits: 0.02 agrees in 0.97.", min=0.0)
+    trip_ms: float = option(
+        0.0, "Round trip to the drafter on an emulated network; 0: on loopback.", min=0.0, max=10_000
+    )
+    turns: int = option(2, "How often each configuration runs.", min=1)
+
+
+def add_to(group: typer.Typer) -> None:
+    """Adds these commands, which are found where the laboratory is."""
+    group.add_typer(app)
+    options.command(group, runs="crossdraft.lab.loadtest.command:loadtest")(loadtest)
+
+
+def loadtest(
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, file: ReportFile
+) -> None:
+    """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
+
+    Without --url, --server and --target it starts services and a server, and ends them afterwards.
+    """

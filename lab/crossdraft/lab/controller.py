@@ -1,0 +1,551 @@
+"""`crossdraft bench controller`: controlled generations (auto) beside fixed choices and no drafter, on real services.
+
+Target and drafter are one small model that costs next to nothing. Their steps are paced, noise on the drafter's logits
+sets how much of its draft is accepted, and it stands behind an emulated network. What is compared takes turns on the
+same prompts, and all turns of auto share one connection, as in a server, so that it may learn; the turn in which it
+begins to is a figure of its own. The best fixed choice, which may be no drafter, is chosen afterwards from the same
+runs: chance is in its favour.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, count, pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+
+from crossdraft.client import GenerationRequest, Pipeline, connect
+from crossdraft.console.measuring import Columns, Table, finished, total_of
+from crossdraft.console.processes import EngineOptions, Wanted, patience
+from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.lab.commands import ControllerPlan
+from crossdraft.lab.emulation.steps import Emulation, Pace
+from crossdraft.lab.harness import (
+    Benchmark,
+    Ratio,
+    Timed,
+    drafts_accepted,
+    in_turns,
+    numbers_of,
+    on_core,
+    optional,
+    speed_of,
+    speed_ratio,
+)
+from crossdraft.lab.models import write_free
+from crossdraft.lab.services import Distant, Killable, Served, service
+from crossdraft.lab.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.rpc.server import Listening, freeze_heap
+from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.verification.methods import method_named
+
+ALL = tuple(CHOICES)
+FEW = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 5", "overlapped, 8, 2")
+
+NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
+SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
+SLOW_PACE = "100,0"  # of a drafter that is slow
+
+
+@dataclass(frozen=True)
+class ControllerConditions:
+    """What all choices of a comparison have in common."""
+
+    scenario: str
+    method: str
+    temperature: float
+    outputs: int  # at once
+    acceptance: float  # of a draft token, as wanted
+    pass_ms: float  # of a pass of the target that computes few tokens
+    trip_ms: float  # to the drafter and back
+    drafter: str = "good"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All choices under the same conditions, or a part of their time."""
+
+    conditions: ControllerConditions
+    part: str  # empty: all
+    speeds: Mapping[str, float]  # tokens a second of all outputs together, by choice
+    best: str  # the fastest choice besides auto
+    to_best: Ratio | None  # of auto's speed; None: there was none to compare with
+    to_none: Ratio | None  # ... to no drafter's
+    accepted: float | None  # share of the draft tokens that were judged, of all choices; None: nothing was counted
+    tokens_per_pass: float | None  # of auto
+    lost: int  # times that a drafter was lost, of all choices
+    at_first: float | None = None  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
+
+
+def compared(
+    conditions: ControllerConditions, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
+) -> Compared:
+    """Sums up; samples at the same place are of the same prompts or the same time, `first` is auto's before them."""
+    speeds = {choice: speed_of(samples) for choice, samples in found.items()}
+    best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
+    figures = {choice: [one.figures for one in samples if one.figures] for choice, samples in found.items()}
+    judged = [one for figured in figures.values() for one in figured if one.judged_at]
+    return Compared(
+        conditions,
+        part,
+        speeds,
+        best,
+        _ratio(found[AUTO], found[best]),
+        _ratio(found[AUTO], found[WITHOUT_DRAFTER]),
+        drafts_accepted(total_of(judged)) if judged else None,
+        total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
+        sum(one.drafters_lost for figured in figures.values() for one in figured),
+        None if first is None else speed_of([first]),
+    )
+
+
+def _ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio | None:
+    return speed_ratio(ours, others) if all(one.tokens for one in others) else None
+
+
+def summary(results: Sequence[Compared]) -> str:
+    """Of one scenario."""
+    parts = [
+        f"at least {limit:g} of {name} in {sum(one.value >= limit for one in ratios)} of {len(ratios)} "
+        f"({np.mean([one.value >= limit for one in ratios]):.0%}), least {min(one.value for one in ratios):.2f}"
+        for name, limit, ratios in (
+            ("the best fixed choice", NEAR_BEST, [one.to_best for one in results if one.to_best is not None]),
+            ("no drafter", AS_WITHOUT, [one.to_none for one in results if one.to_none is not None]),
+        )
+        if ratios
+    ]
+    lows = [one.to_none.low > SURELY_AS_WITHOUT for one in results if one.to_none is not None]
+    surely = f", lower end of the interval above {SURELY_AS_WITHOUT:g} in {sum(lows)} of {len(lows)}" if lows else ""
+    return f"{results[0].conditions.scenario}: auto is {'; '.join(parts)}{surely}"
+
+
+# The cells of the grid.
+
+
+def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Combinations in which any three values of different dimensions meet; in the first few any two do.
+
+    Greedy: the next one is the one in which most meet that have not yet.
+    """
+    met = {one: [set(combinations(enumerate(one), size)) for size in (2, 3)] for one in product(*dimensions)}
+    left = [set[Any]().union(*(groups[place] for groups in met.values())) for place in range(2)]
+    found = []
+    while any(left):
+        best = max(met, key=lambda one: [len(new & wanted) for new, wanted in zip(met[one], left, strict=True)])
+        for new, wanted in zip(met[best], left, strict=True):
+            wanted -= new
+        found.append(best)
+    return found
+
+
+# Noise for a wanted acceptance.
+
+NOISES = (0.05, 0.2, 0.6, 1.2, 2.4)  # standard deviations on the drafter's logits
+USELESS = 100.0
+FREE_MIB = 128  # for keys and values: those of a token of the free model are small
+FREE = EngineOptions(cache_mib=FREE_MIB)
+CALIBRATED_ON, CALIBRATED_TOKENS = 6, 64  # outputs of each method with each noise, and tokens of each
+AT_ONCE = Listening(grace_seconds=0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Acceptance of one method with each of `NOISES`."""
+
+    noises: tuple[float, ...]  # ascending
+    acceptances: tuple[float, ...]
+
+    def noise(self, acceptance: float) -> float:
+        """The noise for it, between two that were measured; the nearest one if it is outside of them."""
+        falling = np.minimum.accumulate(self.acceptances)
+        return float(np.exp(np.interp(acceptance, falling[::-1], np.log(self.noises)[::-1])))
+
+
+async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
+    """By method, with services in this process and as fast as they are: only shares are measured."""
+    found: dict[str, list[float]] = {method: [] for method in methods}
+    async with await target_server(ServeTarget(ModelOptions(folder, budget=FREE_MIB, threads=1), AT_ONCE)) as target:
+        for noise in NOISES:
+            options = ModelOptions(folder, budget=FREE_MIB, threads=1, emulation=Emulation(logit_noise=noise))
+            async with (
+                await drafter_server(ServeDrafter(options, AT_ONCE)) as drafter,
+                connect(target.address, drafter.address, patience(), needs_drafter=True) as pipeline,
+            ):
+                for method in methods:
+                    found[method].append(await _acceptance(pipeline, method))
+    return {method: Curve(NOISES, tuple(acceptances)) for method, acceptances in found.items()}
+
+
+async def _acceptance(pipeline: Pipeline, method: str) -> float:
+    given = ControllerConditions("", method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
+    stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
+    sample = await stage.sample("lock-step, K = 5", 0, pipeline)
+    assert sample.figures is not None
+    return drafts_accepted(sample.figures)
+
+
+def temperature_of(method: str) -> float:
+    """At which a method is measured: greedy with the target's own draws, which repeat by themselves, else sampling."""
+    return 0.0 if method == "slem" else 1.0
+
+
+# What generates.
+
+LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
+OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
+WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
+SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), "requests 11 to 40": (10, 40)}
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedPipelines:
+    """Connections for one comparison."""
+
+    given: ControllerConditions
+    tokens: int  # of each output
+    pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
+
+    def pipeline(self, choice: str) -> Pipeline:
+        """The connection that a choice generates on."""
+        return self.pipelines.get(choice) or self.pipelines[""]
+
+    def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
+        """For the prompt of this number."""
+        return request_of(choice, number, self.given.method, self.given.temperature, tokens or self.tokens)
+
+    async def sample(
+        self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
+    ) -> Timed:
+        """All outputs at once, of the prompts from a number on."""
+        pipeline, began = pipeline or self.pipeline(choice), time.monotonic()
+        requests = [self.request(choice, first + number, tokens) for number in range(self.given.outputs)]
+        figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in requests))
+        total = total_of(figures)
+        return Timed(total.tokens, time.monotonic() - began, total)
+
+    async def warm_up(self) -> None:
+        """A few tokens on each connection, from which nothing can be learnt for auto."""
+        for name, pipeline in self.pipelines.items():
+            choice = WITHOUT_DRAFTER if name == WITHOUT_DRAFTER else "lock-step, K = 2"
+            await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
+
+    async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
+        """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
+        first = await self.sample(AUTO, turns * self.given.outputs)
+        found = await in_turns(choices, turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
+        return compared(self.given, "", found, first)
+
+
+@dataclass(eq=False)
+class Floor:
+    """The services of a run. Once started they stay, since loading one takes seconds of a core."""
+
+    plan: ControllerPlan
+    folder: str  # of the free model
+    curves: Mapping[str, Curve]
+    stack: AsyncExitStack
+    started: dict[Any, Distant] = field(default_factory=dict)
+
+    async def target(self, given: ControllerConditions) -> str:
+        """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
+        served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
+        return (await self._service("target", served, False)).address
+
+    def drafted_by(self, given: ControllerConditions) -> Served:
+        """The drafter that this cell asks for."""
+        noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
+        pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
+        return Served(self.folder, pace, noise, FREE)
+
+    async def drafter(self, given: ControllerConditions) -> Distant:
+        """At its distance. It is behind the emulated network also if that is 0, so that all are."""
+        found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short", "load"))
+        await found.delay(given.trip_ms / 2)
+        return found
+
+    async def _service(self, role: str, served: Served, distant: bool) -> Distant:
+        key = (role, served, distant)
+        if key not in self.started:
+            core = 0 if role == "target" else 1
+            self.started[key] = await self.stack.enter_async_context(service(role, served, core, distant))
+        return self.started[key]
+
+    @asynccontextmanager
+    async def stage(self, given: ControllerConditions, drafter: str) -> AsyncIterator[ComparedPipelines]:
+        """New connections, warmed up."""
+        target = await self.target(given)
+        tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
+        async with (
+            connect(target, patience=patience()) as plain,
+            connect(target, drafter, patience(), needs_drafter=True) as auto,
+            connect(target, drafter, patience(), needs_drafter=True) as fixed,
+        ):
+            pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
+            stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
+            await stage.warm_up()
+            freeze_heap()
+            yield stage
+
+
+# The scenarios.
+
+
+async def grid(floor: Floor, given: ControllerConditions) -> list[Compared]:
+    """All choices in turns."""
+    drafter = await floor.drafter(given)
+    async with floor.stage(given, drafter.address) as stage:
+        return [await stage.in_turns(ALL, floor.plan.turns)]
+
+
+async def short(floor: Floor, given: ControllerConditions) -> list[Compared]:
+    """Short requests one after another, on new connections for each choice and turn."""
+    drafter = await floor.drafter(given)
+
+    async def run(choice: str, turn: int) -> list[Timed]:
+        async with floor.stage(given, drafter.address) as stage:
+            return [await stage.sample(choice, place, tokens=LEAST_TOKENS) for place in range(max(SHORT.values())[1])]
+
+    found = await in_turns(ALL, floor.plan.turns, run)
+    return [
+        compared(
+            given,
+            part,
+            {choice: [one for run in runs for one in run[slice(*places)]] for choice, runs in found.items()},
+        )
+        for part, places in SHORT.items()
+    ]
+
+
+@contextmanager
+def stopped(process_id: int) -> Iterator[None]:
+    """The process accepts connections, since the kernel does, and answers nothing."""
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+
+
+async def bad(floor: Floor, given: ControllerConditions) -> list[Compared]:
+    """A drafter of no use beside none."""
+    async with AsyncExitStack() as stack:
+        if given.drafter == "dead":
+            drafter = await stack.enter_async_context(service("drafter", floor.drafted_by(given), 1, False))
+        else:
+            drafter = await floor.drafter(given)
+        stage = await stack.enter_async_context(floor.stage(given, drafter.address))
+        if given.drafter == "dead":
+            stack.enter_context(stopped(drafter.process_id))
+        return [await stage.in_turns((WITHOUT_DRAFTER, AUTO), floor.plan.turns)]
+
+
+# Outputs that go on while something changes.
+
+WINDOW, WINDOWS = 2.0, 3  # seconds that a speed is measured for, and their number in each phase
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a course."""
+
+    name: str
+    outputs: int  # at once
+    enter: Callable[[], Awaitable[None]] | None = None  # what changes before, while outputs go on
+
+
+async def course(stage: ComparedPipelines, choice: str, phases: Sequence[Phase]) -> dict[str, Timed]:
+    """By window: one output after another at each of so many places, as the phases say."""
+    moments: list[float] = []
+    marks: list[tuple[str, float]] = []
+    places: list[asyncio.Task[None]] = []
+    try:
+        for phase in phases:
+            if phase.enter is not None:
+                marks.append((f"until {phase.name}", time.monotonic()))
+                await phase.enter()
+            await _ended(places[phase.outputs :])
+            del places[phase.outputs :]
+            for number in range(len(places), phase.outputs):
+                places.append(asyncio.create_task(_place(stage, choice, number, moments)))
+            for window in range(WINDOWS):
+                name = f"{phase.name}, {window * WINDOW:g} to {(window + 1) * WINDOW:g} s"
+                marks.append((name, time.monotonic()))
+                await asyncio.sleep(WINDOW)
+        marks.append(("", time.monotonic()))
+    finally:
+        await _ended(places)
+    return {
+        name: Timed(bisect_left(moments, end) - bisect_left(moments, begin), end - begin)
+        for (name, begin), (_, end) in pairwise(marks)
+    }
+
+
+async def _place(stage: ComparedPipelines, choice: str, number: int, moments: list[float]) -> None:
+    for again in count():
+        request = stage.request(choice, number + 1000 * again, MOST_TOKENS)
+        async with stage.pipeline(choice).run(request) as generation:
+            async for _ in generation:
+                moments.append(time.monotonic())
+
+
+async def _ended(places: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels them; raises what one of them has failed with."""
+    for place in places:
+        place.cancel()
+    for error in await asyncio.gather(*places, return_exceptions=True):
+        if isinstance(error, Exception):
+            raise error
+
+
+async def _courses(floor: Floor, given: ControllerConditions, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
+    async def run(choice: str, turn: int) -> dict[str, Timed]:
+        async with floor.stage(replace(given, outputs=1), drafter) as stage:
+            return await course(stage, choice, phases)
+
+    found = await in_turns(FEW, floor.plan.turns, run)
+    parts = found[WITHOUT_DRAFTER][0]
+    return [
+        compared(given, part, {choice: [run[part] for run in runs] for choice, runs in found.items()}) for part in parts
+    ]
+
+
+async def load(floor: Floor, given: ControllerConditions) -> list[Compared]:
+    """One output, then many at once, then one again."""
+    drafter = await floor.drafter(given)
+    many = Phase(f"{given.outputs} outputs", given.outputs)
+    return await _courses(floor, given, drafter.address, [Phase("1 output", 1), many, Phase("1 output again", 1)])
+
+
+async def turning(floor: Floor, given: ControllerConditions) -> list[Compared]:
+    """A good drafter is replaced by a useless one at the same port, and that by a good one, while outputs go on."""
+    good, useless = (floor.drafted_by(replace(given, drafter=kind)).options for kind in ("good", "useless"))
+    async with AsyncExitStack() as stack:
+        drafter = await Killable.started(Wanted("drafter", floor.folder, 1, good, on_core(1)), stack)
+
+        async def become(options: tuple[str, ...]) -> None:
+            nonlocal drafter
+            at_its_port = (*options, *drafter.wanted.more[len(good) :])
+            drafter.kill()
+            drafter = await replace(drafter, wanted=replace(drafter.wanted, more=at_its_port)).restarted()
+
+        phases = [
+            Phase("good", given.outputs),
+            Phase("useless", given.outputs, lambda: become(useless)),
+            Phase("good again", given.outputs, lambda: become(good)),
+        ]
+        return await _courses(floor, given, drafter.address, phases)
+
+
+Scenario = Callable[[Floor, ControllerConditions], Awaitable[list[Compared]]]
+SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)}
+
+
+# The benchmark.
+
+
+class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
+    """Every scenario that is asked for."""
+
+    needs_statistics: ClassVar[bool] = True
+    unit: ClassVar[str] = "comparisons"
+    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
+    title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
+    columns: ClassVar[Columns] = {
+        "scenario": lambda one: one.conditions.scenario,
+        "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
+        "outputs": lambda one: one.conditions.outputs,
+        "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
+        "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
+        "drafter": lambda one: one.part or one.conditions.drafter,
+        "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
+        "accepted": lambda one: optional(one.accepted, ".0%"),
+        WITHOUT_DRAFTER: lambda one: f"{one.speeds[WITHOUT_DRAFTER]:,.1f}",
+        AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
+        "at first": lambda one: optional(one.at_first, ",.1f"),
+        "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",
+        "choice": lambda one: one.best,
+        "auto / best": lambda one: one.to_best or "",
+        "auto / no drafter": lambda one: one.to_none or "",
+        "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
+        "lost": lambda one: one.lost or "",
+    }
+
+    @cached_property
+    def dimensions(self) -> tuple[tuple[Any, ...], ...]:
+        """Values of outputs, acceptance, pass, round trip and method; raises UsageError."""
+        plan = self.plan
+        methods = tuple(plan.methods.split(","))
+        with checked_options():
+            for method in methods:
+                method_named(method)
+        return (
+            numbers_of("--outputs", plan.outputs, 1, 1024, int),
+            numbers_of("--acceptance", plan.acceptance, 0, 1),
+            numbers_of("--pass-ms", plan.pass_ms, 0.1, 10_000),
+            numbers_of("--trip-ms", plan.trip_ms, 0, 10_000),
+            methods,
+        )
+
+    @cached_property
+    def comparisons(self) -> list[ControllerConditions]:
+        """In their order; raises UsageError."""
+        return [one for scenario in self.plan.scenario for one in self._of(scenario)]
+
+    def _of(self, scenario: str) -> list[ControllerConditions]:
+        middle = [values[len(values) // 2] for values in self.dimensions]
+        given = self._conditions(scenario, middle)
+        if scenario == "grid":
+            cells = covering(self.dimensions)
+            if self.plan.all_cells:
+                cells += [one for one in product(*self.dimensions) if one not in cells]
+            return [self._conditions(scenario, cell) for cell in cells[: self.plan.cells]]
+        if scenario == "bad":
+            kinds = product(("useless", "slow", "dead"), self.dimensions[0])
+            return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
+        outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
+        return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
+
+    def _conditions(self, scenario: str, cell: Sequence[Any]) -> ControllerConditions:
+        outputs, acceptance, pass_ms, trip_ms, method = cell
+        return ControllerConditions(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
+
+    @property
+    def total(self) -> int:
+        return len(self.comparisons)
+
+    def check(self) -> None:
+        for scenario in self.plan.scenario:
+            if scenario not in SCENARIOS:
+                raise UsageError(f"--scenario must be one of {', '.join(SCENARIOS)}, got {scenario}")
+        with checked_options():
+            Pace.parsed(self.plan.drafter_pace)
+        _ = self.dimensions  # which raises UsageError
+
+    async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Compared, None]:
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory())
+            await asyncio.to_thread(write_free, Path(folder))
+            advance(0, "calibrating")
+            curves = await calibrated(folder, sorted({one.method for one in self.comparisons}))
+            floor = Floor(self.plan, folder, curves, stack)
+            for given in self.comparisons:
+                advance(0, f"{given.scenario}, {given.method}, {given.outputs} at once")
+                for one in await SCENARIOS[given.scenario](floor, given):
+                    yield one
+                advance()
+
+    def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:
+        yield from super().report(results)
+        for scenario in dict.fromkeys(one.conditions.scenario for one in results):
+            yield summary([one for one in results if one.conditions.scenario == scenario])

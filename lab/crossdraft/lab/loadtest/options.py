@@ -1,0 +1,81 @@
+"""Options of the load test."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from crossdraft.cli.options import ApiKey, Temperature, TlsOptions
+from crossdraft.console.options import COMMAS, option
+from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
+
+
+class Over(StrEnum):  # typer takes no list of literals
+    """Which API of a started server a load test uses."""
+
+    HTTP = "http"
+    GRPC = "grpc"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExistingServers:
+    """Servers and services that run already, for a load test."""
+
+    url: str = option("", "An HTTP server of crossdraft's to test, such as http://127.0.0.1:8000.")
+    server: str = option("", "A gRPC server to test.", metavar="HOST:PORT")
+    target: str = option("", "Targets, to test without a server: this process generates.", metavar="HOST:PORT,...")
+    drafter: str = option("", "Drafters, for --target.", metavar="HOST:PORT,...")
+    api_key: ApiKey = ""
+    tls: TlsOptions = field(default_factory=TlsOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedServices:
+    """What a load test starts if it is given no address."""
+
+    delay_ms: str | None = option(
+        None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
+    )
+    over: list[Over] = option([Over.HTTP], f"Which API of the started server is tested; {COMMAS}.")
+    compare: bool = option(False, "Compare with generation in this process, without a server.", "--compare")
+    target_model: str = option(ModelNames.target, "Target to start: a folder, a hub id, or bundled:NAME.")
+    drafter_model: str = option(ModelNames.drafter, "Drafter to start: a folder, a hub id, or bundled:NAME.")
+    pace_target: str | None = option(
+        None, "A pass of the target over n tokens takes at least A + B n ms.", metavar="A,B"
+    )
+    pace_drafter: str | None = option(
+        None, "A step of the drafter over n tokens takes at least A + B n ms.", metavar="A,B"
+    )
+    engine: EngineOptions = STARTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How many requests a load test sends, and how many at once."""
+
+    clients: int = option(2, "Clients that each wait for a reply before the next request.", min=1)
+    requests: int = option(24, "Requests for each API and delay.", min=1)
+    warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
+    repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
+    timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
+    seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequests:
+    """What a load test asks for."""
+
+    prompts: Path | None = option(
+        None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
+    )
+    max_tokens: int = option(64, "Max tokens to generate.", min=1)
+    temperature: Temperature = 0.0
+    method: str | None = option(None, "By default the server chooses.")
+    model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
+    use_drafter: str | None = option(None, "Drafter of the server, or none; by default the fastest.", metavar="NAME")
+    ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
+    num_speculative_tokens: int | None = option(
+        None,
+        "Have the server draft in lock-step rounds of so many tokens; by default it decides.",
+        "--num-speculative-tokens",
+        "-k",
+    )

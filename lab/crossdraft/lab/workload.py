@@ -1,0 +1,182 @@
+"""What most benchmarks generate: prompts, the settings that are compared, and pairs of services that run for them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, TypeVar
+
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
+from crossdraft.console.measuring import Columns, Setting
+from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
+from crossdraft.console.prompts import prompts_of
+from crossdraft.console.running import UsageError, checked_options
+from crossdraft.engine.names import BUNDLED_PREFIX
+from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
+from crossdraft.lab.harness import Benchmark, Result
+from crossdraft.lab.services import NO_DEFAULTS
+from crossdraft.session.resolution import fault_of_pair
+from crossdraft.speculation.arms import OVERLAPPED, ROUNDS, TREES
+from crossdraft.verification.methods import method_named
+
+REPLY_SECONDS = 600.0  # many generations wait for one model
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
+
+
+WITHOUT_DRAFTER, AUTO = "no drafter", "auto"
+CHOICES: dict[str, dict[str, Any]] = {  # the arms, and what a request says for each
+    WITHOUT_DRAFTER: {},
+    AUTO: {},
+    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in ROUNDS},
+    **{
+        f"lock-step, trees of {nodes}": {"overlap": Overlap.OFF, "num_speculative_tokens": depth, "tree_nodes": nodes}
+        for depth, nodes in TREES
+    },
+    **{
+        f"overlapped, {most}, {wait}": {"overlap": Overlap.ON, "max_draft_tokens": most, "min_draft_tokens": wait}
+        for most, wait in OVERLAPPED
+    },
+}
+
+
+def request_of(choice: str, number: int, method: str, temperature: float, max_tokens: int) -> GenerationRequest:
+    """One output of a made-up prompt of this number, in chains if the method has no trees; raises ValueError."""
+    settings = CHOICES[choice]
+    if not method_named(method).samples:
+        settings = {name: value for name, value in settings.items() if name != "tree_nodes"}
+    return GenerationRequest(
+        f"Prompt number {number}: ",
+        method=method,
+        max_tokens=max_tokens,
+        options=SamplingOptions(temperature),
+        seed=number if method_named(method).keyed else None,
+        ignore_eos=True,
+        **settings,
+    )
+
+
+SETTING: Columns = {
+    "method": lambda one: one.method,
+    "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
+    "T": lambda one: f"{one.temperature:g}",
+    "k": lambda one: one.k,
+    "nodes": lambda one: one.nodes or "",
+    "keep": lambda one: f"{one.keep:,}" if one.keep else "",
+}
+
+
+class Prompted(Benchmark[PromptsPlanned, Result]):
+    """A benchmark that generates from the prompts of a file."""
+
+    @cached_property
+    def prompts(self) -> tuple[str, ...]:
+        """Their texts; raises UsageError."""
+        path = self.plan.prompts
+        if path == PromptsPlan.prompts and not path.is_file():
+            raise UsageError(f"there is no {path}: run this in a checkout of crossdraft, or give a file with --prompts")
+        return prompts_of(path, self.plan.limit)
+
+    def check(self) -> None:
+        if not self.prompts:
+            raise UsageError("there are no prompts")
+
+
+def settings_wanted(plan: AcceptancePlan) -> tuple[Setting, ...]:
+    """By drafter and the size of its head, so that each is started once; raises UsageError."""
+    affinities = files_of("--affinity", plan.affinity, plan.drafter)
+    frequencies = files_of("--frequencies", plan.frequencies, plan.drafter)
+    missing = [name for name in plan.drafter if any(plan.vocab_keep) and name not in frequencies]
+    if missing:
+        raise UsageError(f"--vocab-keep needs the file of `crossdraft frequencies`: --frequencies {missing[0]}=FILE")
+    found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
+    noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
+    return tuple(
+        replace(one, options=(*one.options, *_cut(keep, frequencies.get(name, "")), *noise), nodes=nodes, keep=keep)
+        for name, alike in ((name, list(alike)) for name, alike in groupby(found, lambda one: one.drafter))
+        for keep in (plan.vocab_keep if name in frequencies else (0,))
+        for one in alike
+        for nodes in plan.tree
+        if not nodes or (nodes > one.k and method_named(one.method).samples)
+    )
+
+
+def _cut(keep: int, file: str) -> tuple[str, ...]:
+    """Options of a drafter whose head is cut."""
+    return ("--vocab-keep", str(keep), "--frequencies", file) if keep else ()
+
+
+async def pipelines_of(
+    target: str, settings: Iterable[Setting], engine: EngineOptions = STARTED
+) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
+    """A pipeline for each setting, which runs for this step, and why the pair refuses it; empty: it does not.
+
+    Close it with `contextlib.aclosing`, which ends the services.
+
+    Raises:
+        CommandFailed: a service does not start.
+    """
+    threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
+    async with running([Wanted("target", target, threads, NO_DEFAULTS, engine=engine)]) as (verifying,):
+        for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
+            async with (
+                running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,),
+                connect(verifying.address, drafting.address, waiting, needs_drafter=True) as pipeline,
+            ):
+                for setting in alike:
+                    yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)
+
+
+async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item], concurrency: int) -> list[Made]:
+    """What is made of each, in their order, with so many under way at once."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(item: Item) -> Made:
+        async with places:
+            return await make(item)
+
+    return await asyncio.gather(*map(one, items))
+
+
+def settings_of(
+    target: str,
+    drafters: Sequence[str],
+    methods: Sequence[str],
+    temperatures: Sequence[float],
+    ks: Sequence[int],
+    affinities: Mapping[str, str],
+) -> tuple[Setting, ...]:
+    """Every combination; a method for one vocabulary has the target's own model as its drafter.
+
+    Raises:
+        UsageError: there is no such method.
+    """
+    with checked_options():
+        own = [name for name in methods if method_named(name).same_vocabulary]
+    pairs = [(name, drafter) for drafter in drafters for name in methods if name not in own]
+    pairs += [(name, target) for name in own]
+    return tuple(
+        Setting(method, drafter, temperature, k, ("--affinity", affinities[drafter]) if drafter in affinities else ())
+        for method, drafter in pairs
+        for temperature in temperatures
+        for k in ks
+    )
+
+
+def files_of(flag: str, options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:
+    """The files of options NAME=FILE, by drafter.
+
+    Raises:
+        UsageError: an option is not of this form, or its name is not one of the drafters.
+    """
+    found: dict[str, str] = {}
+    for option in options:
+        name, equals, file = option.rpartition("=")
+        if not (equals and name and file):
+            raise UsageError(f"{flag} takes NAME=FILE, such as {drafters[0]}=FILE, got {option!r}")
+        if name not in drafters:
+            raise UsageError(f"{flag} names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
+        found[name] = file
+    return found

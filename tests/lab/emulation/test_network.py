@@ -1,0 +1,80 @@
+"""What a link does to real connections; delays without any traffic; what the processes say to each other."""
+
+import asyncio
+
+import pytest
+
+from crossdraft.lab.emulation import relays
+from crossdraft.lab.emulation.network import DelayLine, HostNamespace, Shape, read_places, write_places
+from tests.lab.emulation.conftest import HANGS, Echo
+
+with_the_hosts = pytest.mark.asyncio(loop_scope="module")  # which are there for the whole file
+SOON = 0.3  # seconds in which what is not cut arrives, unless the machine is busy
+
+
+@with_the_hosts
+async def test_an_echo_takes_both_delays(echo: Echo) -> None:
+    await echo.link.delay(40)
+    await echo.within(0.080, 0.110)  # one of them twice would take longer
+    with pytest.raises(ValueError, match="a delay must be"):
+        await echo.link.delay(-1)
+    assert echo.link.shape.delay_ms == 40
+    await echo.link.delay(0)
+    await echo.within(0, 0.030)
+
+
+@with_the_hosts
+async def test_a_delay_does_not_narrow_the_link(echo: Echo) -> None:
+    await echo.link.delay(20)
+    data = bytes(range(256)) * 16384
+    loop = asyncio.get_running_loop()
+    seconds = HANGS
+    async with asyncio.timeout(HANGS):
+        while seconds >= 2:  # TCP widens its windows first; 64 pieces of 64 KiB, one after the other, take 2.56 s
+            began = loop.time()
+            echo.send(data)
+            assert await echo.receive(len(data)) == data
+            seconds = loop.time() - began
+    await echo.link.delay(0)
+
+
+@with_the_hosts
+async def test_a_cut_link_passes_nothing_until_it_heals(echo: Echo) -> None:
+    await echo.seconds()
+    await echo.link.cut()
+    echo.send(b"lost?")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(echo.receive(1), SOON)
+    assert echo.link.shape.cut
+    assert not echo.writer.is_closing()
+    await echo.link.heal()
+    assert await asyncio.wait_for(echo.receive(5), HANGS) == b"lost?"
+
+
+async def test_each_relayed_host_has_a_link_of_its_own_and_a_service_that_is_not_there_closes_the_connection() -> None:
+    async with relays(["near", "far"]) as links:
+        await links["far"].delay(7)
+        assert (links["near"].shape.delay_ms, links["far"].shape.delay_ms) == (0, 7)
+        host, _, port = (await links["far"].address_through("127.0.0.1:1")).rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_what_enters_later_never_leaves_earlier() -> None:
+    lane = DelayLine()
+    assert lane.due(1.0, 20) == pytest.approx(1.02)
+    assert lane.due(1.001, 0) == pytest.approx(1.02)  # the delay was taken away
+    assert lane.due(1.5, 0) == 1.5
+
+
+def test_impossible_delays_are_refused() -> None:
+    for wrong in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="between 0 and 60,000"):
+            Shape("far", wrong)
+
+
+def test_places_are_read_as_they_were_written() -> None:
+    places = {"far": HostNamespace(("nsenter", "--net=/x"), "198.18.0.2"), "near": HostNamespace((), "127.0.0.1")}
+    assert read_places(write_places(places)) == places

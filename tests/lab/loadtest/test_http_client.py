@@ -1,0 +1,197 @@
+"""Streams over HTTP, from a server that says what it is told to."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from crossdraft.client import GenerationRequest
+from crossdraft.console.processes import base_url
+from crossdraft.console.running import UsageError
+from crossdraft.lab.loadtest import http_client
+from crossdraft.lab.loadtest.http_client import HttpClient
+from crossdraft.lab.loadtest.requests import Request
+from crossdraft.lab.loadtest.runner import Chunk, Costs, OutputFigures, RequestFailedError
+from crossdraft.rpc.generation import Generate
+from crossdraft.types.statistics import LaneFigures, Trips
+
+REQUEST = Request(0, "text", Generate(GenerationRequest("def f(", max_tokens=8)))
+
+
+def event(value: object) -> bytes:
+    return f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
+
+
+def token(text: str, milliseconds: float) -> bytes:
+    trace = {"kind": "accepted", "milliseconds": milliseconds}
+    return event({"choices": [{"text": text}], "crossdraft": trace})
+
+
+LANE = {"role": "target", "bytes_sent": 3, "bytes_received": 4, "trip_counts": [1, 2], "trip_seconds": 0.5}
+LANE |= {"queued_seconds": 0.25, "open_seconds": 2.0, "lost": "", "unknown": 1}
+COUNTS = {"passes": 1, "accepted": 1, "corrected": 0, "judged_at": [1], "accepted_at": [1], "method": "slem"}
+STATISTICS = {"tokens": 2, **COUNTS, "lanes": [LANE]}
+TRIPS = Trips((1, 2), 0.5, 0.25)
+FIGURES = OutputFigures(2, 1, 1, 0, (1,), (1,), (LaneFigures("target", "", 3, 4, TRIPS, open_seconds=2.0),))
+END = event({"choices": [{"text": ""}], "crossdraft": {"milliseconds": 9.0, "statistics": STATISTICS}})
+DONE = event("[DONE]")
+STREAM = (token("a", 2.5), token("", 5.0), END, DONE)
+
+
+class Server:
+    """Answers each request with pieces, in chunks."""
+
+    def __init__(self, *pieces: bytes, status: str = "200 OK", keep: bool = True, whole: bool = True) -> None:
+        self.pieces, self.status, self.keep, self.whole = pieces, status, keep, whole
+        self.heads: list[str] = []
+        self.bodies: list[dict[str, object]] = []
+        self.gone = asyncio.Event()  # a client has closed its connection
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await self._head(reader):
+                self.heads.append(head)
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+                self.bodies.append(json.loads(await reader.readexactly(length)))
+                connection = "keep-alive" if self.keep else "close"
+                kind = "Content-Type: application/json\r\nTransfer-Encoding: chunked"
+                writer.write(f"HTTP/1.1 {self.status}\r\n{kind}\r\nConnection: {connection}\r\n\r\n".encode())
+                for piece in self.pieces:
+                    writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                    await writer.drain()
+                if self.whole:
+                    writer.write(b"0\r\n\r\n")
+                elif self.keep:
+                    await reader.read()  # until the client leaves
+                if not (self.keep and self.whole):
+                    break
+        finally:
+            self.gone.set()
+            writer.close()
+
+    async def _head(self, reader: asyncio.StreamReader) -> str:
+        try:
+            return (await reader.readuntil(b"\r\n\r\n")).decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return ""
+
+
+@asynccontextmanager
+async def asking(server: Server, key: str = "") -> AsyncIterator[HttpClient]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1")
+    port = listening.sockets[0].getsockname()[1]
+    async with listening, HttpClient(f"http://127.0.0.1:{port}", key) as client:
+        yield client
+
+
+async def heard(client: HttpClient, request: Request = REQUEST) -> list[Chunk | Costs]:
+    return [one async for one in client.stream(request)]
+
+
+async def test_a_stream_with_a_trace() -> None:
+    server = Server(*STREAM)
+    async with asking(server, "secret") as client:
+        first, second, end = await heard(client)
+    assert (first, second, end) == (Chunk(0.0025), Chunk(0.005), FIGURES)
+    assert server.heads[0].startswith("POST /v1/completions HTTP/1.1\r\n")
+    assert "Authorization: Bearer secret" in server.heads[0]
+    assert server.bodies == [REQUEST.body]
+
+
+async def test_events_may_be_cut_anywhere() -> None:
+    whole = b": a comment\r\n\r\n" + b"".join(STREAM[:-1]).replace(b"\n", b"\r\n") + DONE + b"data"
+    for size in (1, 7, 64):
+        server = Server(*(whole[begin : begin + size] for begin in range(0, len(whole), size)))
+        async with asking(server) as client:
+            assert len(await heard(client)) == 3
+
+
+async def test_a_line_that_is_too_long_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "LONGEST_LINE", 2**10)
+    async with asking(Server(event("x" * 2**12), DONE)) as client:
+        with pytest.raises(RequestFailedError, match="an event has a line over") as raised:
+            await heard(client)
+    assert raised.value.kind == "bad event"
+
+
+async def test_a_server_that_does_not_say_what_an_output_cost() -> None:
+    async with asking(Server(event({"choices": [{"text": "Hi"}]}), DONE)) as client:
+        with pytest.raises(RequestFailedError, match="is it crossdraft's") as raised:
+            await heard(client)
+    assert raised.value.kind == "bad event"
+
+
+@pytest.mark.parametrize(("cards", "chats"), [([{"chats": False}], False), ([{"chats": True}], True), ([], True)])
+async def test_a_server_is_asked_whether_its_model_chats(cards: list[dict[str, object]], chats: bool) -> None:
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": cards})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models)])
+    async with TestServer(app) as server, HttpClient(str(server.make_url("")).rstrip("/")) as client:
+        await client.learn()
+        assert client.chats is chats
+
+
+async def test_a_stream_that_is_left_early_is_closed() -> None:
+    server = Server(*STREAM[:2], b"data: more", whole=False)
+    async with asking(server) as client, aclosing(client.stream(REQUEST)) as stream:
+        await anext(stream)
+        await stream.aclose()
+        async with asyncio.timeout(120):
+            await server.gone.wait()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: Server(b'{"error": "no room"}', status="429 Too Many Requests"), "HTTP 429", "no room"),
+        (lambda: Server(*STREAM[:2], keep=False, whole=False), "broken off", "closed the connection"),
+        (lambda: Server(*STREAM[:2]), "broken off", "without its last event"),
+        (lambda: Server(event({"error": {"message": "gone"}})), "error in the stream", "gone"),
+        (lambda: Server(event("nonsense")), "bad event", "means nothing"),
+        (lambda: Server(event([1])), "bad event", "means nothing"),
+        (lambda: Server(event({"crossdraft": {"statistics": {"passes": 1}}})), "bad event", "means nothing"),
+    ],
+)
+async def test_what_goes_wrong_has_a_kind(make: Callable[[], Server], kind: str, text: str) -> None:
+    async with asking(make()) as client:
+        with pytest.raises(RequestFailedError, match=text) as raised:
+            await heard(client)
+    assert raised.value.kind == kind
+
+
+async def test_nobody_listens() -> None:
+    with socket.socket() as taken:  # bound, and nobody listens: a connection is refused
+        taken.bind(("127.0.0.1", 0))
+        base = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with HttpClient(base) as client:
+            with pytest.raises(RequestFailedError, match=f"cannot connect to {base}") as raised:
+                await heard(client)
+    assert raised.value.kind == "no connection"
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?b=c", "http://a:99999", "http://[", "http://me:x@a"]
+)
+def test_no_url(url: str) -> None:
+    with pytest.raises(UsageError, match="--url must be such as"):
+        base_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://a:8000", "http://a:8000"),
+        ("http://a/v1/", "http://a"),
+        ("https://a/under/v1", "https://a/under"),
+        ("http://[::1]:9", "http://[::1]:9"),
+    ],
+)
+def test_urls(url: str, base: str) -> None:
+    assert base_url(url) == base

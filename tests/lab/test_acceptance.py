@@ -1,0 +1,121 @@
+"""`crossdraft bench acceptance`: what is measured, how it is summed up, what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crossdraft.console.measuring import SEED, Setting
+from crossdraft.console.processes import Wanted
+from crossdraft.lab.acceptance import cell_of
+from crossdraft.lab.workload import settings_of
+from tests.cli.conftest import Cli
+from tests.lab.conftest import Measure, figures
+
+SETTING = Setting("slem", "some/drafter", 1.0, 5)
+
+
+def test_every_combination_is_a_cell(measure: Measure, started: object, prompts_file: Path) -> None:
+    options = ("--temperature", 0, "--temperature", 1, "-k", 1, "-k", 3, "--max-tokens", 6, "--limit", 2)
+    methods = ("--method", "slem", "--method", "seeded")
+    cells = measure("acceptance", "--prompts", prompts_file, "--drafter", "tiny", *methods, *options)
+    assert [(cell["method"], cell["temperature"], cell["k"]) for cell in cells] == [
+        (method, temperature, k) for method in ("slem", "seeded") for temperature in (0.0, 1.0) for k in (1, 3)
+    ]
+    for cell in cells:
+        assert cell["prompts"] == 2
+        assert 2 <= cell["tokens"] <= 12
+        assert cell["tokens_per_pass"] == pytest.approx(cell["tokens"] / cell["passes"])
+        assert cell["draft_tokens"] > 0
+    greedy = [(cell["tokens"], cell["drafter"]) for cell in cells if cell["temperature"] == 0]
+    assert greedy == [(greedy[0][0], "tiny")] * 4  # the same text, however it is drafted
+
+
+def test_what_a_pair_cannot_do_is_skipped_with_its_reason(
+    cli: Cli, measure: Measure, started: object, prompts_file: Path
+) -> None:
+    options = ("--method", "rdk", "--method", "tokentiming", "--temperature", 1, "--temperature", 0)
+    given = ("--prompts", prompts_file, "--limit", 1, "--drafter", "tiny", "--max-tokens", 4)
+    skipped, *cells = measure("acceptance", *given, *options)
+    assert [cell["method"] for cell in cells] == ["tokentiming"] * 2
+    assert (skipped["method"], skipped["drafter"]) == ("rdk", "tiny")
+    assert "affinity matrix" in skipped["reason"]
+    assert f"Skipped rdk with tiny: it {skipped['reason']}" in cli("bench", "acceptance", *given, *options).out
+
+
+def test_a_method_for_one_vocabulary_starts_the_target_as_its_own_drafter(
+    measure: Measure, started: list[Wanted], prompts_file: Path
+) -> None:
+    options = ("--target", "big", "--method", "standard", "--temperature", 0, "--max-tokens", 4)
+    (skipped,) = measure("acceptance", "--prompts", prompts_file, "--limit", 1, *options)
+    assert [(one.role, one.model) for one in started] == [("target", "big"), ("drafter", "big")]
+    assert "vocabular" in skipped["reason"]  # those that run here have two
+
+
+def test_each_size_of_the_head_is_a_cell(
+    measure: Measure, started: list[Wanted], prompts_file: Path, drafter_folder: Path
+) -> None:
+    sizes = ("--vocab-keep", 0, "--vocab-keep", 100, "--frequencies", f"{drafter_folder}=counted")
+    options = ("--method", "slem", "--temperature", 0, "--temperature", 1, "--max-tokens", 5, "--limit", 1)
+    cells = measure("acceptance", "--prompts", prompts_file, "--drafter", drafter_folder, *options, *sizes)
+    assert [(one["keep"], one["temperature"]) for one in cells] == [(0, 0.0), (0, 1.0), (100, 0.0), (100, 1.0)]
+    cut = ("--vocab-keep", "100", "--frequencies", "counted")
+    assert [one.more for one in started if one.role == "drafter"] == [(), cut]
+
+
+@pytest.mark.full
+def test_a_target_that_drafts_for_itself_is_always_right(
+    measure: Measure, target_folder: Path, prompts_file: Path
+) -> None:
+    options = ("--target", target_folder, "--method", "standard", "--temperature", 0, "--max-tokens", 12)
+    (cell,) = measure("acceptance", "--prompts", prompts_file, "--limit", 1, *options)
+    assert (cell["drafter"], cell["acceptance"]) == (str(target_folder), 1.0)
+    assert cell["tokens_per_pass"] > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--prompts", "nowhere.jsonl"), "cannot read the prompts"),
+        (("--method", "guess"), "unknown method"),
+        (("--temperature", "-1"), "temperature must be 0 or more"),
+        (("-k", "0"), "num_speculative_tokens must be between"),
+        (("--vocab-keep", "9"), "--vocab-keep needs the file of `crossdraft frequencies`"),
+        (("--frequencies", "a=b"), "--frequencies names the drafter 'a', and the drafters are bundled:drafter-a"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(
+    cli: Cli, prompts_file: Path, options: tuple[str, ...], complaint: str
+) -> None:
+    cli("bench", "acceptance", "--prompts", prompts_file, *options).failed(complaint)
+
+
+def test_settings_are_in_the_order_of_drafters_each_with_its_affinity() -> None:
+    settings = settings_of("big", ["one", "two"], ["standard", "slem", "tli"], [1.0], [5], {})
+    pairs = [(setting.method, setting.drafter) for setting in settings]
+    assert pairs == [("slem", "one"), ("tli", "one"), ("slem", "two"), ("tli", "two"), ("standard", "big")]
+    given = settings_of("big", ["a", "b"], ["rdk"], [1.0], [5], {"b": "m"})
+    assert [(setting.drafter, setting.options) for setting in given] == [("a", ()), ("b", ("--affinity", "m"))]
+
+
+def test_only_methods_that_take_a_seed_get_one_and_each_prompt_other_noise() -> None:
+    seeded = replace(SETTING, method="seeded").requests(["a", "b"], 3)
+    assert [(request.seed, request.choice) for request in seeded] == [(SEED, 0), (SEED, 1)]
+    assert [request.seed for request in replace(SETTING, method="tli").requests(["a"], 3)] == [None]
+
+
+def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
+    # Equally many passes: the ratio is the mean of 1 and 2, whose standard error is (2 − 1) / 2.
+    counts: list[dict[str, Any]] = [
+        {"tokens": 10, "accepted": 3, "corrected": 1, "drafted_at": (4, 2), "judged_at": (4, 1), "accepted_at": (3, 1)},
+        {"tokens": 20, "accepted": 6, "drafted_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
+    ]
+    cell = cell_of(SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], 1.5)
+    assert cell.standard_error == pytest.approx(0.5)
+    assert (cell.tokens_per_pass, cell.acceptance) == (1.5, 0.9)
+    assert cell.tokens_per_planned_pass == 30 / 16
+    assert (cell.acceptance_at, cell.accepted_length) == ((5 / 8, 1.0), 6 / 8)
+    assert (cell.tokens, cell.passes, cell.row_misses, cell.draft_tokens, cell.seconds) == (30, 20, 4, 100, 1.5)
+    assert (cell.method, cell.drafter, cell.temperature, cell.k, cell.prompts) == ("slem", "some/drafter", 1.0, 5, 2)
+    assert cell_of(SETTING, [figures(tokens=4, passes=2)], 1.0).standard_error == 0

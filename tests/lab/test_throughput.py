@@ -1,0 +1,220 @@
+"""`crossdraft bench throughput`: what is asked for, how it is summed up, and what is refused."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from crossdraft.client import SamplingOptions
+from crossdraft.console.processes import Running, Wanted
+from crossdraft.console.running import CommandFailed, UsageError
+from crossdraft.lab import throughput
+from crossdraft.lab.commands import ThroughputPlan
+from crossdraft.lab.throughput import (
+    ONE_BY_ONE,
+    ForwardCounts,
+    ProcessorTime,
+    RunResult,
+    Theirs,
+    Throughput,
+    ThroughputResult,
+    clients_served,
+    counts_of,
+    difference,
+    measured,
+    next_clients,
+    prompts_of,
+    streaming,
+)
+from crossdraft.lab.transformers_peer import Answer, Made, Question, TransformersProcess
+from tests.lab.conftest import PROMPTS, Measure, figures
+
+
+def made(*moments: float, asked: float = 0.0, first: int = 1) -> Made:
+    return Made(tuple(range(first, first + len(moments))), asked, moments)
+
+
+def plan(**changed: Any) -> Throughput:
+    """Of one output at once, unless something else is said."""
+    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency="2", tokens=4, cache_mib=8), **changed))
+
+
+def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
+    outputs = (made(1.0, 1.5, 2.0), made(3.0, 3.5, 4.0, asked=2.0))
+    found = measured(
+        "plain", 2, [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))]
+    )
+    assert (found.tokens, found.outputs, found.tokens_per_second) == (12, 4, 1.0)
+    assert found.first_token_ms is not None
+    assert found.end_to_end_ms is not None
+    assert found.per_token_ms is not None
+    assert (found.first_token_ms.p50, found.end_to_end_ms.p50, found.per_token_ms.p50) == (1000, 2000, 500)
+    assert (found.target_cores, found.drafter_cores, found.loop_cores) == pytest.approx((0.5, 1 / 12, 0.4 / 12))
+    assert (found.busy, found.sessions, found.acceptance) == (None, None, None)
+
+
+def test_what_services_and_pipelines_count_is_summed_up() -> None:
+    told = (figures(passes=4, accepted=6, corrected=2), figures(passes=2, accepted=2, corrected=6))
+    run = RunResult((made(*range(1, 7)), made(*range(1, 7))), 10.0, ProcessorTime(1.0), ForwardCounts(4, 10, 5.0), told)
+    found = measured("crossdraft", 2, [run])
+    assert (found.tokens_per_pass, found.acceptance) == (2.0, 0.5)
+    assert (found.sessions, found.forward_ms, found.busy) == (2.5, 1250, 0.5)
+
+
+def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_only() -> None:
+    there, here = (
+        plan(device="cuda:0", concurrency="1,16", tokens=64, cuda_graph_sizes=(1, 8)),
+        plan(way=("crossdraft",)),
+    )
+    assert there.warm_ups == ((1, 32), (16, 32))
+    assert here.warm_ups == ((4, 8),)
+    for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
+        ours = throughput.served(one)
+        assert all(isinstance(each, Wanted) and ("1,8" in each.more) == (one is there) for each in ours)
+        assert [bool(service.prefix) for service in ours] == [is_bound] * len(ours)
+        assert [throughput.assisting(one, threads).alone for threads in (1, 2)] == [one is here, False]
+        assert ("thread on the first" in one.conditions) == (one is here)
+
+
+def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
+    assert streaming([(made(0.0, 1.0, 2.0, 3.0), made(1.0, 1.5, 2.0, 2.5, 3.0, 9.0))]) == (2 + 4) / 2
+    assert streaming([(made(0.0, 1.0), made(2.0, 3.0))]) is None
+
+
+def test_prompts_are_enough_and_no_two_begin_alike() -> None:
+    texts = [tuple(range(100, 140)), tuple(range(20))]
+    found = prompts_of(texts, 5, 10)
+    assert [ids[0] for ids in found] == [100, 0, 108, 8, 116]
+    assert max(map(len, found)) == 10
+    assert [plan(each=2).outputs(count) for count in (1, 3)] == [4, 6]  # a few at least
+    with pytest.raises(UsageError, match=r"enough for \d+ outputs, and 20 are asked for"):
+        prompts_of(texts, 20, 10)
+
+
+def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain") -> ThroughputResult:
+    """Outputs of 20 tokens/s, or just less if there are more of them than so many."""
+    moments = [number * (0.051 if at_once > most else 0.05) for number in range(1, 9)]
+    return measured(name, at_once, [RunResult((made(*moments),) * at_once, 1.0, ProcessorTime(1.0))], temperature)
+
+
+@pytest.mark.parametrize(
+    ("most", "tried", "line"),
+    [
+        (100, [1, 16, 64, 128, 96], "96, and not 128"),
+        (10**6, [1, 16, 64, 128, 200], "at least 200"),
+        (20, [1, 16, 64, 40, 28, 22, 19], "19, and not 22"),
+        (0, [1, 16, 64], "0, and not 1"),
+    ],
+)
+def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[int], line: str) -> None:
+    known = [served(count, most) for count in (1, 16, 64)]
+    while count := next_clients(known, 20, 200):
+        known.append(served(count, most))
+    assert [one.at_once for one in known] == tried
+    other = served(1, 1, 0.7, "crossdraft")
+    said, others = clients_served([*known, other], 20)
+    assert said.endswith(f"T = 0, plain: {line}")
+    assert others.endswith("T = 0.7, crossdraft: at least 1")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}),
+        *({"temperatures": (0.0, -1.0)}, {"way": ("assisted",), "temperatures": (0.0, 0.7)}),
+    ],
+)
+def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        plan(**changed).check()
+
+
+def test_counters_are_read_from_metrics_by_name() -> None:
+    names = ("model_steps_total", "batch_size_sum", "model_seconds_total")
+    lines = [f'crossdraft_service_{name}{{role="target"}} {value}' for value, name in enumerate(names, 1)]
+    assert difference(counts_of("\n".join(lines) + "\n"), ForwardCounts(1, 0, 3)) == ForwardCounts(0, 2, 0)
+    with pytest.raises(CommandFailed, match="no crossdraft_service_batch_size_sum"):
+        counts_of(lines[0] + "\n")
+
+
+class Asked(TransformersProcess):
+    """A process that takes longest unless 3 tokens are drafted at once."""
+
+    def __init__(self) -> None:
+        super().__init__(throughput.assisting(plan(), 1))
+        self.questions: list[Question] = []
+
+    async def ask(self, question: Question) -> Answer:
+        self.questions.append(question)
+        outputs = tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
+        return Answer(outputs, 1.0 if question.k == 3 else 2.0)
+
+
+def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs() -> None:
+    asked = Asked()
+    way = Theirs("assisted", asked)
+    prompts = [(1,)] * 20
+
+    async def run() -> RunResult:
+        await way.warm_up(prompts)
+        return await way.run(prompts, 6, 16, SamplingOptions(0.0))
+
+    found = asyncio.run(run())
+    assert (way.name, asked.questions[-1].k, len(found.outputs)) == ("assisted, K = 3", 3, ONE_BY_ONE)
+    assert found.forwards == ForwardCounts()
+
+
+def test_a_full_event_loop_is_said() -> None:
+    busy = measured("plain", 64, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 1.9))])
+    idle = measured("plain", 1, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 0.1))])
+    *_, warning = plan().report([idle, busy])
+    assert "outputs waited for it: plain with 64" in str(warning)
+    assert len(list(plan().report([idle]))) == 3
+
+
+def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+
+    @asynccontextmanager
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
+        yield [Running(addresses[one.role], os.getpid(), {"metrics": one.role}) for one in wanted]
+
+    async def forward_counts(address: str) -> ForwardCounts:
+        counted.append(address)
+        return ForwardCounts(len(counted), 2 * len(counted))
+
+    monkeypatch.setattr(throughput, "running", running)
+    monkeypatch.setattr(throughput, "forward_counts", forward_counts)
+    options = ("--concurrency", "1,2", "--tokens", 3, "--prompt-tokens", 8, "--limit", 4, "--prompts", PROMPTS)
+    ways = ("crossdraft", "lock-step", "tree", "overlapped", "plain")
+    sampled = ("--temperature", "0,0.7", "--top-k", 2, "--clients-at", 0.001)
+    found = measure("throughput", "--way", ",".join(ways), *options, *sampled)
+    ran = [(one["temperature"], one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
+    cells = [(way, count) for count in (1, 2) for way in ways]
+    of_one = [one for one in ran if one[0] == 0.0]
+    assert of_one[: len(cells)] == [(0.0, way, count, 4, 12) for way, count in cells]
+    assert [(0.7, *one[1:]) for one in of_one] == [one for one in ran if one[0] == 0.7]
+    more = [count for _, way, count, *_ in of_one[len(cells) :] if way == "plain"]
+    assert more == [4, 8, 16]
+    assert [(one[1], one[2]) for one in of_one[len(cells) :]] == [
+        (way, count) for way in ("crossdraft", "plain") for count in more
+    ]
+    assert all(one["sessions"] == 2 for one in found)
+    assert all(one["tokens_per_pass"] >= 1 for one in found)
+    assert all((one["to_plain"] == 1) == (one["configuration"] == "plain") for one in found if one["at_once"] <= 2)
+    assert {one["configuration"] for one in found if one["draft_ms"] is not None} >= set(ways[1:4])
+    assert set(counted) == {"target"}
+
+
+@pytest.mark.full
+def test_a_whole_run_of_the_bundled_target(measure: Measure) -> None:
+    options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--prompts", PROMPTS)
+    (plain, theirs) = measure("throughput", "--way", "plain", "--way", "assisted", *options)
+    assert (plain["configuration"], theirs["configuration"].split(",")[0]) == ("plain", "assisted")
+    assert (plain["tokens"], theirs["tokens"]) == (16, 16)
+    assert 1 <= plain["sessions"] <= 2
