@@ -2,7 +2,7 @@
 
     python -m tests.drafter.repetitive [--pace 20,0.05] [--turns 5] [--request JSON] [--memory-mib 32] [--json FILE]
 
-The target is scripted: of each prompt in `repetitive_texts` it knows the answer, and writes it greedily, token by token
+The target is scripted: of each prompt in `repetitive.json` it knows the answer, and writes it greedily, token by token
 of the bundled target's tokenizer. A pass takes at least A + B n ms, as with --pace. No model that does such tasks is
 small enough to come along; what the drafter is good for depends on prompts, answers and tokenizer only, and it knows
 nothing of the answers. All three processes are real services, connected as always.
@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,21 @@ from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import Description, FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo, Sample
 from crossdraft.types.rows import Row
-from tests.drafter.repetitive_texts import CASES, Case
 
 WRONG = 1  # the id that follows whatever is not in the script
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task whose answer repeats much of what was there before, and what a model that does it writes."""
+
+    kind: str
+    name: str
+    prompt: str
+    answer: str
+
+
+CASES = tuple(Case(**case) for case in json.loads(Path(__file__).with_suffix(".json").read_text("utf-8")))
 
 
 class ScriptedTarget:

@@ -121,16 +121,6 @@ async def test_a_branch_is_sent_when_its_steps_are_done(drafter: DrafterClient) 
     ]  # fmt: skip
 
 
-async def test_whether_branches_are_drafted_changes_no_keyed_draft(drafter: DrafterClient) -> None:
-    async with drafter.session(WITH_ROWS) as session:
-        bare = await session.draft(Draft(1, 0, NOTHING, 9))
-    full = await epoch_of(drafter, WITH_ROWS, Draft(1, 0, NOTHING, 9, 2, 3, 2))
-    assert [draft_token.token for draft_token in bare.draft_tokens] == full.tokens
-    for one, other in zip(bare.draft_tokens, full.draft_tokens, strict=True):
-        assert one.row.ids.tolist() == other.row.ids.tolist()
-        np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
-
-
 async def test_audited_sessions_have_no_branches(drafter: DrafterClient) -> None:
     async with drafter.session(replace(WITH_ROWS, audited=True)) as session:
         await session.send(Draft(1, 0, NOTHING, 6, 2, 3, 2))

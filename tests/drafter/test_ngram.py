@@ -171,12 +171,6 @@ async def test_a_draft_copies_what_followed_with_certainty(ngram: DrafterClient)
         assert (draft_token.row.ids.tolist(), draft_token.row.probabilities.tolist()) == ([draft_token.token], [1.0])
 
 
-async def test_bytes_of_unfinished_characters_are_copied_too(ngram: DrafterClient) -> None:
-    async with ngram.session(replace(OPEN, prompt=from_bytes("Größe, Grö".encode()))) as session:
-        assert text_of(await session.draft(Draft(1, 0, NOTHING, 1))) == "\xc3"
-        assert text_of(await session.draft(Draft(2, 1, NOTHING, 2))) == "\x9fe"
-
-
 async def test_noise_changes_nothing_and_rows_are_sent_when_they_are_wanted(ngram: DrafterClient) -> None:
     for opening in (replace(OPEN, row_width=0), replace(OPEN, noise=NoiseKey(3), audited=True)):
         async with ngram.session(opening) as session:

@@ -13,7 +13,7 @@ from crossdraft.engine.loader import LoadedModel, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
-from crossdraft.text.frequencies import FrequenciesError, count_frequencies
+from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
 from tests.rpc.sessions import DrafterClient, TargetClient
@@ -91,20 +91,6 @@ async def test_a_row_is_the_full_ones_over_kept_ids(
     np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
 
 
-async def test_keyed_draws_are_made_with_the_noise_of_the_ids(
-    pruned: DrafterClient, pruned_model: RunningModel
-) -> None:
-    async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8)) as session:
-        drafted = await session.draft(FIRST)
-    offset = 0
-    for draft_token in drafted.draft_tokens:
-        assert (
-            pruned_model.noise.draw(draft_token.row.ids, draft_token.row.probabilities, KEY, offset)
-            == draft_token.token
-        )
-        offset += len(pruned_model.tokenization.letters_of((draft_token.token,)))
-
-
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:
     gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
     allowed = np.concatenate([loaded.kept[[3, 20, 40]], gone[:5]])
@@ -152,17 +138,3 @@ async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: 
         scored = await session.score(Score(1, 0, tuple(map(Letters, letters)), 6))
     assert abs(scored.probabilities.sum() - 1) < 1e-6
     assert {letter for letter, score in zip(letters, scored.probabilities, strict=True) if score} == kept
-
-
-@pytest.mark.parametrize(
-    ("keep", "complaint"),
-    [(0, "must be between 1 and"), (100_000, r"must be between 1 and \d+, the size of the vocabulary, got 100000")],
-)
-def test_how_many_are_kept_is_checked(drafter_folder: Path, frequencies: Path, keep: int, complaint: str) -> None:
-    with pytest.raises(FrequenciesError, match=complaint):
-        load_model(str(drafter_folder), pruning=Pruning(keep, frequencies))
-
-
-def test_frequencies_of_another_tokenizer_are_refused(target_folder: Path, frequencies: Path) -> None:
-    with pytest.raises(FrequenciesError, match="another tokenizer; make one with: crossdraft frequencies --model"):
-        load_model(str(target_folder), pruning=Pruning(KEEP, frequencies))

@@ -21,7 +21,7 @@ from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE
-from tests.text.kinds import identity, kind
+from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
@@ -41,9 +41,7 @@ def spread_out() -> Matrix:
     return Matrix(shared, starts, places.astype(np.int32).ravel(), weights.astype(np.float32).ravel())
 
 
-IDENTITY, SPREADING = (
-    Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json) for kernel in (identity(PAIR), spread_out())
-)
+SPREADING = Affinity.of(PAIR, spread_out(), TARGET_JSON, kind("llama2").json)
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), KEY, 16, PAIR.shared_drafter_ids, redistribute=SPREADING.target)
 TARGET_NOISE = KeyedNoise.of(PAIR.target)
 
@@ -62,25 +60,9 @@ async def spreading(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]
         yield client
 
 
-@pytest.fixture
-async def identical(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async for client in served(drafter_model, IDENTITY):
-        yield client
-
-
 async def drafted(client: DrafterClient, opening: OpenDrafter, text: Letters = NOTHING, count: int = 6) -> Drafted:
     async with client.session(opening) as session:
         return await session.draft(Draft(1, 0, text, count))
-
-
-async def test_the_identity_gives_the_distributions_of_the_shared_tokens(identical: DrafterClient) -> None:
-    whole = replace(OPEN, row_width=1 << 16)
-    target_tokens = (await drafted(identical, whole, count=1)).draft_tokens[0]
-    own = (await drafted(identical, replace(whole, redistribute=""), count=1)).draft_tokens[0]
-    assert (target_tokens.whose, own.whose) == (Whose.TARGET, Whose.DRAFTER)
-    # Several ids of the drafter's may have one token's letters.
-    expected = np.bincount(PAIR.to_target_ids(own.row.ids), own.row.probabilities)
-    np.testing.assert_allclose(target_tokens.row.probabilities, expected[target_tokens.row.ids], atol=1e-6)
 
 
 async def test_rows_are_the_drafters_distribution_spread_over_target_tokens(spreading: DrafterClient) -> None:
@@ -107,10 +89,10 @@ async def test_after_a_target_token_the_text_goes_on_with_its_letters(spreading:
     np.testing.assert_allclose(second.row.probabilities, fresh.draft_tokens[0].row.probabilities, atol=2e-6)
 
 
-async def test_a_long_draft_of_target_tokens_is_cut_to_the_context(identical: DrafterClient) -> None:
+async def test_a_long_draft_of_target_tokens_is_cut_to_the_context(spreading: DrafterClient) -> None:
     plain = np.array([t for t in PAIR.shared_drafter_ids if len(PAIR.drafter.letters[t]) > 2])
     opening = replace(OPEN, prompt=Letters(" dog the" * 40), allowed=plain)
-    one = await drafted(identical, opening, count=60)
+    one = await drafted(spreading, opening, count=60)
     assert (len(one.draft_tokens), one.reason) == (60, "")
 
 

@@ -212,17 +212,6 @@ async def test_what_was_scored_is_not_evaluated_again(drafter: DrafterClient, dr
     np.testing.assert_array_equal(first.probabilities, second.probabilities)
 
 
-async def test_what_was_drafted_has_a_score_above_zero_also_when_it_is_certain(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 0)) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 8))
-        text = drafter_model.tokenization.letters_of([draft_token.token for draft_token in drafted.draft_tokens])
-        strings = tuple(Letters(text[:size]) for size in range(1, len(text) + 1))
-        scored = await session.score(Score(1, 0, strings, 8))
-    assert scored.probabilities.tolist() == [1.0] * len(strings)
-
-
 async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterClient, few: np.ndarray) -> None:
     opening = OpenDrafter(PROMPT, WARM, NoiseKey(5), 6, few)
     steps = [Draft(1, 0, NOTHING, 4), Draft(2, 1, Letters("he t"), 4), Draft(3, 4, NOTHING, 4)]

@@ -1,9 +1,7 @@
 """A drafter's sessions over loopback: rows, draws, chunks, advances, and epochs dropped between two forwards."""
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +14,12 @@ from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
-from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from tests.drafter.streaming import Epoch, gated
+from tests.engine.gathering import nothing
 from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
 
@@ -76,20 +74,6 @@ async def test_options_of_the_target_cost_a_drafter_nothing(drafter_model: Runni
     await session.answer(FIRST)
     session.close()
     assert not threads
-
-
-async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:
-    async with drafter.session(OPEN) as session:
-        drafted = await session.draft(Draft(1, 0, from_bytes(b" jumps"), 6))
-    offset = len(" jumps")
-    for draft_token in drafted.draft_tokens:
-        assert len(draft_token.row.ids) == 8
-        assert draft_token.row.probabilities.sum() == 1
-        assert (
-            drafter_model.noise.draw(draft_token.row.ids, draft_token.row.probabilities, KEY, offset)
-            == draft_token.token
-        )
-        offset += len(drafter_model.tokenization.letters_of((draft_token.token,)))
 
 
 @pytest.mark.usefixtures("seeded")
@@ -178,53 +162,18 @@ async def test_letters_that_it_cannot_write_are_left_out(drafter: DrafterClient)
         np.testing.assert_allclose(row.probabilities, expected.probabilities, atol=2e-6)
 
 
-async def test_without_any_text_it_begins_as_its_prompts_do(drafter: DrafterClient, drafter_model) -> None:
-    assert drafter_model.tokenization.encode_prompt_letters(NOTHING)
-    async with drafter.session(OpenDrafter(NOTHING, WARM, KEY, 4)) as session:
-        assert len((await session.draft(FIRST)).draft_tokens) == 4
-
-
-async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_place(
-    drafter: DrafterClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    thread, close = drafter_model.thread, DrafterSession.close
-    engine = thread.engine
-    stepped, go_on, closing = threading.Event(), threading.Event(), asyncio.Event()
-
-    def held_step(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
-        stepped.set()
-        assert go_on.wait(60)
-        return engine.step(shares)
-
-    def seen_close(session: DrafterSession) -> None:
-        closing.set()
-        close(session)
-
-    monkeypatch.setattr(thread, "_engine_step", held_step)
-    monkeypatch.setattr(DrafterSession, "close", seen_close)
-    session = await drafter.open(OPEN)
-    await session.send(Draft(1, 0, NOTHING, 50))
-    assert await asyncio.to_thread(stepped.wait, 60)
-    await session.close()
-    await asyncio.wait_for(closing.wait(), 60)
-    go_on.set()
-    async with asyncio.timeout(60):
-        while engine.slots_in_use:
-            await drafter.describe()
-    assert drafter_model.thread.steps == 1
-
-
-@pytest.mark.parametrize(("chunk", "sizes"), [(3, [3, 3, 1]), (64, [7])])
-async def test_draft_tokens_come_in_chunks(drafter: DrafterClient, chunk: int, sizes: list[int]) -> None:
-    async with drafter.session(OPEN) as session:
-        await session.send(Draft(1, 0, NOTHING, 7, chunk))
-        epoch = await Epoch(1).complete(session, 7)
-    assert [len(reply.draft_tokens) for reply in epoch.replies] == sizes
-    assert all(reply.seconds > 0 and not reply.reason for reply in epoch.replies)
-    async with drafter.session(OPEN) as session:
-        assert [
-            draft_token.token for draft_token in (await session.draft(Draft(1, 0, NOTHING, 7))).draft_tokens
-        ] == epoch.tokens
+async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_place(drafter_model: RunningModel) -> None:
+    async with gated(drafter_model) as (client, gate):
+        session = await client.open(OPEN)
+        gate.close()
+        await session.send(Draft(1, 0, NOTHING, 50))
+        await gate.entered()  # the first step stands still
+        await session.close()
+        async with client.session(OPEN):  # on one link what is sent first comes first
+            gate.open()
+            await gate.thread.run(nothing())
+        assert gate.thread.steps == 1
+        assert not gate.thread.engine.slots_in_use
 
 
 async def test_a_draft_token_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:
@@ -275,23 +224,6 @@ async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
         assert (await Epoch(1).complete(fresh, 4)).tokens == [draft_token.token for draft_token in reply.draft_tokens]
 
 
-async def test_a_window_moves_on_and_drafting_with_it(drafter: DrafterClient, drafter_model: RunningModel) -> None:
-    engine = drafter_model.thread.engine
-    async with drafter.session(OPEN) as session:
-        await session.send(Draft(1, 0, NOTHING, 9))
-        expected = (await Epoch(1).complete(session, 9)).tokens
-    async with drafter.session(OPEN) as session:
-        await session.send(Draft(1, 0, NOTHING, 2, 1))
-        epoch = await Epoch(1).complete(session, 2)
-        fed = engine.computed
-        await session.send(Advance(1, 2))  # which is nothing new
-        await session.send(Advance(1, 5))
-        await epoch.complete(session, 5)
-        await session.send(Advance(1, 9))
-        assert (await epoch.complete(session, 9)).tokens == expected
-        assert engine.computed - fed == 7
-
-
 async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningModel) -> None:
     async with gated(drafter_model) as (client, gate), client.session(OPEN) as session:
         gate.close()
@@ -321,15 +253,3 @@ async def test_what_cannot_be_ends_the_session(drafter: DrafterClient, bad: Adva
             await session.receive()
     async with drafter.session(OPEN) as session:
         assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4
-
-
-async def test_sessions_side_by_side_draft_what_they_would_alone(drafter: DrafterClient) -> None:
-    texts = [Letters(text) for text in (" jumps", "", " of the")]
-
-    async def drafted(text: Letters) -> list[int]:
-        async with drafter.session(OPEN) as session:
-            await session.send(Draft(1, 0, text, 6, 2, branch_depth=2))
-            return (await Epoch(1).complete(session, 6, 6)).tokens
-
-    alone = [await drafted(text) for text in texts]
-    assert await asyncio.gather(*map(drafted, texts)) == alone

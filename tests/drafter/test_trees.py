@@ -105,21 +105,6 @@ async def test_a_node_is_not_expanded_where_nothing_after_it_can_be_sent(drafter
         assert [one.token for one in reply.draft_tokens[:3]] == list(gate.works[-1].tree.tokens)
 
 
-async def test_the_next_epoch_follows_another_branch_of_the_tree(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
-    reference = Weights(drafter_model, GREEDY)
-    async with drafter.session(GREEDY) as session:
-        await session.send(Draft(1, 0, NOTHING, 3, tree_nodes=12))
-        branch = (await Epoch(1).hear(session)).branches[0]
-        await session.send(Draft(2, branch.offset, branch.letters, 3, tree_nodes=12))
-        tree = await Epoch(2).hear(session)
-        await session.send(Draft(3, branch.offset, branch.letters, 3))
-        chain = await Epoch(3).hear(session)
-    assert [one.token for one in tree.draft_tokens] == [one.token for one in chain.draft_tokens]
-    assert reference.length(tuple(one.token for one in tree.draft_tokens)) > 0
-
-
 async def test_a_branch_of_a_tree_can_be_adopted(drafter: DrafterClient) -> None:
     async with drafter.session(GREEDY) as session:
         await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=40))

@@ -51,7 +51,6 @@ class World:
 
     answers: list[Answered] = field(default_factory=list)
     steps: list[Taken] = field(default_factory=list)
-    paused: float = 0.0  # seconds in which something was ready and no step was taken
 
     def of(self, name: str) -> list[Answered]:
         return [answer for answer in self.answers if answer.client == name]
@@ -82,7 +81,6 @@ def simulated(clients: list[Client], seconds: Callable[[int], float], until: flo
         if isinstance(decided, Pause):
             later = [] if decided.seconds is None else [now + decided.seconds]
             following = min([*coming.values(), *later, until])
-            world.paused += (following - now) if waiting else 0.0
             now = max(following, now + 1e-9)
             continue
         took = seconds(sum(decided.tokens.values()))

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
-
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Admission
 
@@ -133,13 +131,3 @@ def test_if_nobody_can_go_on_somebody_gives_way_at_once() -> None:
 def test_of_a_session_with_two_jobs_the_older_one_is_seated() -> None:
     service = Service(2)
     assert service.step([asks("a", 0.0), asks("a", 0.1)], 0.2) == ["a"]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_session_that_was_closed_is_forgotten(size: int) -> None:
-    service = Service(size)
-    service.step([asks("a")], 0.0)
-    service.admission.close("a")
-    service.admission.close("a")
-    assert service.step([asks("b", 0.1)], 0.1) == ["b"]
-    assert service.admission.preemptions == 0

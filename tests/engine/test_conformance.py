@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 import pytest
@@ -81,6 +82,20 @@ def test_what_fails_while_weights_are_watched_is_refused_by_the_engine() -> None
     pack(model)
     assert not any("Watched" in type(module).__name__ for module in model.modules())
     with pytest.raises(UnsupportedModelError, match="no plain call"):
+        Engine(model)
+
+
+def test_a_model_whose_weights_are_no_numbers_is_refused_for_that() -> None:
+    broken = random_model("llama", VOCABULARY)
+    broken.model.norm.weight.data[0] = nan
+    with pytest.raises(UnsupportedModelError, match="its weights have NaN"):
+        Engine(broken)
+
+
+def test_a_model_without_a_context_length_needs_one() -> None:
+    model = random_model("mamba", VOCABULARY)
+    del model.config.max_position_embeddings
+    with pytest.raises(ValueError, match="set --max-model-len"):
         Engine(model)
 
 

@@ -248,10 +248,3 @@ def test_penalties_and_biases_are_not_the_drafters() -> None:
     ):
         np.testing.assert_array_equal(ids, plain_ids)
         np.testing.assert_array_equal(weights, plain)
-
-
-def test_greedy_drafting_is_one_hot() -> None:
-    found = drafting_distributions(LOGITS, SamplingOptions(temperature=0), 64)
-    assert [(ids.tolist(), weights.tolist()) for ids, weights in found] == [
-        ([best], [1.0]) for best in LOGITS.argmax(-1).tolist()
-    ]

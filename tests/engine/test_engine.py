@@ -49,35 +49,6 @@ def serve(engine: Engine, *requests: Request, apart: float = 1e-5) -> int:
     return engine.computed - before
 
 
-def test_chains_trees_and_ragged_batches_of_all_architectures(model: PreTrainedModel) -> None:
-    engine = Engine(model)
-    assert serve(engine, Request("a", PROMPT)) == len(PROMPT)
-    assert serve(engine, Request("a", (*PROMPT, 9), tree_of([(4, 5, 6)], 9))) == 4
-    serve(engine, Request("a", PROMPT * 4), Request("b", PROMPT[:1]), Request("c", (9, 9), BRANCHES))
-    engine.close("b")
-    longer, other = (*PROMPT * 4, 11), (9, 9, 1, 2, 9)
-    assert serve(engine, Request("a", longer, BRANCHES), Request("c", other)) == 1 + len(BRANCHES) + 1
-    due = 1 + 1 + len(PROMPT)
-    assert serve(engine, Request("c", (*other, 3)), Request("a", (*longer, 3)), Request("d", PROMPT[::-1])) == due
-
-
-def test_rolling_back_keeps_the_common_prefix(llama: PreTrainedModel) -> None:
-    engine = Engine(llama)
-    serve(engine, Request("a", PROMPT * 3))
-    assert serve(engine, Request("a", (*PROMPT * 2, 70, 71))) == 2
-    assert serve(engine, Request("a", PROMPT)) == 1
-    assert serve(engine, Request("a", (70, *PROMPT))) == 1 + len(PROMPT)
-
-
-@pytest.mark.parametrize("path", [(1, 2, 9, 4), (7, 8), (1, 2)])
-def test_the_emitted_branch_is_not_computed_again(llama: PreTrainedModel, path: Path) -> None:
-    engine = Engine(llama)
-    serve(engine, Request("a", PROMPT, BRANCHES))
-    corrected = (*PROMPT, *path, 50)
-    assert serve(engine, Request("a", corrected, BRANCHES)) == 1 + len(BRANCHES)
-    assert serve(engine, Request("a", (*corrected, *path), tree_of([(3, 3)], 9))) == 1 + 2
-
-
 def test_the_same_context_keeps_the_leading_nodes_of_the_tree(llama: PreTrainedModel) -> None:
     engine = Engine(llama)
     serve(engine, Request("a", PROMPT, tree_of([(1, 2), (3,)], 9), wanted=(1, 2)))

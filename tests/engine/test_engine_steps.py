@@ -15,7 +15,7 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine.taped import taped
-from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
+from tests.engine.test_engine import PROMPT, assert_right, plain, serve
 from tests.engine.tiny import examples, tiny_gemma2, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen2
 
 WINDOW = 7  # tokens
@@ -37,25 +37,6 @@ def small(model: PreTrainedModel, places: int, graphs: bool = False, chunk: int 
     pools = [SlotPool(pool.memory, places, pool.window, pool.chunk) for pool in engine._manager.pools]
     engine._manager = KVCacheManager(pools)
     return engine
-
-
-@pytest.mark.parametrize("tokens", [5, 64])
-def test_a_long_context_goes_in_shares_beside_others(llama: PreTrainedModel, tokens: int) -> None:
-    engine = Engine(llama)
-    long, other = Request("long", PROMPT * 9, BRANCHES), (PROMPT[0],)
-    steps = 0
-    logits = None
-    while logits is None:
-        before = engine.computed
-        due = engine.remaining(long)
-        logits, beside = engine.step([Scheduled(long, tokens), Scheduled(Request("other", other), 1)])
-        assert beside is not None
-        assert_right(llama, Request("other", other), beside)
-        assert engine.remaining(long) == (due - engine.computed + before + 1 if logits is None else 1 + len(BRANCHES))
-        other = (*other, steps % 9)
-        steps += 1
-    assert steps == (1 if tokens == 64 else -(-(len(long.context) - 1) // tokens) + 1)
-    assert_right(llama, long, logits)
 
 
 def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel) -> None:
@@ -89,19 +70,6 @@ def test_one_session_twice_in_a_step_is_fed_once(llama: PreTrainedModel) -> None
     assert second is None
     assert first is not None
     assert_right(llama, Request("a", PROMPT), first)
-
-
-def test_a_session_goes_on_from_anothers_text(llama: PreTrainedModel) -> None:
-    engine = Engine(llama)
-    text = PROMPT * 7
-    assert serve(engine, Request("a", text, BRANCHES)) == len(text) + len(BRANCHES)
-    assert engine.remaining(Request("b", (*text, 1, 2))) == 2
-    assert serve(engine, Request("b", (*text, 1, 2))) == 2
-    assert serve(engine, Request("c", text, BRANCHES)) == 1 + len(BRANCHES)
-    engine.close("b")
-    assert serve(engine, Request("d", (*text, 1, 2, 3), BRANCHES)) == 1 + len(BRANCHES)
-    assert serve(engine, Request("e", (*text[:33], 96))) == 1
-    assert serve(engine, Request("f", (*text[:31], 96))) == 32  # less than a block
 
 
 def test_plain_calls_of_the_model_go_on_beside_the_engine(llama: PreTrainedModel) -> None:

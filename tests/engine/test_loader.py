@@ -290,25 +290,6 @@ def test_heads_of_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         cut_head(model, KEPT)
 
 
-def test_columns_stand_for_kept_ids() -> None:
-    whole = running(None)
-    assert whole.columns(None) is None
-    assert whole.columns(KEPT) is KEPT
-    assert whole.ids(KEPT) is KEPT
-    cut = running(KEPT)
-    assert cut.columns(None) is None
-    columns = cut.columns(np.array([60, 2, 5, 3]))
-    assert columns.tolist() == [2, 5]
-    assert cut.ids(columns).tolist() == [5, 60]
-    assert cut.columns(np.array([2, 3])).tolist() == []
-
-
-def running(kept: np.ndarray | None) -> RunningModel:
-    """Without a model: only what maps columns to ids."""
-    nothing = object()
-    return RunningModel(nothing, nothing, nothing, nothing, kept)
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of what PEFT still uses
 def test_an_adapter_is_merged_and_names_the_model(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")

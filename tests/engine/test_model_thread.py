@@ -192,16 +192,6 @@ async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> No
     assert (worker.answers, worker.queued, dict(worker.batches)) == (3, 6.0, {3: 1})
 
 
-async def test_a_long_prompt_comes_in_chunks_beside_others_and_changes_nothing() -> None:
-    worker = ModelThread(Engine(MODEL, chunk=24))
-    long = tuple(range(90))
-    cases = [("a", PROMPT, 8), ("b", long, 6), ("c", (9,), 8)]
-    results = await gathered(worker, *(greedy(*case) for case in cases))
-    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
-    assert worker.steps > 8
-    worker.close()
-
-
 async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
     worker = ModelThread(Engine(MODEL, budget=1))
     room = worker.engine.slots // 128

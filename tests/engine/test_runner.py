@@ -16,7 +16,6 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
-from crossdraft.engine.runner import ModelRunner
 from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
@@ -33,37 +32,6 @@ def capture() -> Iterator[None]:
         patch.setattr(runner, "capture_for", lambda _: taped)
         patch.setattr(runner, "SIZES", SIZES)
         yield
-
-
-@pytest.fixture
-def never_flat(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called on, forwards that go as they are fail."""
-
-    def fail(*_: object) -> None:
-        raise AssertionError("a forward went as it is")
-
-    return lambda: monkeypatch.setattr(ModelRunner, "_flat", fail)
-
-
-def test_trees_and_ragged_batches_of_all_architectures(model: PreTrainedModel, never_flat: Callable[[], None]) -> None:
-    engine = Engine(model, graphs=True)
-    never_flat()
-    for turn in range(2):  # the second one replays what the first has captured
-        names = [f"{letter}{turn}" for letter in "abcd"]
-        shift = tuple((token + turn) % 90 for token in PROMPT)
-        serve(
-            engine,
-            Request(names[0], shift * 4),
-            Request(names[1], shift[:1], BRANCHES),
-            Request(names[2], (9, turn), BRANCHES),
-        )
-        serve(
-            engine, Request(names[0], (*shift * 4, 1)), Request(names[3], shift[::-1], tree_of([(4, 5, 6)], 9), (0, 3))
-        )
-        assert serve(engine, Request(names[2], (9, turn, 1, 2, 9, 50), BRANCHES)) == 1 + len(BRANCHES)
-        assert serve(engine, Request(names[0], (*shift * 4, 1, 2)), Request(names[1], (shift[0], 7, 8, 3))) == 2
-        for name in names:
-            engine.close(name)
 
 
 def test_shapes_captured_after_start_none(llama: PreTrainedModel, caplog: pytest.LogCaptureFixture) -> None:

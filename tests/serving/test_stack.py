@@ -15,7 +15,6 @@ from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOpti
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
@@ -106,15 +105,6 @@ async def test_over_grpc_the_output_is_the_pipelines(
         assert len(generation.milliseconds) == TOKENS
 
 
-async def test_over_http_greedy_text_is_the_pipelines(stack: Stack) -> None:
-    wanted = await stack.text()
-    for body in (DRAFTED, PLAIN):
-        done = await stack.complete(extra_body=body)
-        assert (done.choices[0].text, done.choices[0].finish_reason) == (wanted, "length")
-        assert done.usage is not None
-        assert done.usage.completion_tokens == TOKENS
-
-
 async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
     asked = {"n": 3, "seed": 7}
     texts = [choice.text for choice in (await stack.complete(**asked, extra_body=DRAFTED)).choices]
@@ -184,20 +174,6 @@ async def test_leaving_releases_the_sessions(stack: Stack) -> None:
     async with stack.client.run(replace(GREEDY, max_tokens=900)) as generation:
         await anext(generation)
     await stack.released()
-
-
-async def test_a_full_process_refuses_more(stack: Stack) -> None:
-    stream = await endless(stack, n=MAX)
-    await anext(stream)
-    with pytest.raises(openai.RateLimitError) as caught:
-        await stack.complete()
-    assert (caught.value.code, int(caught.value.response.headers["retry-after"]) >= 1) == ("overloaded", True)
-    with pytest.raises(Overloaded, match=f"{MAX} outputs are being generated") as raised:
-        await anext(stack.client.run(GREEDY))
-    assert raised.value.after >= 1
-    await stream.close()
-    await stack.released()
-    assert (await stack.complete(max_tokens=1)).choices
 
 
 async def test_what_is_served(stack: Stack) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
@@ -18,7 +17,6 @@ from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.links import Join
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
-from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
     MOST_SCORED,
     FetchRow,
@@ -397,29 +395,6 @@ async def test_long_options_are_gone_through_once_and_not_in_the_event_loop(targ
     assert all(token_of(node) in range(300) for node in done.nodes)
     await replies.answer(Pass(2, (), TokenTree(), draws=True, run=4))
     assert not threads
-
-
-async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(target_folder) -> None:
-    """The prompt and 40 committed ids arrive in one pass, and are fed in chunks."""
-    loaded = load_model(str(target_folder))
-    engine = Engine(loaded.model, budget=1, chunk=16)
-    opening = OpenTarget(PROMPT, SamplingOptions(), NoiseKey(3))
-    with_chunks, without = (RunningModel.of(loaded, side, 1) for side in (Side.TARGET, Side.TARGET))
-    with_chunks.thread.engine = engine
-    try:
-        output: tuple[int, ...] = ()
-        talk = Talk(without, opening)
-        for number in range(1, 41):
-            (sample,) = (await talk.passed(Pass(number, output[-1:], TokenTree(), draws=True))).nodes
-            output = (*output, sample.token)
-        tree = TokenTree((5, 6), (ROOT, ROOT))
-        due = await talk.passed(Pass(41, output[-1:], tree, draws=True))
-        reopened = Talk(with_chunks, opening)
-        assert [node.token for node in (await reopened.passed(Pass(1, output, tree, draws=True))).nodes] == [
-            node.token for node in due.nodes
-        ]
-    finally:
-        await asyncio.gather(*(asyncio.to_thread(model.close) for model in (with_chunks, without)))
 
 
 SETTINGS = {

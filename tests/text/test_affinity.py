@@ -103,25 +103,6 @@ def test_tokens_that_are_not_shared_have_no_row(drafted: int) -> None:
         identity(TOYS).redistribute(np.array([0, drafted]), np.array([0.5, 0.5]))
 
 
-def first_order(proposed: Probabilities, prior: Probabilities) -> Probabilities:
-    """Eq. 3: (N q′ + θ p) / (N + p) with θ = p·q′, normalized; all of shape (N,)."""
-    size = len(prior)
-    theta = float(prior @ proposed)
-    spread = (size * proposed + theta * prior) / (size + prior)
-    return np.asarray(spread / spread.sum(), dtype=np.float64)
-
-
-@given(st.integers(2, 500), st.integers(0, 2**32), st.floats(0.1, 8), st.floats(0.01, 1))
-def test_the_first_order_form_is_tli_within_three_theta_over_n(size: int, seed: int, scale: float, kept: float) -> None:
-    """|Eq. 3 − q′|₁ ≤ 3θ/N for every p and q′: docs/rdk.md has the proof."""
-    random = np.random.default_rng(seed)
-    p = np.exp(scale * random.standard_normal(size))
-    q = np.exp(scale * random.standard_normal(size)) * (random.random(size) < kept)
-    q[0] += 1e-9
-    p, q = p / p.sum(), q / q.sum()
-    assert np.abs(first_order(q, p) - q).sum() <= 3 * (p @ q) / size + 1e-12
-
-
 def ids(*values: int) -> Ids:
     return np.array(values, dtype=np.int64)
 

@@ -34,13 +34,6 @@ def test_all_bytes_are_tokens_of_tokenizers_that_can_write_any_text() -> None:
         assert all(vocabulary.ids_of(Letters(chr(value))) for value in range(256)), name
 
 
-def test_a_space_mark_is_a_space() -> None:
-    llama2 = kind("llama2")
-    assert llama2.vocabulary().letters[llama2.id_of("▁the")] == " the"
-    gpt2 = kind("gpt2")
-    assert gpt2.vocabulary().letters[gpt2.id_of("Ġthe")] == " the"
-
-
 def test_bytes_of_the_byte_fallback_rank_behind_the_token_that_is_written() -> None:
     llama2 = kind("llama2")
     byte, letter = llama2.id_of("<0x61>"), llama2.id_of("a")

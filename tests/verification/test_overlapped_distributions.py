@@ -193,7 +193,7 @@ def test_draft_trees(choices: tuple[Choice, ...], pattern: str) -> None:
 
 def test_a_pass_over_a_tree_goes_on_beyond_a_refusal() -> None:
     """Else the test above would say nothing: with a chain a refusal is the last token of its pass."""
-    given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 6, 1)
+    given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1)
 
     def passes(chosen: Choice) -> float:
         def counted(chooser: EnumeratingChooser) -> int:
