@@ -1,5 +1,6 @@
 """Forwards that read numbers against plain ones; on a CPU a tape of operations stands for CUDA's graphs."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,12 +15,14 @@ from crossdraft.engine import attention, runner
 from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
+from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
 from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
 from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
+from tests.engine.test_model_thread import alone, greedy, greedy_path
 from tests.engine.tiny import tiny_llama
 
 SIZES = (1, 4, 16, 64)
@@ -62,6 +65,32 @@ def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -
         found = engine.forward(requests)
     for number in (0, 31, 63):
         assert_right(llama, requests[number], found[number])
+
+
+async def test_a_draft_of_likeliest_tokens_is_one_replay_a_token(llama: PreTrainedModel) -> None:
+    engine, cases = Engine(llama, graphs=True), [("a", PROMPT, 6), ("b", (9,), 6), ("c", PROMPT[::-1], 6)]
+    engine.runner.graphs.capture_drawing(None)
+    worker = ModelThread(engine)
+    with patch.object(engine.runner, "_call", Mock(side_effect=AssertionError)):
+        found = await asyncio.gather(*(worker.run(greedy_path(*case)) for case in cases))
+        again = await asyncio.gather(*(worker.run(greedy_path(str(place), ids, 3)) for place, ids in enumerate(found)))
+    worker.close()
+    assert again == [alone(Engine(llama, graphs=False), greedy(name, ids, 9)) for name, ids, _ in cases]
+
+
+def test_what_is_drawn_are_ids_of_columns(llama: PreTrainedModel) -> None:
+    """Where the head has fewer columns than there are ids; of three steps in a row."""
+    engine, ids = Engine(llama, graphs=True), torch.arange(len(llama.get_input_embeddings().weight)).flip(0)
+    engine.forward([Request("a", PROMPT, more=3)])
+    engine.runner.graphs.capture_drawing(ids)
+    paths = Mock(ids=torch.tensor([7]))
+    drawn = engine.following([Request("a", PROMPT, more=3)], 3, likeliest=True)
+    for step in range(3):
+        drawn.extend(paths)
+        token, possible = paths.take.call_args.args
+        text = (*PROMPT, 7, *(int(call.args[0]) for call in paths.take.call_args_list[:step]))
+        assert int(token) == int(ids[plain(llama, text).argmax()])
+        assert possible.tolist() == [[1]]
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:

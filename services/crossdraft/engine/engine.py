@@ -39,6 +39,7 @@ from crossdraft.engine.requests import (
     plan_inputs,
 )
 from crossdraft.engine.runner import ModelRunner
+from crossdraft.engine.sampler import Paths
 from crossdraft.types.trees import MOST_NODES
 
 if TYPE_CHECKING:
@@ -97,10 +98,16 @@ class Following:
     Args:
         requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
         steps: at most.
+        likeliest: the token after each row is the likeliest.
     """
 
     def __init__(
-        self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest], steps: int
+        self,
+        engine: "Engine",
+        manager: KVCacheManager,
+        requests: Sequence[ForwardRequest],
+        steps: int,
+        likeliest: bool = False,
     ) -> None:
         self._engine, self._manager, self._requests = engine, manager, requests
         self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
@@ -109,13 +116,18 @@ class Following:
         def slices_at(step: int) -> list[BatchSlice]:
             return [_one_token(entry, size + step) for entry, size in zip(self._entries, sizes, strict=True)]
 
-        self._step = engine.runner.following(slices_at, steps)
+        graphs = engine.runner.graphs
+        self._draw = graphs.drawing(slices_at(0), steps) if likeliest and graphs is not None else None
+        self._step = engine.runner.following(slices_at, steps) if self._draw is None else None
 
     @torch.inference_mode()
-    def step(self, ids: Tensor) -> Tensor:
-        """The logits after the next token of each session, float32 (n, V), given its id, int64 (n,)."""
+    def extend(self, paths: Paths) -> None:
+        """One more token of each session, by a step with the ones before."""
         self._engine.computed += len(self._entries)
-        return self._step(ids)
+        if self._draw is not None:
+            paths.take(*self._draw(paths.ids))
+        elif self._step is not None:
+            paths.extend(self._step(paths.ids))
 
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
@@ -292,9 +304,10 @@ class Engine:
                 results[index] = logits
         return [logits for logits in results if logits is not None]
 
-    def following(self, requests: Sequence[ForwardRequest], steps: int) -> Following:
-        """What follows requests that the latest step has completed, in so many steps at most."""
-        return Following(self, self._manager, requests, steps)
+    @torch.inference_mode()
+    def following(self, requests: Sequence[ForwardRequest], steps: int, likeliest: bool = False) -> Following:
+        """What follows requests that the latest step has completed, as `Following`."""
+        return Following(self, self._manager, requests, steps, likeliest)
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""

@@ -443,8 +443,8 @@ class ModelThread:
         following: Following | None = None
         span = DeviceTimer(self.engine.device, self._clock)
         while steps < left and not self._others_wait(jobs):
-            following = following or self.engine.following([job.request for job in jobs], left)
-            paths.extend(following.step(paths.ids))
+            following = following or self.engine.following([job.request for job in jobs], left, paths.likeliest)
+            following.extend(paths)
             steps += 1
         if steps:
             span.end()

@@ -30,14 +30,19 @@ from crossdraft.engine.batch import (
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
+from crossdraft.engine.distributions import greedy
 from crossdraft.engine.kv_cache import MIB, KVCache, KVPool
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
 SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 1025, 64), *range(1152, 2049, 128))
+DRAWING = 256  # tokens of steps that draw, one of each session: at most so many are captured
+STEPS = 32  # of a draft that are made without the host
 LOGITS = 8  # of the free memory the logits of the largest forward may take one part in so many
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
+# Of the first of some steps the ids, int64 (n,), to ids after a step, and 1, or 0 where no logits are finite, (n, 1).
+Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -83,6 +88,65 @@ def _run_again(run: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+class DrawingMemory:
+    """What steps that draw read and write, whichever size they have.
+
+    Args:
+        rows: of the numbers of a forward.
+        tokens: of the largest step.
+        device: of the model.
+    """
+
+    def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
+        self._rows = rows
+        self._tables = torch.zeros(STEPS * rows * tokens, dtype=torch.int64, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)  # steps made
+        self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)  # of the next step
+        self.drawn = torch.zeros(STEPS, tokens, dtype=torch.int64, device=device)
+        self.possible = torch.zeros(STEPS, tokens, dtype=torch.float64, device=device)
+
+    def tables(self, size: int) -> Tensor:
+        """The numbers of all steps, (STEPS, rows, size)."""
+        return self._tables[: STEPS * self._rows * size].view(STEPS, self._rows, size)
+
+
+class DrawingSteps:
+    """Steps of so many tokens that draw: one is captured, and replayed for each token of a draft."""
+
+    def __init__(self, memory: DrawingMemory, own: Tensor, forward: Forward, ids: Tensor | None) -> None:
+        self.replay: Callable[[], None] | None = None
+        self._memory, self._own, self._forward, self._ids = memory, own, forward, ids
+
+    def draw(self) -> None:
+        """One step: what is captured."""
+        memory, size = self._memory, self._own.shape[1]
+        self._own.copy_(memory.tables(size).index_select(0, memory.counter)[0])
+        inputs = StepInputs.of(self._own)
+        inputs.ids.copy_(memory.ids[:size])
+        columns, possible = greedy(self._forward(inputs).float())
+        ids = columns[:, 0] if self._ids is None else self._ids[columns[:, 0]]
+        memory.ids[:size].copy_(ids)
+        memory.drawn[:, :size].index_copy_(0, memory.counter, ids[None])
+        memory.possible[:, :size].index_copy_(0, memory.counter, possible[None, :, 0])
+        memory.counter.add_(1)
+
+    def begun(self, tables: Tensor, count: int) -> Draw:
+        """The steps of so many sessions, whose numbers these are."""
+        memory, steps = self._memory, iter(range(len(tables)))
+        memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
+        memory.counter.zero_()
+
+        def next_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
+            step = next(steps)
+            if not step:
+                memory.ids[:count].copy_(ids)
+            assert self.replay is not None
+            self.replay()
+            return memory.drawn[step, :count], memory.possible[step, :count, None]
+
+        return next_ids
+
+
 class GraphRunner:
     """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up.
 
@@ -98,6 +162,7 @@ class GraphRunner:
         self._padding_slots = [pool_of(cache, window).padding_slot for window in windows]
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
+        self._drawing: dict[int, DrawingSteps] = {}  # by tokens
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
 
@@ -123,9 +188,18 @@ class GraphRunner:
             slices: of the first of these tokens.
             steps: forwards.
         """
-        numbers = following_numbers(self._numbers_of(slices), slices, self._windows, steps)
-        tables = iter(sent(torch.from_numpy(numbers), self._device))
+        tables = iter(sent(self._tables(slices, steps), self._device))
         return lambda ids: self._run(next(tables), len(slices), ids)
+
+    def drawing(self, slices: Sequence[BatchSlice], steps: int) -> Draw | None:
+        """The same with the likeliest token after each row, which is the next step's; None: that is not captured."""
+        drawing = self._drawing.get(self.size_for(len(slices)))
+        if drawing is None or steps > STEPS:
+            return None
+        return drawing.begun(staged(self._tables(slices, steps), self._device), len(slices))
+
+    def _tables(self, slices: Sequence[BatchSlice], steps: int) -> Tensor:
+        return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
 
     def _numbers_of(self, slices: Sequence[BatchSlice]) -> Numbers:
         size = self.size_for(sum(one.count for one in slices))
@@ -177,6 +251,25 @@ class GraphRunner:
         taken, seconds = max(0, free - unused_memory(self._device, 1)), time.perf_counter() - began
         log.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(replays), seconds, taken)
 
+    @torch.inference_mode()
+    def capture_drawing(self, ids: Tensor | None) -> None:
+        """Captures steps of drafts that take the likeliest token after each row, too.
+
+        Args:
+            ids: int64, of each column of the logits; None: column i is id i.
+        """
+        tables = padding_of(max([0, *self.sizes]), self._padding_slots)
+        rows, largest = tables.shape
+        memory = DrawingMemory(rows, largest, self._device)
+        for size in [size for size in self.sizes if size <= DRAWING][::-1]:
+            drawing = DrawingSteps(memory, self._own(size), self._forward, ids)
+            memory.counter.zero_()
+            self._own(size).copy_(torch.from_numpy(tables[:, :size]))
+            memory.tables(size).copy_(torch.from_numpy(tables[:, :size]))
+            drawing.replay = self.capture(drawing.draw)
+            if drawing.replay is not None:
+                self._drawing[size] = drawing
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""
         if self._capture is None:
@@ -199,6 +292,7 @@ class GraphRunner:
     def drop(self) -> None:
         """From now on all forwards go as they are."""
         self._replays.clear()
+        self._drawing.clear()
 
     def _own(self, size: int) -> Tensor:
         """Where the numbers of captured forwards of so many tokens are."""

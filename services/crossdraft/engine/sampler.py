@@ -647,6 +647,16 @@ class Paths:
         ids = [paths.extend(part) for paths, part in parts]
         self.ids = ids[0] if len(ids) == 1 else torch.cat(ids)
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether nothing but the likeliest token after each row is wanted."""
+        return len(self._alike) == 1 and self._alike[0].likeliest
+
+    def take(self, ids: Tensor, possible: Tensor) -> None:
+        """Instead of `extend`: the likeliest ids, int64 (n,), and 1, or 0 where logits are not finite, (n, 1)."""
+        self.ids = ids
+        self._alike[0].tensors += [ids, possible]
+
     def found(self, arrays: Fetched) -> list[list[Drawn]]:
         """What was drawn on each path, of what was fetched; raises ValueError: logits are not finite."""
         found: list[list[Drawn]] = []
@@ -667,6 +677,10 @@ class _AlikePaths:
         self._warping = Warping.of([one.options for one in requests], [1] * self.size, rows.device)
         self._width = width_of(one.options, columns)
         self._at = Moments.of([request.at for request in requests], rows.device)
+
+    @property
+    def likeliest(self) -> bool:
+        return self._warping.greedy and not self._one.row_width and self._one.allowed is None
 
     @torch.inference_mode()
     def extend(self, logits: Tensor) -> Tensor:
