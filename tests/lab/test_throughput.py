@@ -94,6 +94,7 @@ def test_prompts_are_enough_and_no_two_begin_alike() -> None:
     assert [plan(each=2).outputs(count) for count in (1, 3)] == [4, 6]  # a few at least
     with pytest.raises(UsageError, match=r"enough for \d+ outputs, and 20 are asked for"):
         prompts_of(texts, 20, 10)
+    assert prompts_of(texts, 5, 10, count=20)[:5] == found
 
 
 def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain") -> ThroughputResult:

@@ -253,16 +253,26 @@ def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> 
     return (fast + slow) // 2 if fast + 1 < slow and CLOSE * (slow - fast) > slow else 0
 
 
-def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
-    """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
-    later. Raises UsageError if there are too few."""
+def prompts_of(texts: Sequence[Ids], needed: int, longest: int, count: int = 0) -> list[Ids]:
+    """Prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins later.
+
+    Args:
+        texts: ids of each.
+        needed: prompts, at least.
+        longest: tokens.
+        count: prompts, if there are so many.
+
+    Raises:
+        UsageError: there are fewer than needed.
+    """
+    count = max(needed, count)
     found: list[Ids] = []
     for turn in range(1 + count // len(texts)):
         later = [ids[SHIFT * turn :][:longest] for ids in texts]
         found += [ids for ids in later if len(ids) >= SHORTEST]
-    if len(found) < count:
+    if len(found) < needed:
         raise UsageError(
-            f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts"
+            f"the prompts are enough for {len(found)} outputs, and {needed} are asked for: give more prompts"
         )
     return found[:count]
 
@@ -328,10 +338,12 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
-        plan, most = self.plan, self.outputs(self.most_clients)
+        plan = self.plan
         async with AsyncExitStack() as stack:
             ways, texts = await start(self, stack)
-            prompts = prompts_of(texts, most, plan.prompt_tokens)
+            needed, wished = self.outputs(max(self.at_once)), self.outputs(self.most_clients)
+            prompts = prompts_of(texts, needed, plan.prompt_tokens, wished)
+            most = min(self.most_clients, len(prompts) // plan.each)
             for one in ways:
                 await one.warm_up(prompts)
 
@@ -354,7 +366,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
                         yield result
                 for one in (way for way in ways if plan.clients_at and way.name in (CROSSDRAFT, CROSSDRAFT_PLAIN)):
                     known = [result for result in found if result.configuration == one.name]
-                    while clients := next_clients(known, plan.clients_at, self.most_clients):
+                    while clients := next_clients(known, plan.clients_at, most):
                         known += await cell([one], clients, options)
                         yield known[-1]
 
