@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -420,11 +421,11 @@ async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_i
         if len(raw) > MOST_IN_LOOP:
             assert threading.get_ident() != in_loop
             assert read.wait(HANGS)
-        return TARGET.decode_requests(raw, size)
+        return TARGET.requests.decode(raw, size)
 
     limits = Listening(port=linked.PORT, grace_seconds=0)
     async with (
-        Server(replace(TARGET, decode_requests=decode), service, limits) as server,
+        Server(replace(TARGET, requests=SimpleNamespace(decode=decode)), service, limits) as server,
         RawLink(server.address) as busy,
         RawLink(server.address) as good,
     ):

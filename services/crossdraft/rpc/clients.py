@@ -8,10 +8,12 @@ from weakref import WeakSet
 import grpc
 from google.protobuf.message import DecodeError
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.frames import RoleCodec
-from crossdraft.rpc.links import Link, LinkSession, Listener, codec_of
+from crossdraft.rpc.links import Link, LinkSession, Listener
+from crossdraft.rpc.memory import codec_of
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 from crossdraft.rpc.transport import Channel, MessageLimit, ServiceChannel
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
@@ -141,10 +143,10 @@ class _Client(Generic[OpenRequest]):
 class TargetClient(_Client[OpenTarget]):
     """A target at an address."""
 
-    role = target_codec.ROLE
+    role = TARGET
 
 
 class DrafterClient(_Client[OpenDrafter]):
     """A drafter at an address."""
 
-    role = drafter_codec.ROLE
+    role = DRAFTER

@@ -315,6 +315,22 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     return message
 
 
+def rounded(rows: Sequence[Row]) -> list[Row]:
+    """Rows, at least one, as the other side reads them from a message; raises ValueError as `encode_rows` does."""
+    lists = joined([row.ids for row in rows])
+    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
+    probabilities, tails = steps / GRID, ((GRID - lists.sums(steps)) / GRID).tolist()
+    each = zip(rows, lists.spans, tails, strict=True)
+    return [replace(row, probabilities=probabilities[at], tail=tail) for row, at, tail in each]
+
+
+def rounded_alone(row: Row) -> Row:
+    """The same of a row that travels alone, perhaps whole."""
+    if not row.whole:
+        return rounded([row])[0]
+    return replace(row, probabilities=row.probabilities.astype(np.float32).astype(np.float64))
+
+
 def decode_rows(
     message: pb.Rows, name: str, vocabulary_size: int | None, drawn: Sequence[int] | None = None
 ) -> list[Row]:

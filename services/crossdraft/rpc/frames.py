@@ -1,28 +1,21 @@
-"""What travels on a link beside the messages of sessions: how they begin and end there; and the two roles of a service.
+"""What travels on a link beside the messages of sessions: how they begin and end there; and how frames are made.
 
 A link is one stream between two processes, and a frame one message of it: messages of any number of sessions, each with
-its session's number. The codecs of the two roles make frames of them, and read them from frames.
+its session's number. `Direction` makes frames of them, and reads them from frames; `roles` says which messages those of
+the two services are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
+from google.protobuf.message import Message
+
+from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.types.messages import (
-    Draft,
-    Drafted,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    Sample,
-    Score,
-    Scored,
-)
-from crossdraft.types.rows import Row
+from crossdraft.types.messages import Sample
+from crossdraft.types.rows import Ids, Row
 
 Opening = TypeVar("Opening")  # the message that begins a session
 Ask = TypeVar("Ask")
@@ -66,84 +59,18 @@ class FrameCodec(Generic[Sent, Received]):
     weight: Callable[[Sent], int]  # about how many bytes a message will have, at least
 
 
-@dataclass(frozen=True)
-class RoleCodec(Generic[Opening, Ask, Answer]):
-    """One of the two services of the protos, and how its frames are written and read."""
+class Written:
+    """Columns of a frame that is written: what its messages have of one kind stands together."""
 
-    name: str
-    other: str  # the role that an address could be of by mistake
-    service: str  # full name in the protos
-    stream: str  # name of its bidirectional method
-    encode_requests: Callable[[Sequence[tuple[int, Any]]], bytes]
-    decode_requests: Callable[[bytes, int | None], Iterable[tuple[int, Any]]]
-    encode_replies: Callable[[Sequence[tuple[int, Any]]], bytes]
-    decode_replies: Callable[[bytes, int | None], Iterable[tuple[int, Any]]]
-
-    def client(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
-        """Of the client's side, for a vocabulary of so many ids; None: not known."""
-        return FrameCodec(self.encode_requests, lambda raw: self.decode_replies(raw, vocabulary_size), weight_of)
-
-    def server(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
-        """Of the service's side."""
-        return FrameCodec(self.encode_replies, lambda raw: self.decode_requests(raw, vocabulary_size), weight_of)
-
-
-def weight_of(message: object) -> int:
-    """About how many bytes a message will have, at least."""
-    match message:
-        case BeginSession(OpenTarget() as opening):
-            return len(opening.prompt)
-        case BeginSession(OpenDrafter() as opening):
-            return len(opening.prompt) + (0 if opening.allowed is None else len(opening.allowed))
-        case Pass():
-            return len(message.committed) + len(message.tree) + sum(map(len, message.listed))
-        case Draft():
-            return len(message.letters)
-        case Score():
-            return sum(map(len, message.strings))
-        case PassDone(nodes=nodes) | PromptScored(tokens=nodes):
-            return sum(map(_weight_of_node, nodes))
-        case RowFetched():
-            return 4 * len(message.row.ids)
-        case Drafted():
-            return sum(1 if token.row is None else 2 * len(token.row.ids) for token in message.draft_tokens)
-        case Scored():
-            return 8 * len(message.probabilities)
-    return 0  # the others are small
-
-
-def _weight_of_node(node: Row | Sample) -> int:
-    likely = 5 * len(node.likely)
-    if isinstance(node, Sample):
-        return 5 + likely
-    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
-
-
-class MemoryFrame(bytes):
-    """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
-
-    messages: tuple[tuple[int, Any], ...]
-
-    @staticmethod
-    def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
-        frame = MemoryFrame()
-        frame.messages = tuple(messages)
-        return frame
-
-
-MEMORY_CODEC: FrameCodec[Any, Any] = FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], weight_of)
-
-
-def check_frame(raw: bytes, messages: Sequence[object]) -> None:
-    """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
-    if len(messages) > MOST_MESSAGES:
-        raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
-    if len(messages) > 1 and len(raw) > MOST_SHARED:
-        raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.samples: list[Sample] = []
+        self.listed: list[Ids] = []
+        self.branches = 0  # of drafts
 
 
 class Shares(Generic[Received]):
-    """Columns of a frame, which its messages take their shares of, one after another."""
+    """A column of a frame that is read, of which its messages take their shares one after another."""
 
     def __init__(self, values: Sequence[Received], name: str) -> None:
         self._values = values
@@ -162,3 +89,121 @@ class Shares(Generic[Received]):
         """Raises BadMessage unless all are taken."""
         if self._taken != len(self._values):
             raise BadMessage(f"the frame has {len(self._values)} {self._name}; its messages name {self._taken}")
+
+
+NOTHING_SHARED: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of message of a direction."""
+
+    value: type  # plain
+    field: str  # of the entry of a frame
+    write: Callable[[Any, Written], Message]  # of a plain value; raises ValueError
+    read: Callable[[Any, Sequence[Any], int | None], Any]  # of the message, its share and the vocabulary's size
+    weight: Callable[[Any], int] = lambda value: 0  # about how many bytes it has, at least; most are small
+    share: Callable[[Any, Sequence[Shares[Any]]], Sequence[Any]] | None = None  # that the message has of the columns
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Frames of one direction of a role's links.
+
+    Args:
+        frame: its protobuf message.
+        entries: the field of it that has the messages.
+        kinds: of messages.
+        columns: reads those of a frame, for a vocabulary of so many ids; raises BadMessage.
+    """
+
+    frame: type[Message]
+    entries: str
+    kinds: Sequence[Kind]
+    columns: Callable[[Any, int | None], Sequence[Shares[Any]]] = lambda frame, size: ()
+
+    @cached_property
+    def _by_value(self) -> dict[type, Kind]:
+        return {kind.value: kind for kind in self.kinds}
+
+    @cached_property
+    def _by_field(self) -> dict[str | None, Kind]:
+        return {kind.field: kind for kind in self.kinds}
+
+    def encode(self, messages: Sequence[tuple[int, Any]]) -> bytes:
+        """A frame; raises ValueError."""
+        frame: Any = self.frame()
+        entries, written, kinds = getattr(frame, self.entries), Written(), self._by_value
+        for session, value in messages:
+            kind = kinds[type(value)]
+            entry = {"session": session, kind.field: kind.write(value, written)}
+            if kind.value is BeginSession:
+                entry["request_id"] = value.request_id
+            entries.add(**entry)
+        if written.rows:
+            frame.rows.CopyFrom(codec.encode_rows(written.rows))
+        if written.samples:
+            frame.samples.CopyFrom(codec.encode_samples(written.samples))
+        if written.listed:
+            frame.listed.CopyFrom(codec.encode_lists(codec.joined(written.listed)))
+        raw: bytes = frame.SerializeToString()
+        return raw
+
+    def decode(self, raw: bytes, size: int | None) -> Iterator[tuple[int, Any]]:
+        """The messages of a frame, for a vocabulary of so many ids; raises BadMessage or DecodeError."""
+        frame = self.frame.FromString(raw)
+        entries, kinds = getattr(frame, self.entries), self._by_field
+        check_frame(raw, entries)
+        columns = self.columns(frame, size)
+        for entry in entries:
+            field = entry.WhichOneof("message")
+            kind = kinds.get(field)
+            if kind is None:
+                *fields, last = kinds
+                yield entry.session, BadMessage(f"a message must be one of {', '.join(map(str, fields))} and {last}")
+                continue
+            message = getattr(entry, field)
+            share = NOTHING_SHARED if kind.share is None else kind.share(message, columns)
+            try:
+                value = kind.read(message, share, size)
+                yield entry.session, BeginSession(value, entry.request_id) if kind.value is BeginSession else value
+            except BadMessage as error:
+                yield entry.session, error
+        for column in columns:
+            column.check()
+
+    def weight(self, value: object) -> int:
+        """About how many bytes a message will have, at least."""
+        return self._by_value[type(value)].weight(value)
+
+
+@dataclass(frozen=True)
+class RoleCodec(Generic[Opening, Ask, Answer]):
+    """One of the two services of the protos, and its frames."""
+
+    name: str
+    other: str  # the role that an address could be of by mistake
+    service: str  # full name in the protos
+    stream: str  # name of its bidirectional method
+    requests: Direction
+    replies: Direction
+
+    def client(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
+        """Of the client's side, for a vocabulary of so many ids; None: not known."""
+        return _side(self.requests, self.replies, vocabulary_size)
+
+    def server(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
+        """Of the service's side."""
+        return _side(self.replies, self.requests, vocabulary_size)
+
+
+def _side(writes: Direction, reads: Direction, size: int | None) -> FrameCodec[Any, Any]:
+    return FrameCodec(writes.encode, partial(reads.decode, size=size), writes.weight)
+
+
+def check_frame(raw: bytes, messages: Sequence[object]) -> None:
+    """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
+    if len(messages) > MOST_MESSAGES:
+        raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
+    if len(messages) > 1 and len(raw) > MOST_SHARED:
+        raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
+from crossdraft.rpc import codec, log_context
 from crossdraft.rpc.errors import (
     BadMessage,
     Full,
@@ -28,8 +28,10 @@ from crossdraft.rpc.errors import (
     to_status,
 )
 from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
-from crossdraft.rpc.links import Inbox, Join, Outbox, codec_of
-from crossdraft.rpc.memory import MemoryContext
+from crossdraft.rpc.links import Inbox, Join, Outbox
+from crossdraft.rpc.memory import MemoryContext, codec_of
+from crossdraft.rpc.roles import DRAFTER as DRAFTER
+from crossdraft.rpc.roles import TARGET as TARGET
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
 
@@ -91,9 +93,6 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
     async def close(self) -> None:
         """Ends what the service runs; called once, when no session is left."""
         ...
-
-
-TARGET, DRAFTER = target_codec.ROLE, drafter_codec.ROLE
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,8 @@ from google.protobuf.message import DecodeError
 from crossdraft.rpc.codec import DESCRIBED
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.frames import (
-    MEMORY_CODEC,
-    MOST_MESSAGES,
-    MOST_SHARED,
-    BeginSession,
-    EndSession,
-    FrameCodec,
-    SessionEnded,
-)
+from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.log_context import current
-from crossdraft.rpc.memory import MemoryChannel, MemoryContext
 from crossdraft.rpc.transport import Channel, MessageLimit
 from crossdraft.types.messages import (
     Advance,
@@ -60,11 +51,6 @@ class Traffic:
     bytes_sent: float = 0.0  # serialized, before HTTP/2 frames
     bytes_received: float = 0.0
     codec_seconds: float = 0.0  # making frames of messages and messages of frames, shared in the same way
-
-
-def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, Any]:
-    """Of a link on this channel, or in this handler's context."""
-    return MEMORY_CODEC if isinstance(side, MemoryChannel | MemoryContext) else otherwise
 
 
 def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
