@@ -6,6 +6,7 @@ its share of them; what is wrong with a message raises BadMessage, with a text t
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -370,12 +371,9 @@ def _drafter_columns(frame: drafter_pb.DraftReplies, size: int | None) -> Sequen
 
 def _alike(value: type, field: str, message: Callable[..., Any]) -> Kind:
     """Messages that have the same fields as their plain values, none of which must be checked."""
-    names = tuple(field.name for field in fields(value))
-
-    def read(message: Any, share: object, size: int | None) -> Any:
-        return value(*(getattr(message, name) for name in names))
-
-    return Kind(value, field, lambda plain, _: message(**vars(plain)), read)
+    names = [one.name for one in fields(value)]
+    parts: Any = attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, name) for name in names]
+    return Kind(value, field, lambda plain, _: message(**vars(plain)), lambda message, *_: value(*parts(message)))
 
 
 def _weight_of_node(node: Row | Sample) -> int:
