@@ -869,10 +869,10 @@ async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_
         stream, (heard,), (session,) = await begun(service, client, 1)
         session.send(one_pass(1))
         for _ in range(9):
-            since = session.due_since
+            since = session.ledger.since
             clock.move(15)
             await stream.send((1, Opened("f1")))
-            await clock.still(lambda: session.due_since != since)  # noqa: B023
+            await clock.still(lambda: session.ledger.since != since)  # noqa: B023
         assert (heard.replies, heard.errors) == ([], [])
         assert 19 <= await clock.until(lambda: bool(heard.errors)) <= 21
         assert type(heard.errors[0]) is TimedOut

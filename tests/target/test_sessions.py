@@ -362,10 +362,10 @@ async def test_a_prompt_may_take_longer_than_a_reply_and_a_target_that_hangs_is_
             session.send(ScorePrompt(98, 0) if scored else Pass(1, (), TokenTree()))
             for _ in range(4):
                 await gate.entered()
-                since = session.due_since
+                since = session.ledger.since
                 clock.move(20)
                 gate.step()
-                await clock.still(lambda: session.due_since != since)  # noqa: B023
+                await clock.still(lambda: session.ledger.since != since)  # noqa: B023
             assert (heard.replies, heard.errors) == ([], [])
             await gate.entered()
             gate.open(1)

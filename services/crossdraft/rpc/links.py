@@ -20,18 +20,8 @@ from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.transport import Channel, MessageLimit
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    OpenDrafter,
-    Opened,
-    OpenTarget,
-    PassDone,
-    PromptScored,
-    RunTo,
-    Scored,
-)
+from crossdraft.session.ledger import Ledger
+from crossdraft.types.messages import OpenDrafter, Opened, OpenTarget
 
 Message = TypeVar("Message")
 Join = Callable[[Message, Message], Message | None]
@@ -41,6 +31,7 @@ MOST_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
+now = time.monotonic
 TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
 
@@ -246,71 +237,6 @@ class Outbox(Generic[Message]):
         self._room.set()
 
 
-class Owes:
-    """What a service owes a session: replies, and draft tokens.
-
-    A target owes one for each request, in order; for a run several, each within the time of one; for `RunTo` none. A
-    drafter owes the newest `Draft` a first reply, and each `Score` since then one: nothing for older requests or for an
-    `Advance`, nor the later replies of an epoch. How long draft tokens are worth waiting for is decided by the session.
-    """
-
-    def __init__(self) -> None:
-        self._opening = False
-        self._epoch = 0
-        self._draft = False
-        self._wanted, self._drafted = 0, 0  # draft tokens of the epoch
-        self._answers = 0  # to all other requests
-
-    @property
-    def works(self) -> bool:
-        """Whether the service has work to do in an open session: a reply, or draft tokens up to the number wanted
-        last."""
-        return self._answers > 0 or self._drafted < self._wanted
-
-    @property
-    def due(self) -> bool:
-        """Whether a reply must come in time."""
-        return self._opening or self._draft or self._answers > 0
-
-    def sent(self, request: object) -> bool:
-        """Counts a request; returns whether the wait for a reply begins with it."""
-        before = self.due
-        match request:
-            case OpenTarget() | OpenDrafter():
-                self._opening = True
-            case Draft():
-                self._epoch, self._draft, self._answers = request.epoch, True, 0
-                self._wanted, self._drafted = request.count, 0
-                return True
-            case Advance(count=0):
-                self._draft, self._wanted = False, 0
-            case Advance():
-                self._wanted = max(self._wanted, request.count) if self._wanted else 0
-            case RunTo():
-                pass
-            case _:
-                self._answers += 1
-        return self.due and not before
-
-    def received(self, reply: object) -> None:
-        """Counts a reply; one of an older epoch is ignored."""
-        match reply:
-            case Opened():
-                self._opening = False
-            case Drafted(epoch=self._epoch):
-                self._draft = False
-                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
-                self._wanted = 0 if reply.reason else self._wanted  # no more will come
-            case Drafted():
-                pass
-            case PassDone(more=True) | PromptScored(more=True):
-                pass
-            case Scored() if reply.epoch != self._epoch:
-                pass
-            case _:
-                self._answers = max(0, self._answers - 1)
-
-
 class Listener(Protocol):
     """What is told of a session. Nothing is said any more after `lost`, or after the session was closed here."""
 
@@ -330,8 +256,7 @@ class LinkSession:
     def __init__(self, link: "Link", number: int, listener: Listener) -> None:
         self.traffic = Traffic()
         self.is_open = False
-        self.owes = Owes()
-        self.due_since: float | None = None  # seconds of the loop's clock: since when a reply has been due
+        self.ledger = Ledger()  # in seconds of `now`
         self.listener = listener
         self._link = link
         self._number = number
@@ -348,9 +273,9 @@ class LinkSession:
 class Link:
     """One stream to a service. It begins at once, and ends with the first error; then all its sessions are lost.
 
-    While a session is owed a reply (`Owes`), it is lost if none comes for `reply_seconds`, nor a further `Opened`: the
-    service says so that it works. While none is due it lives as long as the stream does, which may be hours; gRPC's
-    keepalive tells when the link is cut or the service hangs.
+    While a session is owed something (`Ledger`), it is lost if nothing comes for `reply_seconds`: with a further
+    `Opened` a service says that it works. While nothing is due it lives as long as the stream does, which may be hours;
+    gRPC's keepalive tells when the link is cut or the service hangs.
 
     Args:
         channel: kept, as gRPC closes one that nobody refers to.
@@ -421,20 +346,18 @@ class Link:
         await asyncio.wait([self._task])
 
     def _note_sent(self, session: LinkSession, request: object) -> None:
-        if session.owes.sent(request):
-            session.due_since = self._loop.time()
-            if self._timer is None:
-                self._timer = self._loop.call_later(self._reply_seconds, self._check)
+        session.ledger.sent(request, now())
+        if session.ledger.owes and self._timer is None:
+            self._timer = self._loop.call_later(self._reply_seconds, self._check)
 
     def _check(self) -> None:
         """Loses the sessions whose replies are overdue; looks again when the next one would be."""
-        now = self._loop.time()
-        before = now - self._reply_seconds
-        for number in [n for n, one in self._sessions.items() if one.due_since is not None and one.due_since <= before]:
+        before = now() - self._reply_seconds
+        late = [n for n, one in self._sessions.items() if one.ledger.since is not None and one.ledger.since <= before]
+        for number in late:
             self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
-        left = [one.due_since for one in self._sessions.values() if one.due_since is not None]
-        soon = min(left) + self._reply_seconds - now if left else None
-        self._timer = None if soon is None else self._loop.call_later(soon, self._check)
+        left = [one.ledger.since for one in self._sessions.values() if one.ledger.since is not None]
+        self._timer = self._loop.call_later(min(left) - before, self._check) if left else None
 
     async def _run(self) -> None:
         writing = asyncio.create_task(self._outbox.write(self._call.write, self._left))
@@ -506,12 +429,16 @@ class Link:
             what = type(message).__name__
             self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
         else:
-            session.owes.received(message)
-            session.due_since = self._loop.time() if session.owes.due else None
+            at, ledger = now(), session.ledger
             if not isinstance(message, Opened):
+                ledger.take(message, at)
+                ledger.heard(at)
                 session.listener.received(message)
-            elif not session.is_open:  # else it is a sign that the service works
+            elif session.is_open:
+                ledger.heard(at)  # a sign that the service works
+            else:
                 session.is_open = True
+                ledger.opened(at)
                 session.listener.opened()
 
     def _meaning(self, ended: SessionEnded) -> ServiceError:
