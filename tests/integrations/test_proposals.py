@@ -110,8 +110,7 @@ class Engine:
 
 
 def complete(stream: DraftStream) -> bool:
-    epoch = stream._epoch
-    return epoch is None or stream._aside or len(epoch.draft_tokens) >= stream._asked
+    return stream._epoch is None or not stream._drafts.ledger.drafting
 
 
 def settled(made: Proposals) -> bool:
