@@ -1,6 +1,6 @@
-"""Clients of the two services: each has a channel, gets the model's description, and begins sessions."""
+"""Clients of the two services: each has a channel to one, gets its model's description, and begins sessions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakSet
@@ -12,14 +12,19 @@ from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.frames import RoleCodec
 from crossdraft.rpc.links import Link, LinkSession, Listener
-from crossdraft.rpc.memory import codec_of
+from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
 from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
-from crossdraft.rpc.transport import Channel, MessageLimit, ServiceChannel
+from crossdraft.rpc.transport import Channel, MessageLimit, client_options
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
 from crossdraft.v1 import common_pb2
 
 OPTIONS = {"reply_seconds": "--reply-wait-seconds", "target_seconds": "--target-wait-seconds"}
+REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
+    grpc.ChannelConnectivity.READY: True,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
+    grpc.ChannelConnectivity.SHUTDOWN: False,
+}
 OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 
@@ -50,7 +55,9 @@ class _Client(Generic[OpenRequest]):
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
     tls: ClientCredentials | RenewedCredentials | None = None  # None: plaintext
-    _channel: ServiceChannel = field(init=False, repr=False)
+    _credentials: ClientCredentials | None = field(default=None, init=False, repr=False)  # of the channel
+    _channel: Channel = field(init=False, repr=False)  # for what begins now
+    _channels: WeakSet[Channel] = field(default_factory=WeakSet, init=False, repr=False)  # with those before
     _description: Description | None = field(default=None, init=False, repr=False)
     _identity: str = field(default="", init=False, repr=False)  # of that description
     _link: Link | None = field(default=None, init=False, repr=False)
@@ -59,15 +66,27 @@ class _Client(Generic[OpenRequest]):
     role: ClassVar[RoleCodec[Any, Any, Any]]
 
     def __post_init__(self) -> None:
-        self._channel = ServiceChannel(self.address, self.limit, self.tls)
+        self._connect(self.tls.now() if isinstance(self.tls, RenewedCredentials) else self.tls)
+
+    def _connect(self, credentials: ClientCredentials | None) -> None:
+        """Another channel for what begins now. Open sessions keep theirs, which closes itself with the last of them."""
+        options = client_options(self.tls is not None) + self.limit.options()
+        self._credentials = credentials
+        if self.address.startswith(f"{HOST}:"):
+            self._channel = MemoryChannel(self.address)
+        elif credentials is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(self.address, credentials, options=options)
+        self._channels.add(self._channel)
+        self._retire()
 
     @property
     def channel(self) -> Channel:
-        """For what begins now; a link on one with other credentials ends with its last session."""
-        channel = self._channel.current()
-        if self._link is not None and self._link.channel is not channel:
-            self._retire()
-        return channel
+        """For what begins now: with the credentials that the files have now."""
+        if isinstance(self.tls, RenewedCredentials) and (credentials := self.tls.now()) is not self._credentials:
+            self._connect(credentials)
+        return self._channel
 
     def _retire(self) -> None:
         if self._link is not None:
@@ -126,12 +145,17 @@ class _Client(Generic[OpenRequest]):
         return link.begin(request, listener)
 
     def reachable(self) -> bool | None:
-        return self._channel.reachable()
+        """Whether the service can be reached; None: not known yet. Reconnects if the connection was lost.
+
+        Pings tell within seconds that a service is dead, frozen or cut off.
+        """
+        return REACHABLE.get(self.channel.get_state(try_to_connect=True))
 
     async def close(self) -> None:
         for link in list(self._links):
             await link.close()
-        await self._channel.close()
+        for channel in list(self._channels):
+            await channel.close(None)
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,22 +49,6 @@ SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kep
 OK = 0  # gRPC's status code
 
 
-class Replies(Protocol[Answer]):
-    """Where a session's replies go. To be used in the event loop; never waits."""
-
-    def send(self, reply: Answer, /, within: float = 0.0, join: Join[Answer] | None = None) -> None:
-        """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
-
-    def working(self) -> None:
-        """Says that what the client waits for is being worked on."""
-
-    def drop(self) -> None:
-        """Forgets the replies that have not left yet."""
-
-    def fail(self, error: BaseException, /) -> None:
-        """Ends the session; a ServiceError is what the client is told, any other error is a fault of the service."""
-
-
 class SessionHandler(Protocol[Ask_contra, Answer_contra]):
     """What a service keeps for one session of a link. Its methods are called in the event loop, and never wait."""
 
@@ -86,7 +70,7 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
         """What it says of its model."""
         ...
 
-    async def open(self, request: Opening_contra, replies: Replies[Answer], /) -> SessionHandler[Ask_contra, Answer]:
+    async def open(self, request: Opening_contra, replies: "Replies[Answer]", /) -> SessionHandler[Ask_contra, Answer]:
         """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
         ...
 
@@ -318,7 +302,7 @@ class ServerLink:
         # Older clients, which do not say what they know, take a second `Opened` for a fault.
         self.hears_signs = codec.DESCRIBED in dict(context.invocation_metadata() or ())
         self.peer = peer_of(context)
-        self._sessions: dict[int, ServerSession] = {}
+        self._sessions: dict[int, Replies[Any]] = {}
         self._loop = asyncio.get_running_loop()
         self._active = self._loop.time()  # when it last had a session
 
@@ -399,7 +383,7 @@ class ServerLink:
         except ServiceError as error:
             self._refuse(number, error)
         else:
-            session = self._sessions[number] = ServerSession(self, number, entry)
+            session = self._sessions[number] = Replies(self, number, entry)
             session.active = self._loop.time()
             session.tally.received(size)
             session.open(self._handlers.service, begin.opening)
@@ -433,8 +417,11 @@ class ServerLink:
                 return
 
 
-class ServerSession:
-    """One session of a link, which may still be being opened."""
+class Replies(Generic[Answer]):
+    """One session of a link, which may still be being opened: to its service, where replies go.
+
+    To be used in the event loop; nothing waits.
+    """
 
     def __init__(self, link: ServerLink, number: int, entry: SessionLog) -> None:
         self.entry = entry
@@ -478,7 +465,8 @@ class ServerSession:
         else:
             raise ProtocolBroken("too many requests before the session is open")
 
-    def send(self, reply: Any, within: float = 0.0, join: Join[Any] | None = None) -> None:
+    def send(self, reply: Answer | Opened, within: float = 0.0, join: Join[Any] | None = None) -> None:
+        """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
         if self._over:
             return
         outbox = self._link.outbox
@@ -488,16 +476,19 @@ class ServerSession:
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 
     def working(self) -> None:
+        """Says that what the client waits for is being worked on."""
         if self._link.hears_signs:
             sign = Opened(self._fingerprint)
             self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
 
     def drop(self) -> None:
+        """Forgets the replies that have not left yet."""
         for reply in self._link.outbox.drop(self._number):
             if isinstance(reply, Opened):  # what was sent at once is answered before that
                 self._link.outbox.put(self._number, reply)
 
     def fail(self, error: BaseException) -> None:
+        """Ends the session; a ServiceError is what the client is told, any other error is a fault of the service."""
         if not self._over:
             self._link.end(self._number, error)
 
