@@ -8,7 +8,7 @@ import numpy as np
 
 from crossdraft.client.driver import Driver
 from crossdraft.client.measurements import LaneWatch
-from crossdraft.rpc.links import Traffic
+from crossdraft.rpc.clients import Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.session.ledger import Ledger
 from crossdraft.trace.recording import Step

@@ -14,8 +14,8 @@ from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
+from crossdraft.rpc.frames import Join
 from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.links import Join
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text.letters import Side

@@ -13,8 +13,8 @@ from typing import Any
 
 from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
 from crossdraft.client.roster import Roster, Services
+from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
-from crossdraft.rpc.links import LinkSession
 from crossdraft.session.events import (
     Cancelled,
     Close,

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from crossdraft.rpc.links import LinkSession
+from crossdraft.rpc.clients import LinkSession
 from crossdraft.session.events import Reply
 from crossdraft.types.messages import Drafted, PassDone, RowFetched
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips

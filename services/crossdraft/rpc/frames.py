@@ -1,19 +1,23 @@
-"""What travels on a link beside the messages of sessions: how they begin and end there; and how frames are made.
+"""Frames of links: what they have beside the messages of sessions, how they are made and read, and what waits for one.
 
 A link is one stream between two processes, and a frame one message of it: messages of any number of sessions, each with
 its session's number. `Direction` makes frames of them, and reads them from frames; `roles` says which messages those of
 the two services are.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.errors import BadMessage, TooLarge
+from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import Sample
 from crossdraft.types.rows import Ids, Row
 
@@ -22,8 +26,16 @@ Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
+Waiting = TypeVar("Waiting")
+Join = Callable[[Waiting, Waiting], Waiting | None]
 MOST_MESSAGES = 256  # of a frame
 MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
+# Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
+# reads nothing must not fill the memory.
+MOST_WAITING_MESSAGES = 4096
+# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
+# thread would have to wait for the loop's turn.
+MOST_IN_LOOP = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -207,3 +219,196 @@ def check_frame(raw: bytes, messages: Sequence[object]) -> None:
         raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
     if len(messages) > 1 and len(raw) > MOST_SHARED:
         raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")
+
+
+def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
+    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
+
+
+class Inbox:
+    """Reads frames, of which one peer's must not hold up those of others.
+
+    Args:
+        codec: reads them.
+        limit: of a frame.
+    """
+
+    def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._beside = Beside("frames", small=MOST_IN_LOOP)
+
+    async def read(self, raw: bytes) -> list[tuple[int, Any]]:
+        """The messages of a frame; a large one is read in a thread. Raises TooLarge or BadMessage."""
+        if len(raw) > self._limit.frame_bytes:
+            raise too_large("frame", raw, self._limit)
+        try:
+            return await self._beside.run(len(raw), lambda: list(self._codec.decode(raw)))
+        except DecodeError as error:
+            raise BadMessage(f"not a frame of this link: {error}") from error
+
+
+class Outbox(Generic[Waiting]):
+    """Messages of many sessions that wait for the stream.
+
+    A frame takes all that wait, up to MOST_MESSAGES and MOST_SHARED.
+
+    Args:
+        codec: makes frames.
+        limit: of a frame.
+        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped, and with it
+            what waits of its session: later messages mean nothing without it.
+    """
+
+    def __init__(
+        self,
+        codec: FrameCodec[Waiting, Any],
+        limit: MessageLimit,
+        refused: Callable[[int, TooLarge | ValueError], None],
+    ) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._shared = min(limit.frame_bytes, MOST_SHARED)
+        self._refused = refused
+        self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
+        self._count = 0  # messages that wait
+        self._weight = 0  # of all of them, as the codec says
+        self._room = asyncio.Event()  # set when fewer wait than before
+        self._news = asyncio.Event()
+        self._finished = False
+        self._later: tuple[float, asyncio.Handle] | None = None  # when it sets `_news`, in seconds of the loop's clock
+
+    def put(self, session: int, message: Waiting, within: float = 0.0, join: Join[Waiting] | None = None) -> int:
+        """Adds a message, which leaves within so many seconds; returns how many of its session wait.
+
+        Args:
+            session: whose it is.
+            message: the message.
+            within: seconds; 0: at once.
+            join: makes one message of the session's latest that waits and this one, or returns None.
+        """
+        waiting = self._waiting.setdefault(session, [])
+        joined = None if join is None or not waiting else join(waiting[-1][0], message)
+        if joined is not None:
+            message = joined
+            self._count_out([waiting.pop()])
+        weight = self._codec.weight(message)
+        waiting.append((message, weight))
+        self._count += 1
+        self._weight += weight
+        if within <= 0:
+            self._news.set()
+        elif not self._news.is_set():
+            self._leave_within(within)
+        return len(waiting)
+
+    def _leave_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        if self._later is not None:
+            if self._later[0] <= due:
+                return
+            self._later[1].cancel()
+        self._later = due, loop.call_at(due, self._news.set)
+
+    def finish(self) -> None:
+        self._finished = True
+        self._news.set()
+
+    def drop(self, session: int) -> list[Waiting]:
+        dropped = self._waiting.pop(session, [])
+        self._count_out(dropped)
+        return [message for message, _ in dropped]
+
+    def over(self, limits: int) -> bool:
+        """Whether more waits than this many message limits, each of its bytes or of MOST_WAITING_MESSAGES messages."""
+        return self._count > limits * MOST_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
+
+    async def room(self) -> None:
+        """Returns when no more than a message limit waits, and no more than MOST_WAITING_MESSAGES messages."""
+        while self.over(1):
+            self._room.clear()
+            await self._room.wait()
+
+    async def write(
+        self, send: Callable[[bytes], Awaitable[None]], left: Callable[[int, Waiting, float, float], None]
+    ) -> None:
+        """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
+
+        Args:
+            send: writes one frame.
+            left: is told, before that, of each message in it, and its share of the frame's bytes and of the seconds
+                that making it took.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._later is not None:
+                self._later[1].cancel()
+                self._later = None
+            while self._waiting:
+                began = time.perf_counter()
+                messages, raw = self._frame(self._taken())
+                parts = max(1, len(messages))
+                shares = len(raw) / parts, (time.perf_counter() - began) / parts
+                for session, message in messages:
+                    left(session, message, *shares)
+                if messages:
+                    await send(raw)
+            if self._finished:
+                return
+
+    def _taken(self) -> list[tuple[int, Waiting]]:
+        taken: list[tuple[int, Waiting]] = []
+        room = self._shared // 4  # rows have three times their weight
+        while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
+            session = next(iter(self._waiting))
+            messages = self._waiting.pop(session)
+            before = len(taken)
+            for message, weight in messages[: MOST_MESSAGES - before]:
+                if room > 0:
+                    room -= weight
+                    taken.append((session, message))
+            count = len(taken) - before
+            self._count_out(messages[:count])
+            if count < len(messages):
+                self._waiting[session] = messages[count:]  # behind the others
+        return taken
+
+    def _frame(self, messages: list[tuple[int, Waiting]]) -> tuple[list[tuple[int, Waiting]], bytes]:
+        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
+        while True:
+            try:
+                return messages, self._encoded(messages)
+            except (ValueError, TooLarge) as fault:
+                if len(messages) == 1:
+                    self.drop(messages[0][0])
+                    self._refused(messages[0][0], fault)
+                    return [], b""
+            messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
+            self._put_back(back)
+
+    def _encoded(self, messages: list[tuple[int, Waiting]]) -> bytes:
+        """A frame; raises TooLarge or ValueError."""
+        raw = self._codec.encode(messages)
+        if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
+            _, first = messages[0]
+            what = type(first.opening if isinstance(first, BeginSession) else first).__name__
+            raise too_large(what, raw, self._limit)
+        return raw
+
+    def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:
+        first: dict[int, list[tuple[Waiting, int]]] = {}
+        for session, message in messages:
+            weight = self._codec.weight(message)
+            first.setdefault(session, []).append((message, weight))
+            self._count += 1
+            self._weight += weight
+        later, self._waiting = self._waiting, first
+        for session, waiting in later.items():
+            self._waiting.setdefault(session, []).extend(waiting)
+
+    def _count_out(self, messages: list[tuple[Waiting, int]]) -> None:
+        self._count -= len(messages)
+        self._weight -= sum([weight for _, weight in messages])
+        self._room.set()

@@ -27,8 +27,18 @@ from crossdraft.rpc.errors import (
     name_of,
     to_status,
 )
-from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
-from crossdraft.rpc.links import Inbox, Join, Outbox
+from crossdraft.rpc.frames import (
+    Answer,
+    Ask,
+    BeginSession,
+    EndSession,
+    Inbox,
+    Join,
+    Opening,
+    Outbox,
+    RoleCodec,
+    SessionEnded,
+)
 from crossdraft.rpc.memory import MemoryContext, codec_of
 from crossdraft.rpc.roles import DRAFTER as DRAFTER
 from crossdraft.rpc.roles import TARGET as TARGET

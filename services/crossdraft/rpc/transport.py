@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-import grpc
-
-from crossdraft.rpc.memory import MemoryChannel
-
 MIB = 1 << 20
 LEAST_FRAME = 8 * MIB  # a prompt of a million tokens as letters; a row of a whole vocabulary has 4
 ChannelOptions = tuple[tuple[str, int], ...]
@@ -99,6 +95,3 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
     ("grpc.max_concurrent_streams", 1000),  # of a connection; further calls wait in the client's gRPC
     ("grpc.max_metadata_size", 16 * 1024),
 )
-
-
-Channel = grpc.aio.Channel | MemoryChannel  # a client's to one service

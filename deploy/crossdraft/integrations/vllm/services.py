@@ -21,9 +21,8 @@ from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
-from crossdraft.rpc.clients import DrafterClient, Patience
+from crossdraft.rpc.clients import DrafterClient, LinkSession, Patience
 from crossdraft.rpc.errors import Cancelled, Closed, NotServed, ServiceError, Unreachable
-from crossdraft.rpc.links import LinkSession
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
