@@ -491,12 +491,10 @@ def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
     return steps
 
 
-def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _leading(lists: Lists) -> NDArray[np.bool_]:
     """Whether an id is among the first of its row, shape (n,)."""
-    leading = np.zeros(len(lists.ids), dtype=np.bool_)
-    for span in lists.spans:
-        leading[span.start : min(span.start + LEADING, span.stop)] = True
-    return leading
+    starts = np.cumsum(lists.counts) - lists.counts
+    return np.arange(len(lists.ids)) - np.repeat(starts, lists.counts) < LEADING
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:

@@ -55,6 +55,7 @@ class KnownDrafter:
     """A drafter that has described itself."""
 
     client: DrafterClient
+    about: Description
     pair: Pair
     pace: DrafterPace = field(default_factory=DrafterPace)
 
@@ -180,7 +181,6 @@ class DrafterServices:
         self._tidy = tidy
         self._tls = tls
         self._members: dict[str, ProbedClient] = {}
-        self._described: dict[str, Description] = {}  # by address
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="crossdraft-drafters", daemon=True)
@@ -252,18 +252,18 @@ class DrafterServices:
                 await member.close()
 
     async def _welcome(self, client: DrafterClient, about: Description) -> None:
-        if self._described.get(client.address) == about:  # it is back
+        if client.address in self.roster and self.roster[client.address].about == about:  # it is back
             return
         known = await asyncio.to_thread(self._learned, client, about)
         with self.lock:
             self.roster.remove(client.address)
             self.roster.add(client.address, known)
-        self._described[client.address] = about
         log.warning("drafts come from %r at %s", about.model, client.address)
 
     def _learned(self, client: DrafterClient, about: Description) -> KnownDrafter:
-        about = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
-        return KnownDrafter(client, Pair(self.target.vocabulary, read_tokenization(about, Side.DRAFTER).vocabulary))
+        without = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
+        vocabulary = read_tokenization(without, Side.DRAFTER).vocabulary
+        return KnownDrafter(client, about, Pair(self.target.vocabulary, vocabulary))
 
     async def _tried(self) -> None:
         for member in list(self._members.values()):
