@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import islice, repeat
+from itertools import accumulate, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -493,8 +493,8 @@ def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
 
 def _leading(lists: Lists) -> NDArray[np.bool_]:
     """Whether an id is among the first of its row, shape (n,)."""
-    starts = np.cumsum(lists.counts) - lists.counts
-    return np.arange(len(lists.ids)) - np.repeat(starts, lists.counts) < LEADING
+    starts = np.array([0, *accumulate(lists.counts[:-1])])
+    return np.arange(len(lists.ids)) - starts[lists.owners] < LEADING
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
