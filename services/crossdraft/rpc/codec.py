@@ -321,7 +321,7 @@ def rounded(rows: Sequence[Row]) -> list[Row]:
     steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
     probabilities, tails = steps / GRID, ((GRID - lists.sums(steps)) / GRID).tolist()
     each = zip(rows, lists.spans, tails, strict=True)
-    return [replace(row, probabilities=probabilities[at], tail=tail) for row, at, tail in each]
+    return [Row(one.ids, probabilities[at], tail, one.log_probabilities, one.likely) for one, at, tail in each]
 
 
 def rounded_alone(row: Row) -> Row:
