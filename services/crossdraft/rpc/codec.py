@@ -494,7 +494,8 @@ def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
 def _leading(lists: Lists) -> NDArray[np.bool_]:
     """Whether an id is among the first of its row, shape (n,)."""
     starts = np.array([0, *accumulate(lists.counts[:-1])])
-    return np.arange(len(lists.ids)) - starts[lists.owners] < LEADING
+    leading: NDArray[np.bool_] = np.arange(len(lists.ids)) - starts[lists.owners] < LEADING
+    return leading
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
