@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from crossdraft.client.roster import Roster, Services
+from crossdraft.rpc.clients import Listener, Traffic
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Reply, Request
+from crossdraft.session.ledger import Ledger
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairs import Pair
@@ -69,6 +71,7 @@ class MemorySession:
 
     def __init__(self, service: "MemoryTarget | MemoryDrafter", listener: Listener) -> None:
         self.traffic = Traffic()
+        self.ledger = Ledger()
         self.requests: list[Request] = []
         self.service = service
         self.toy = toys()[0]  # of a target
@@ -78,6 +81,7 @@ class MemorySession:
     def send(self, request: Request) -> None:
         assert not self._over
         self.requests.append(request)
+        self.ledger.sent(request, time.monotonic())
         self.traffic.bytes_sent += 1
         self.service.asked.set()
         for reply in self.service.answers(self, request):
@@ -97,6 +101,7 @@ class MemorySession:
             self._listener.lost(said)
         else:
             self.traffic.bytes_received += 1
+            self.ledger.take(said, time.monotonic())
             self._listener.received(said)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.rpc.authority import Purpose, ends, subject_of
+from crossdraft.cli.authority import Purpose, ends, subject_of
 from crossdraft.rpc.security import TlsFiles
 from tests.cli.conftest import Cli
 

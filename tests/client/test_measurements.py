@@ -1,17 +1,19 @@
 """What the driver measures, and what it tells a recorder."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from crossdraft.client.driver import Driver
-from crossdraft.client.measurements import LaneWatch, TripWatch
-from crossdraft.rpc.links import Owes, Traffic
+from crossdraft.client.measurements import LaneWatch
+from crossdraft.rpc.clients import Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
-from crossdraft.text.letters import Letters
+from crossdraft.session.ledger import Ledger
 from crossdraft.trace.recording import Step
-from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
-from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored
+from crossdraft.types.rows import Row
 from crossdraft.types.statistics import BOUNDS
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
 from tests.ports import MemoryDrafter, MemoryTarget, services_of
@@ -59,26 +61,29 @@ async def test_what_was_measured() -> None:
     assert times.wire_seconds > 0
 
 
-def test_the_wire_is_what_the_model_did_not_take_of_the_wait_for_a_first_answer() -> None:
-    watch = LaneWatch("drafter")
-    watch.opened(Traffic(), 0.0)
-    watch.asked(DRAFT, 1.0)
-    watch.answered(Drafted(1, (), 0.25), 2.0)
-    watch.answered(Drafted(1, (), 0.25), 5.0)
-    watch.asked(Advance(1, 5), 6.0)
-    watch.answered(Drafted(1, (), 0.25), 9.0)
-    assert watch.wire_seconds == 0.75
+def measured(role: str, *happened: tuple[object, float], opened: float = 0.0) -> LaneWatch:
+    """The stop-watch of a lane after requests and replies with their times."""
+    session: Any = SimpleNamespace(traffic=Traffic(codec_seconds=0.25), ledger=Ledger())
+    watch = LaneWatch(role)
+    watch.opened(session, opened)
+    for what, now in happened:
+        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
+            session.ledger.take(what, now)
+            watch.answered(what, now)
+        else:
+            session.ledger.sent(what, now)
+    return watch
 
 
 def trips(*happened: tuple[object, float]) -> tuple[float, int]:
-    """Seconds of all round trips, and how many there were, of questions and answers with their times."""
-    watch = TripWatch()
-    for what, now in happened:
-        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
-            watch.answered(what, now)
-        else:
-            watch.asked(what, now)
-    return watch.trips.seconds, sum(watch.trips.counts)
+    """Seconds of all round trips, and how many there were."""
+    found = measured("drafter", *happened).figures(99.0).trips
+    return found.seconds, sum(found.counts)
+
+
+def test_a_round_trip_is_what_the_model_did_not_take_of_the_wait_for_a_first_answer() -> None:
+    replies = [(Drafted(1, (), 0.25), 2.0), (Drafted(1, (), 0.25), 5.0)]
+    assert trips((DRAFT, 1.0), *replies, (Advance(1, 5), 6.0), (Drafted(1, (), 0.25), 9.0)) == (0.75, 1)
 
 
 def test_passes_in_flight_have_a_round_trip_each() -> None:
@@ -110,61 +115,17 @@ def test_answers_that_nobody_asked_for_are_no_trips() -> None:
 
 
 def test_trips_are_counted_by_their_bounds() -> None:
-    watch = TripWatch()
+    happened: list[tuple[object, float]] = []
     for number, seconds in enumerate((BOUNDS[0], BOUNDS[0] * 1.5, BOUNDS[-1] * 2)):
-        watch.asked(replace(PASS, number=number), 0.0)
-        watch.answered(PassDone(number, (), 0.0), seconds)
-    counts = watch.trips.counts
+        happened += [(replace(PASS, number=number), 0.0), (PassDone(number, (), 0.0), seconds)]
+    counts = measured("target", *happened).figures(99.0).trips.counts
     assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
 
 
-def owed(*happened: object) -> list[bool]:
-    """After each question or answer, whether the service has anything to do."""
-    owes, found = Owes(), []
-    for what in happened:
-        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
-            owes.received(what)
-        else:
-            owes.sent(what)
-        found.append(owes.works)
-    return found
-
-
-def test_a_target_owes_an_answer_to_each_question() -> None:
-    row = Row.certain(1)
-    happened = PASS, FetchRow(1, 0), PassDone(1, (), 0.0), RowFetched(1, 0, row), RowFetched(1, 0, row)
-    assert owed(*happened) == [True, True, True, False, False]
-
-
-def test_a_drafter_owes_draft_tokens_up_to_those_wanted() -> None:
-    draft, one = replace(DRAFT, epoch=3, count=2), (DraftToken(1),)
-    happened = (
-        draft,
-        Drafted(3, one, 0.0),
-        Drafted(3, one, 0.0, first=1),
-        Advance(3, 3),
-        Drafted(3, one, 0.0, first=2),
-    )
-    assert owed(*happened) == [True, True, False, True, False]
-    assert owed(draft, Drafted(2, one * 2, 0.0), Drafted(3, (), 0.0, "it stands aside"), Advance(3, 9)) == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    scores = Score(3, 0, (Letters("a"),), 1)
-    later = replace(draft, epoch=4, count=1)
-    happened = draft, Drafted(3, one * 2, 0.0), scores, later, Scored(3, np.zeros(1), 0.0), Drafted(4, one, 0.0)
-    assert owed(*happened) == [True, False, True, True, True, False]
-
-
 def test_a_lane_says_where_its_time_went() -> None:
-    watch = LaneWatch("target")
-    assert watch.figures(5.0).open_seconds == 0
-    watch.opened(Traffic(codec_seconds=0.25), 10.0)
-    watch.asked(PASS, 11.0)
-    watch.answered(PassDone(PASS.number, (), 0.5, queued=0.125), 13.0)
-    watch.asked(replace(PASS, number=2), 15.0)
+    assert LaneWatch("target").figures(5.0).open_seconds == 0
+    done = PassDone(PASS.number, (), 0.5, queued=0.125)
+    watch = measured("target", (PASS, 11.0), (done, 13.0), (replace(PASS, number=2), 15.0), opened=10.0)
     figures = watch.figures(16.0)
     assert (figures.trips.seconds, figures.trips.queued_seconds) == (1.5, 0.125)
     assert (figures.open_seconds, figures.idle_seconds) == (6.0, 3.0)

@@ -3,18 +3,28 @@
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crossdraft.client import Pipeline, SamplingOptions, connect
+from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.served_model import RunningModel
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Server
 from crossdraft.session import session
+from crossdraft.session.assignment import Secrets
+from crossdraft.session.events import Emitted, Replied
 from crossdraft.speculation.choice import Choice
+from crossdraft.target.service import TargetService
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.trace.timeline import PASSES, spans_of
+from crossdraft.types.messages import PassDone
+from crossdraft.types.rows import Row
 from tests.client.together import ended
 from tests.rpc.sessions import TargetClient
+from tests.services.conftest import AT_ONCE
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
@@ -78,3 +88,32 @@ async def test_a_recorded_run_is_replayed(pipeline: Pipeline, tmp_path: Path) ->
     passes = [one for one in timeline.spans if one.what in PASSES]
     assert sum(one.count for one in passes) == len(generation.ids)
     assert all(before.end <= after.begin + 1e-4 for before, after in pairwise(passes))
+
+
+async def test_services_of_this_process_give_what_those_behind_a_wire_give(
+    target_model: RunningModel,
+    drafter_model: RunningModel,
+    drafter_first: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same output, and the same rows: those of a target are rounded on any link."""
+    monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(1, 2, 3)))
+    settings: dict[str, Any] = {"method": "coupled", "overlap": "off", "num_speculative_tokens": 3, "audit": True}
+    async with (
+        Server(TARGET, TargetService(target_model), AT_ONCE) as target,
+        Server(DRAFTER, DrafterService(drafter_model), AT_ONCE) as drafter,
+    ):
+        made = []
+        for name, *addresses in (("wire", target.address, drafter.address), ("memory", target.here, drafter.here)):
+            async with connect(*addresses) as pipeline:
+                record = tmp_path / name
+                await ended(pipeline.generate(PROMPT, max_tokens=40, logprobs=2, record=record, **settings))
+            steps = list(read(record).steps)
+            tokens = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
+            replies = [step.event.reply for step in steps if isinstance(step.event, Replied)]
+            nodes = [node for reply in replies if isinstance(reply, PassDone) for node in reply.nodes]
+            rows = [(node.ids.tolist(), node.probabilities.tolist()) for node in nodes if isinstance(node, Row)]
+            made.append((tokens, rows))
+    assert made[0] == made[1]
+    assert len(made[0][1]) > 10

@@ -9,12 +9,12 @@ from shutil import copytree
 import pytest
 from openai import APIError
 
+from crossdraft.cli.authority import Purpose, Subject, issue, new_authority
 from crossdraft.client import connect
 from crossdraft.cluster.config import NAMESPACE
 from crossdraft.cluster.directory import Role
 from crossdraft.cluster.rollout import servers
 from crossdraft.engine.names import source_of
-from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.running import (
     HEAD,

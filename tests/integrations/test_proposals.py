@@ -110,8 +110,7 @@ class Engine:
 
 
 def complete(stream: DraftStream) -> bool:
-    epoch = stream._epoch
-    return epoch is None or stream._aside or len(epoch.draft_tokens) >= stream._asked
+    return stream._epoch is None or not stream._drafts.ledger.drafting
 
 
 def settled(made: Proposals) -> bool:
@@ -214,14 +213,14 @@ def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(
         with proposals(target, address) as made:
             assert logged(caplog, f"drafts come from 'ngram' at {address}") == 1
             service.stop()
-            assert logged(caplog, f"drafter at {address} is lost; requests go on without it") == 1
+            assert logged(caplog, f"drafter at {address} cannot be reached any more; it is tried again") == 1
             service = Service(int(address.rpartition(":")[2]))
-            assert logged(caplog, f"drafter at {address} is there again") == 1
+            assert logged(caplog, f"drafter at {address} is there now") == 1
             engine = Engine(made, [target.encode_continuation(from_bytes(TEXT.encode()))])
             while not engine.accepted[0]:
                 engine.step([0])
                 assert settled(made)
-            assert logged(caplog, "is lost") == logged(caplog, "there again") == logged(caplog, "drafts come from") == 1
+            assert logged(caplog, "any more") == logged(caplog, "there now") == logged(caplog, "drafts come from") == 1
     finally:
         service.stop()
 

@@ -106,12 +106,12 @@ def test_a_draft_that_has_ended_is_not_asked_for_more(stream: DraftStream) -> No
     assert stream.guess(4) == Guess((2,), sure=1)  # no more text comes behind it
     stream.emitted([2])
     assert stream.follow(PULL, 2.0) == []
-    assert stream.stop() == []
+    assert stream.stop(2.0) == []
 
 
 def test_a_draft_that_is_not_wanted_is_stopped(stream: DraftStream) -> None:
     stream.follow(PULL, 0.0)
-    assert stream.stop() == [Advance(1, 0)]
+    assert stream.stop(2.0) == [Advance(1, 0)]
     assert stream.take(drafted(1, 0), 1.0) is None
     stream.emitted([4])
     assert stream.follow(PULL, 2.0) == [Draft(2, 0, Letters("c"), 6, 2, first=2)]

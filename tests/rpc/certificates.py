@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from crossdraft.rpc.authority import Issued, Purpose, Subject, issue, new_authority
+from crossdraft.cli.authority import Issued, Purpose, Subject, issue, new_authority
 from crossdraft.rpc.security import TlsFiles
 
 LOOPBACK = ("127.0.0.1", "localhost")

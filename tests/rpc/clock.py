@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from crossdraft.rpc import clients
+
 HANGS = 120.0  # seconds of the machine after which something never comes
 
 
@@ -16,6 +18,7 @@ class Clock:
         loop = asyncio.get_running_loop()
         self.now = loop.time()
         monkeypatch.setattr(loop, "time", lambda: self.now)
+        monkeypatch.setattr(clients, "now", lambda: self.now)
 
     def move(self, seconds: float) -> None:
         """So many seconds pass."""

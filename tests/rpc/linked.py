@@ -16,8 +16,7 @@ from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import BeginSession, FrameCodec
 from crossdraft.rpc.handlers import TARGET, Replies, RoleCodec
-from crossdraft.rpc.links import codec_of
-from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint
+from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
 from crossdraft.types.messages import (
     Advance,
     Description,

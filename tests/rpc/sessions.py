@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from crossdraft.rpc import clients
+from crossdraft.rpc.clients import LinkSession, Traffic
 from crossdraft.rpc.errors import Closed, ServiceError
-from crossdraft.rpc.links import LinkSession, Traffic
 from crossdraft.types.messages import (
     Draft,
     Drafted,
@@ -144,7 +144,7 @@ class Opening(Generic[Session]):
 
     async def open(self: Any, request: OpenTarget | OpenDrafter) -> Session:
         """An open session, to be used by one task; raises ServiceError. Close it, or use `session`."""
-        if self._description is None:
+        if self.description is None:
             await self.describe()
         session = self.kind(self.service)
         session.begin(self.begin(request, session))

@@ -10,7 +10,6 @@ import pytest
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Closed, NotServed, TimedOut, TooLarge, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
-from crossdraft.rpc.links import Owes
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters
@@ -162,27 +161,6 @@ OLD, NEWER = (Draft(epoch, 0, NOTHING, 4, chunk=1) for epoch in (1, 2))
 LATE, FRESH = (Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),)) for epoch in (1, 2))
 SCORE, SCORED = Score(1, 0, (Letters("a"),), 1), Scored(1, np.ones(1), 0.0)
 NEW, DUE, PAID = "the wait begins", "a reply is due", "nothing is due"
-
-
-@pytest.mark.parametrize(
-    "story",
-    [
-        [(OPEN, NEW), (PASS, DUE), (FetchRow(1, 0), DUE), (OPENED, DUE), (DONE, DUE), (DONE, PAID)],
-        [(RUN, NEW), (replace(DONE, more=True), DUE), (RunTo(1, 0), DUE), (DONE, PAID), (PASS, NEW)],
-        [(DONE, PAID), (PASS, NEW)],  # a reply too many does not pay for what is asked later
-        [(BEGUN, NEW), (OPENED, PAID), (OLD, NEW), (Advance(1, 0), PAID)],
-        [(OLD, NEW), *[(LATE, PAID)] * 3, (Advance(1, 8), PAID)],
-        [(OLD, NEW), (Advance(1, 8), DUE), (NEWER, NEW), (LATE, DUE), (FRESH, PAID)],
-        [(OLD, NEW), (LATE, PAID), (SCORE, NEW), (SCORE, DUE), (SCORED, DUE), (SCORED, PAID)],
-        [(OLD, NEW), (SCORE, DUE), (NEWER, NEW), (SCORED, DUE), (FRESH, PAID)],
-    ],
-)
-def test_what_a_service_owes(story):
-    """After each request and reply, in order."""
-    one = Owes()
-    for message, expected in story:
-        began = one.sent(message) if type(message) in REQUESTS else one.received(message)
-        assert (NEW if began else DUE if one.due else PAID) == expected, message
 
 
 async def test_replies_that_are_dropped_before_they_leave_never_arrive():

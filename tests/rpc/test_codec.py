@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc import codec, roles
 from crossdraft.rpc.codec import GRID, LEADING, MAX_BITS
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import (
@@ -38,15 +39,15 @@ def one_of(decode: Any, frame: Any) -> Any:
 
 
 def asked_of_target(**message: object) -> Any:
-    return one_of(target_codec.decode_requests, target_pb2.VerifyRequests(requests=[message]))
+    return one_of(TARGET.requests.decode, target_pb2.VerifyRequests(requests=[message]))
 
 
 def asked_of_drafter(**message: object) -> Any:
-    return one_of(drafter_codec.decode_requests, drafter_pb2.DraftRequests(requests=[message]))
+    return one_of(DRAFTER.requests.decode, drafter_pb2.DraftRequests(requests=[message]))
 
 
 def told_by_drafter(**message: object) -> Any:
-    return one_of(drafter_codec.decode_replies, drafter_pb2.DraftReplies(replies=[message]))
+    return one_of(DRAFTER.replies.decode, drafter_pb2.DraftReplies(replies=[message]))
 
 
 def test_unset_options_are_the_defaults():
@@ -100,7 +101,7 @@ def test_drafts_without_the_newer_fields_are_whole_and_have_no_branches():
 
 
 def test_a_duration_longer_than_a_message_holds_is_the_longest():
-    ((_, got),) = drafter_codec.decode_replies(drafter_codec.encode_replies([(1, Drafted(1, (), 1e9))]), SIZE)
+    ((_, got),) = DRAFTER.replies.decode(DRAFTER.replies.encode([(1, Drafted(1, (), 1e9))]), SIZE)
     assert isinstance(got, Drafted)
     assert got.seconds == pytest.approx(2**32 / 1e6, abs=1e-5)
 
@@ -226,7 +227,7 @@ def test_whole_rows_that_are_no_distribution_are_refused(bad, complaint):
 
 
 def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
-    assert target_codec.MAX_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
-    assert target_codec.MAX_HEAD >= WIDEST
-    assert drafter_codec.MAX_ROW_WIDTH >= WIDEST
-    assert drafter_codec.MAX_STRINGS >= LARGEST_QUESTION
+    assert roles.MAX_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
+    assert roles.MAX_HEAD >= WIDEST
+    assert roles.MAX_ROW_WIDTH >= WIDEST
+    assert roles.MAX_STRINGS >= LARGEST_QUESTION

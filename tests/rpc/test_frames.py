@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.frames import BeginSession, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.memory import MemoryChannel, codec_of
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import (
     Advance,
@@ -110,6 +111,22 @@ def test_a_message_weighs_at_most_what_it_is_about_to_have(direction: Direction,
     """A frame is made of messages that weigh half a limit: it must not be many times as long."""
     message = data.draw(direction.messages)
     assert direction.writes.weight(message) <= 3 * len(direction.writes.encode([(1, message)])) + 64
+
+
+@every_direction
+@settings(max_examples=40)
+@given(data=st.data())
+def test_memory_carries_what_a_wire_would(direction: Direction, data: st.DataObject) -> None:
+    """Rows that their service has not rounded, too, so that an output does not depend on where the services run."""
+    within = codec_of(MemoryChannel("in-process:1"), direction.writes)
+    batch = data.draw(st.lists(st.tuples(numbers, direction.messages), max_size=8))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    if direction is DIRECTIONS["of a target"]:
+        shares = rng.dirichlet(np.ones(9), 3)
+        heads = [Row(rng.permutation(9)[:8], share[:8], float(share[8])) for share in shares]
+        whole = Row(rng.permutation(9), shares[0])
+        batch += [(1, PassDone(1, (*heads, whole), 0.0)), (2, RowFetched(1, 0, heads[0])), (2, RowFetched(1, 1, whole))]
+    assert plain(tuple(within.decode(within.encode(batch)))) == plain(tuple(direction.travelled(batch)))
 
 
 def row(*listed: int, tail: float = 0.0) -> Row:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.drafter.ngram import NgramService
-from crossdraft.rpc import handlers, links
+from crossdraft.rpc import clients, frames, handlers
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.codec import MAX_LISTS, described
 from crossdraft.rpc.errors import (
@@ -35,9 +36,17 @@ from crossdraft.rpc.errors import (
     Unreachable,
 )
 from crossdraft.rpc.event_loop import SMALL, Beside
-from crossdraft.rpc.frames import MOST_MESSAGES, MOST_SHARED, BeginSession, EndSession, FrameCodec, SessionEnded
+from crossdraft.rpc.frames import (
+    MOST_IN_LOOP,
+    MOST_MESSAGES,
+    MOST_SHARED,
+    BeginSession,
+    EndSession,
+    FrameCodec,
+    Outbox,
+    SessionEnded,
+)
 from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, TARGET, UNREAD_LIMITS, SessionLimits
-from crossdraft.rpc.links import MOST_IN_LOOP, Outbox
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
@@ -420,11 +429,11 @@ async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_i
         if len(raw) > MOST_IN_LOOP:
             assert threading.get_ident() != in_loop
             assert read.wait(HANGS)
-        return TARGET.decode_requests(raw, size)
+        return TARGET.requests.decode(raw, size)
 
     limits = Listening(port=linked.PORT, grace_seconds=0)
     async with (
-        Server(replace(TARGET, decode_requests=decode), service, limits) as server,
+        Server(replace(TARGET, requests=SimpleNamespace(decode=decode)), service, limits) as server,
         RawLink(server.address) as busy,
         RawLink(server.address) as good,
     ):
@@ -508,7 +517,7 @@ async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other
 @pytest.fixture
 def few_waiting(monkeypatch) -> int:
     """How many messages of a link may wait before it is not read any more."""
-    monkeypatch.setattr(links, "MOST_WAITING_MESSAGES", 300)
+    monkeypatch.setattr(frames, "MOST_WAITING_MESSAGES", 300)
     return 300
 
 
@@ -868,10 +877,10 @@ async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_
         stream, (heard,), (session,) = await begun(service, client, 1)
         session.send(one_pass(1))
         for _ in range(9):
-            since = session.due_since
+            since = session.ledger.since
             clock.move(15)
             await stream.send((1, Opened("f1")))
-            await clock.still(lambda: session.due_since != since)  # noqa: B023
+            await clock.still(lambda: session.ledger.since != since)  # noqa: B023
         assert (heard.replies, heard.errors) == ([], [])
         assert 19 <= await clock.until(lambda: bool(heard.errors)) <= 21
         assert type(heard.errors[0]) is TimedOut
@@ -1102,7 +1111,7 @@ async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link
 
 
 async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch):
-    monkeypatch.setattr(links, "TURN_SECONDS", float("inf"))
+    monkeypatch.setattr(clients, "TURN_SECONDS", float("inf"))
     async with a_client() as (service, client):
         stream, heard, sessions = await begun(service, client, 32)
         for one, session in zip(heard, sessions, strict=True):  # what each sends depends on its reply

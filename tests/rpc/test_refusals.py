@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc import codec, roles
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.frames import MOST_SHARED
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row, Whose
@@ -128,7 +129,7 @@ TARGET_REQUESTS = [
     (fetching(listed={"count": 3, "size": 2, "data": b"abc"}), "3 bytes, which are not 3 numbers of 2"),
     (fetching(listed={"count": 1, "size": 5, "data": b"abcde"}), "not 1 numbers of 5"),
     (fetching(listed={"count": 2**32 - 1, "size": 0}), "numbers of 0"),
-    (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {target_codec.MAX_HEAD}"),
+    (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {roles.MAX_HEAD}"),
     (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
     (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
     (opening(options={"bad_word_ids": [{"ids": [1]}] * (codec.MAX_BIASES + 1)}), "options.bad_word_ids has 65537"),
@@ -143,7 +144,7 @@ TARGET_REQUESTS = [
     (opening(stop_ids=[1] * (codec.MAX_STOPS + 1)), "stop_ids has 65537; at most 65536"),
     (opening(options={"end_ids": [1] * (codec.MAX_STOPS + 1)}), "options.end_ids has 65537; at most 65536"),
     (opening(options={"bad_word_ids": [{"ids": [1] * (codec.MAX_WORDS // 2 + 1)}] * 2}), "bad_word_ids has 1048578"),
-    (passing(tree={"tokens": [1] * (target_codec.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
+    (passing(tree={"tokens": [1] * (roles.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
     (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
 ]
 TARGET_REPLIES = [
@@ -192,10 +193,10 @@ DRAFTER_REQUESTS = [
     (drafting(least_likely=float("nan")), "least_likely must be between 0 and 1, got nan"),
     (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
     (drafting(branch_width=65), "branch_width must be between"),
-    (opening_drafter(row_width=drafter_codec.MAX_ROW_WIDTH + 1), "row_width has 65537"),
+    (opening_drafter(row_width=roles.MAX_ROW_WIDTH + 1), "row_width has 65537"),
     (opening_drafter(allowed=zeros(codec.MAX_NUMBERS + 1)), "allowed has"),
-    (scoring(strings=[b"a"] * (drafter_codec.MAX_STRINGS + 1), tokens=1), "strings has 4097"),
-    (scoring(strings=[b"a" * (drafter_codec.MAX_STRING + 1)], tokens=1), "the longest of strings has 65537"),
+    (scoring(strings=[b"a"] * (roles.MAX_STRINGS + 1), tokens=1), "strings has 4097"),
+    (scoring(strings=[b"a" * (roles.MAX_STRING + 1)], tokens=1), "the longest of strings has 65537"),
 ]
 DRAFTER_REPLIES = [
     (of_drafter(), "one of opened, drafted, scored and ended"),
@@ -213,14 +214,14 @@ DRAFTER_REPLIES = [
     (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
     (of_drafter(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
     (of_drafter(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
-    (drafted(branches=[branch()] * (drafter_codec.MAX_BRANCHES + 1)), "the frame's branches has 4097"),
-    (of_drafter(scored={"probabilities": [0.5] * (drafter_codec.MAX_STRINGS + 1)}), "probabilities has 4097"),
+    (drafted(branches=[branch()] * (roles.MAX_BRANCHES + 1)), "the frame's branches has 4097"),
+    (of_drafter(scored={"probabilities": [0.5] * (roles.MAX_STRINGS + 1)}), "probabilities has 4097"),
 ]
 REFUSED = {
-    target_codec.decode_requests: TARGET_REQUESTS,
-    target_codec.decode_replies: TARGET_REPLIES,
-    drafter_codec.decode_requests: DRAFTER_REQUESTS,
-    drafter_codec.decode_replies: DRAFTER_REPLIES,
+    TARGET.requests.decode: TARGET_REQUESTS,
+    TARGET.replies.decode: TARGET_REPLIES,
+    DRAFTER.requests.decode: DRAFTER_REQUESTS,
+    DRAFTER.replies.decode: DRAFTER_REPLIES,
 }
 
 
@@ -237,14 +238,14 @@ def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complai
 
 
 SHARED_HALF = {"prompt": [1] * (MOST_SHARED // 2)}
-BRANCHES_HALF = {"branches": [branch()] * (drafter_codec.MAX_BRANCHES // 2)}
+BRANCHES_HALF = {"branches": [branch()] * (roles.MAX_BRANCHES // 2)}
 
 
 @pytest.mark.parametrize(
     ("decode", "frame", "part", "complaint"),
     [
-        (target_codec.decode_requests, target_pb2.VerifyRequests, {"open": SHARED_HALF}, "3 messages may have 2097152"),
-        (drafter_codec.decode_replies, drafter_pb2.DraftReplies, {"drafted": BRANCHES_HALF}, "branches has 6144"),
+        (TARGET.requests.decode, target_pb2.VerifyRequests, {"open": SHARED_HALF}, "3 messages may have 2097152"),
+        (DRAFTER.replies.decode, drafter_pb2.DraftReplies, {"drafted": BRANCHES_HALF}, "branches has 6144"),
     ],
     ids=["bytes", "branches"],
 )
@@ -281,10 +282,6 @@ def test_a_description_has_no_more_of_anything_than_it_may():
     ],
 )
 def test_what_the_messages_cannot_say_is_refused_before_it_is_sent(value, complaint):
-    encode = {
-        Pass: target_codec.encode_requests,
-        PassDone: target_codec.encode_replies,
-        Drafted: drafter_codec.encode_replies,
-    }
+    encode = {Pass: TARGET.requests.encode, PassDone: TARGET.replies.encode, Drafted: DRAFTER.replies.encode}
     with pytest.raises(ValueError, match=complaint):
         encode[type(value)]([(1, value)])

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from crossdraft.rpc.authority import Purpose
+from crossdraft.cli.authority import Purpose
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials

@@ -42,7 +42,7 @@ async def test_tokens_and_the_end_come_as_they_were_made(served: Served) -> None
 @pytest.mark.parametrize(("together", "sizes"), [(True, [3, 1]), (False, [1, 1, 1, 1])])
 async def test_tokens_of_one_pass_are_one_message_for_clients_that_know_of_it(together: bool, sizes: list[int]) -> None:
     async with serving(FakeBackend(together=3)) as server, GenerationClient(server.address) as client:
-        *replies, ended = [reply async for reply in client.generate(replace(ASKED, together=together))]
+        *replies, ended = [reply async for reply in client.replies(replace(ASKED, together=together))]
     generated = [reply for reply in replies if isinstance(reply, Committed)]
     assert [len(reply.tokens) for reply in generated] == sizes
     assert [token for reply in generated for token in reply.tokens] == list(TOKENS)
@@ -90,8 +90,8 @@ async def test_a_request_arrives_as_it_was_asked(served: Served, request_: Gener
 async def test_what_is_left_out_is_the_default(served: Served) -> None:
     outputs, address = served
     async with GenerationClient(address) as client:
-        assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello")))]
-        assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello"), drafter=""))]
+        assert [reply async for reply in client.replies(Generate(GenerationRequest("Hello")))]
+        assert [reply async for reply in client.replies(Generate(GenerationRequest("Hello"), drafter=""))]
     first, plain = outputs.requests
     assert (first.model, first.drafter, plain.drafter) == ("toy", None, "")
     assert first.generation == GenerationRequest("Hello", cache_salt=scope_of(None, "", Keys()))
@@ -107,11 +107,11 @@ async def test_ids_of_requests(served: Served) -> None:
         assert [reply async for reply in call]
     assert [order.id for order in outputs.requests] == ["from-metadata"]
     async with GenerationClient(address) as client:
-        replies = [reply async for reply in client.generate(ASKED)]
+        replies = [reply async for reply in client.replies(ASKED)]
         assert isinstance(replies[-1], OutputEnded)
         assert replies[-1].id == "r-1"
         with pytest.raises(errors.BadRequest, match="a request's id"):
-            await anext(client.generate(replace(ASKED, id="two words")))
+            await anext(client.replies(replace(ASKED, id="two words")))
 
 
 async def read(generation: RemoteGeneration, into: list[Token]) -> None:
@@ -154,13 +154,13 @@ async def test_a_model_must_be_named_where_there_are_several() -> None:
     outputs = FakeBackend(served=(TOY, replace(TOY, name="second")))
     async with serving(outputs) as server, GenerationClient(server.address) as client:
         with pytest.raises(errors.BadRequest, match="name the model; there are toy, second"):
-            await anext(client.generate(Generate(GenerationRequest("Hello"))))
+            await anext(client.replies(Generate(GenerationRequest("Hello"))))
         with pytest.raises(errors.NameUnknown, match="there is no model 'other'; there is toy"):
-            await anext(client.generate(replace(ASKED, model="other")))
-        assert isinstance(await anext(client.generate(Generate(GenerationRequest("Hello"), model="second"))), Committed)
+            await anext(client.replies(replace(ASKED, model="other")))
+        assert isinstance(await anext(client.replies(Generate(GenerationRequest("Hello"), model="second"))), Committed)
         outputs.served, outputs.fault = (TOY, replace(TOY, name="other", root="toy")), errors.Unreachable("10.0.0.1")
         with pytest.raises(errors.Unreachable, match="no target can make this output now"):
-            await anext(client.generate(Generate(GenerationRequest("Hello"))))
+            await anext(client.replies(Generate(GenerationRequest("Hello"))))
         assert outputs.requests[-1].model == "toy"
 
 
@@ -194,7 +194,7 @@ async def test_a_request_that_means_nothing(served: Served, message: dict[str, A
 async def test_a_value_that_does_not_fit_its_field_is_not_sent(served: Served) -> None:
     async with GenerationClient(served[1]) as client:
         with pytest.raises(errors.BadRequest):
-            await anext(client.generate(Generate(GenerationRequest("x", max_tokens=2**40))))
+            await anext(client.replies(Generate(GenerationRequest("x", max_tokens=2**40))))
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("inf"), float("nan")])

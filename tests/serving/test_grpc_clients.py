@@ -47,7 +47,7 @@ async def test_rates() -> None:
         GenerationClient(server.address, KEY) as alice,
         GenerationClient(server.address, KEY[::-1]) as bob,
     ):
-        assert [reply async for reply in alice.generate(ASKED)]
+        assert [reply async for reply in alice.replies(ASKED)]
         await alice.models()
         with pytest.raises(errors.Overloaded, match="too many requests of this client") as raised:
             await alice.models()
@@ -62,11 +62,11 @@ async def test_a_client_that_leaves_gives_everything_back_at_once() -> None:
     outputs = FakeBackend(waits_after=2)
     async with serving(outputs) as server:
         async with GenerationClient(server.address) as client:
-            generation = client.generate(ASKED)
+            generation = client.replies(ASKED)
             assert [type(await anext(generation)) for _ in range(2)] == [Committed] * 2
             await generation.aclose()
             await outputs.wait_running(0)
-            other = client.generate(ASKED)
+            other = client.replies(ASKED)
             assert [type(await anext(other)) for _ in range(2)] == [Committed] * 2
             await outputs.wait_running(1)
         await outputs.wait_running(0)  # the connection is closed
@@ -80,7 +80,7 @@ async def test_a_deadline_ends_both_sides() -> None:
         replies: list[object] = []
 
         async def read() -> None:
-            async for reply in client.generate(ASKED, deadline_seconds=0.5):
+            async for reply in client.replies(ASKED, deadline_seconds=0.5):
                 replies.append(reply)
 
         with pytest.raises(errors.TimedOut, match="Deadline Exceeded"):
@@ -93,7 +93,7 @@ async def test_a_server_that_says_nothing_is_given_up() -> None:
     outputs = FakeBackend(waits_after=0)
     async with serving(outputs) as server, GenerationClient(server.address, reply_seconds=0.2) as client:
         with pytest.raises(errors.TimedOut, match=r"no reply within 0\.2 s"):
-            await anext(client.generate(ASKED))
+            await anext(client.replies(ASKED))
         await outputs.wait_running(0)
 
 
@@ -123,7 +123,7 @@ async def test_200_clients_at_once() -> None:
 
         async def ask(number: int) -> int:
             async with GenerationClient(server.address) as client:
-                return len([reply async for reply in client.generate(replace(ASKED, id=f"r-{number}"))])
+                return len([reply async for reply in client.replies(replace(ASKED, id=f"r-{number}"))])
 
         asked = [asyncio.create_task(ask(number)) for number in range(200)]
         await outputs.wait_running(200)

@@ -49,7 +49,7 @@ async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
     async with GenerationClient(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == SERVING
-        generation = client.generate(ASKED)
+        generation = client.replies(ASKED)
         await anext(generation)
         ending = asyncio.create_task(server.drain())
         assert (await watch.read()).status == NOT_SERVING
@@ -64,7 +64,7 @@ async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
     server = GenerationServer(outputs, Listening(grace_seconds=0))
     await server.start()
     async with GenerationClient(server.address) as client:
-        generation = client.generate(ASKED)
+        generation = client.replies(ASKED)
         await anext(generation)
         await server.drain()
         await outputs.wait_running(0)
@@ -93,9 +93,9 @@ async def test_a_big_prompt_is_refused_before_it_is_read(served: Served) -> None
     outputs, address = served
     async with GenerationClient(address) as client:
         with pytest.raises(TooLarge, match="larger than max"):
-            await anext(client.generate(Generate(GenerationRequest("x" * 2**20))))
+            await anext(client.replies(Generate(GenerationRequest("x" * 2**20))))
         assert outputs.requests == []
-        assert [reply async for reply in client.generate(ASKED)]
+        assert [reply async for reply in client.replies(ASKED)]
 
 
 def malformed(number: int) -> tuple[str, bytes]:
@@ -145,7 +145,7 @@ async def test_malformed_requests_leave_nothing_behind(served: Served) -> None:
                 await asyncio.sleep(0)
     assert (outputs.running, outputs.requests) == (0, [])
     async with GenerationClient(address) as client:
-        assert isinstance([reply async for reply in client.generate(ASKED)][-1], OutputEnded)
+        assert isinstance([reply async for reply in client.replies(ASKED)][-1], OutputEnded)
 
 
 async def test_servers_begin_and_end_together() -> None:

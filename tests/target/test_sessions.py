@@ -13,8 +13,8 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
+from crossdraft.rpc.frames import Join
 from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.links import Join
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.types.messages import (
@@ -360,10 +360,10 @@ async def test_a_prompt_may_take_longer_than_a_reply_and_a_target_that_hangs_is_
             session.send(ScorePrompt(98, 0) if scored else Pass(1, (), TokenTree()))
             for _ in range(4):
                 await gate.entered()
-                since = session.due_since
+                since = session.ledger.since
                 clock.move(20)
                 gate.step()
-                await clock.still(lambda: session.due_since != since)  # noqa: B023
+                await clock.still(lambda: session.ledger.since != since)  # noqa: B023
             assert (heard.replies, heard.errors) == ([], [])
             await gate.entered()
             gate.open(1)

@@ -4,9 +4,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from crossdraft.cli.authority import AuthorityError, Issued, Purpose, Subject, ends, issue, new_authority, subject_of
 from crossdraft.cli.options import CertsOptions
 from crossdraft.console.running import CommandFailed, UsageError
-from crossdraft.rpc.authority import AuthorityError, Issued, Purpose, Subject, ends, issue, new_authority, subject_of
 
 CA = "ca"
 CA_DAYS = 3650  # how long a CA is valid

@@ -10,18 +10,23 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import ray
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
 from crossdraft.cluster.config import DIRECTORY, NAMESPACE, version_of
 from crossdraft.cluster.installed import installed
-from crossdraft.rpc.metrics import NodeExporter
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.metrics import Exporter, Registry
 
 log = logging.getLogger(__name__)
 ANNOUNCE_INTERVAL = 1.0  # seconds
@@ -29,6 +34,8 @@ EXPIRY = 8.0  # seconds since a process was announced last
 SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 LONGEST_POLL = 30.0  # seconds that one call of `entries` may wait for a change
 REPLY_SECONDS = 5.0  # after which a reply of the directory is given up
+PATIENCE = 1.0  # seconds that a process of the same node may take to answer
+DIRECTLY = build_opener(ProxyHandler({})).open  # no proxy
 Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
 
 
@@ -228,6 +235,37 @@ class FarDirectory:
             self._actor = None
             why = str(error) or f"nothing came within {seconds:g} s"
             raise DirectoryGoneError(f"the directory does not answer: {why}") from error
+
+
+class NodeExporter:
+    """Answers with the metrics of all processes of a node, on a port that one of these has: a Prometheus collector.
+
+    Each process updates one. The first gets the port, and another one when that has ended.
+    """
+
+    def __init__(self) -> None:
+        registry = Registry()
+        registry.register(self)
+        self._exporter, self._port = Exporter(registry), 0
+        self._sources: Mapping[str, Mapping[str, str]] = {}
+
+    async def update(self, host: str, port: int, sources: Mapping[str, Mapping[str, str]]) -> None:
+        """Tries to listen, unless it does or `port` is 0; `sources`: host:port of processes, and labels to add."""
+        self._sources = sources
+        if port != self._port:
+            await self._exporter.stop()
+            self._port = 0
+            with suppress(CannotListen):
+                self._port = port and int(self._exporter.start(host, port).rpartition(":")[2])
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for address, labels in self._sources.items():
+            with suppress(OSError, HTTPException), DIRECTLY(f"http://{address}/metrics", timeout=PATIENCE) as page:
+                for one in text_string_to_metric_families(page.read().decode()):
+                    family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
+                    family.samples += [sample._replace(labels={**sample.labels, **labels}) for sample in one.samples]
+        return families.values()
 
 
 @asynccontextmanager

@@ -58,22 +58,22 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.Unreachable("no target can make this output now; ask again later") from error
 
 
-class GenerationServer(Serving):
+class GenerationServer(Serving, GenerationHandlers):
     """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
 
     def __init__(
         self, backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
     ) -> None:
         options = options or GenerationOptions()
+        super().__init__(options.stalled_seconds)
         self._backend = backend
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
         self.running = 0  # outputs
         self.marks: dict[str, str] = {}  # further fields of the ready line
         self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
-        handlers = GenerationHandlers(self, options.stalled_seconds)
         listening = listening or Listening(limit=REQUEST_LIMIT)
-        self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
+        self._endpoint = Endpoint(listening, {SERVICE: self.registered()}, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()
         self._reporting: asyncio.Task[NoReturn] | None = None
 

@@ -6,41 +6,20 @@ async with Client("127.0.0.1:7000") as client:
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
 from crossdraft.client.api import TokenStream
 from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, OutputEnded, PromptTokens, Reply
-from crossdraft.rpc.security import ClientCredentials
 from crossdraft.serving import grpc
 from crossdraft.speculation.choice import Decision
-from crossdraft.types.output import PromptToken, ServedModel
+from crossdraft.types.output import PromptToken
 
 
-class Client:
-    """A connection to a server. Use it with `async with`.
-
-    Args:
-        address: host:port.
-        key: of the API; empty: none.
-        tls: of `rpc.security.trusting_credentials`; None: plaintext.
-    """
-
-    def __init__(self, address: str, key: str = "", tls: ClientCredentials | None = None) -> None:
-        self._settings = (address, key, tls)
-        self._connected: GenerationClient | None = None
-
-    async def __aenter__(self) -> Self:
-        self._connected = GenerationClient(*self._settings)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        """What is served now; raises ServiceError."""
-        return await self._client.models()
+class Client(GenerationClient):
+    """A connection to a server: of the API's key and of `rpc.security.trusting_credentials`, as GenerationClient says.
+    Use it with `async with`."""
 
     def generate(self, prompt: str, **settings: Any) -> "RemoteGeneration":
         """One output of the server's only model; `settings` are the fields of GenerationRequest.
@@ -64,13 +43,7 @@ class Client:
         Raises:
             RequestError: a server cannot do what it asks for.
         """
-        return RemoteGeneration(self._client, grpc.asked_of(request, model, drafter, name))
-
-    @property
-    def _client(self) -> GenerationClient:
-        if self._connected is None:
-            raise RuntimeError("use the client inside `async with Client(...)`")
-        return self._connected
+        return RemoteGeneration(self, grpc.asked_of(request, model, drafter, name))
 
 
 class RemoteGeneration(TokenStream):
@@ -94,7 +67,7 @@ class RemoteGeneration(TokenStream):
         self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
-        self._replies: AsyncGenerator[Reply, None] = client.generate(asked)
+        self._replies: AsyncGenerator[Reply, None] = client.replies(asked)
 
     async def aclose(self) -> None:
         await self._replies.aclose()

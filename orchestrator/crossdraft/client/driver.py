@@ -13,8 +13,8 @@ from typing import Any
 
 from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
 from crossdraft.client.roster import Roster, Services
+from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
-from crossdraft.rpc.links import LinkSession
 from crossdraft.session.events import (
     Cancelled,
     Close,
@@ -86,7 +86,7 @@ class ServiceLane:
 
     def opened(self) -> None:
         assert self._session is not None
-        self.watch.opened(self._session.traffic, time.monotonic())
+        self.watch.opened(self._session, time.monotonic())
         self._report(Ready(self._number))
 
     def received(self, reply: Reply) -> None:
@@ -104,7 +104,6 @@ class ServiceLane:
     def send(self, request: object) -> None:
         """Queue a request; never waits."""
         if self._session is not None:
-            self.watch.asked(request, time.monotonic())
             self._session.send(request)
 
     def close(self) -> None:
@@ -159,7 +158,7 @@ class Driver:
     @property
     def addresses(self) -> frozenset[str]:
         """Where it has open sessions now."""
-        opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.traffic is not None)
+        opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.session is not None)
         return frozenset(lane.address for lane in opened if lane.address is not None)
 
     async def run(self, emit: TokenSink) -> Finished:

@@ -1,17 +1,16 @@
-"""The drafter side of a session: its lane, the draft tokens asked for and received, and its branches."""
+"""The drafter side of a session: its lane, how long it is waited for, and its faults."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from crossdraft.session.assignment import Assignment
+from crossdraft.session.drafts import Drafts
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Close, Command, Lane, Open, Send, SetTimer, Timer
 from crossdraft.speculation.choice import Choice, DraftSeen
-from crossdraft.text.letters import NOTHING, Letters, common_length
-from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Score, Scored
-from crossdraft.types.rows import DraftToken
+from crossdraft.text.letters import Letters
+from crossdraft.types.messages import Branch, Drafted, Score, Scored
 from crossdraft.verification.walk import NeedPrefix
 
 ROUNDING = 1e-6  # that a probability which is a sum of float32 products may exceed one by
@@ -25,27 +24,33 @@ class DrafterSide:
         self.lane: Lane | None = None  # open, or being opened
         self.ready = False
         self.fault = assignment.no_drafter  # why there is none, if there is none
-        self.branches = Branches(assignment.pair)
-        self.epoch = 0  # number of the latest one that it was told of
-        self.asked = 0  # draft tokens of that epoch asked for
-        self.received = 0  # ... received
-        self.scoring: Score | None = None  # the request for scores that it has not answered
-        self._adopted = 0  # draft tokens of that epoch that were drafted before it
+        self.drafts = Drafts(assignment.pair)
+        self.branches = self.drafts.branches
         self._given = assignment
         self._lanes = lanes
         self._failures = 0  # since it last answered
-        self._aside = False  # it stands aside for the rest of the epoch
-        self._known = (0, NOTHING)  # the text it knows: the output up to an offset, then its own letters
-        self._asked_at = 0.0  # seconds
-        self._owes_since: float | None = None  # seconds: when it was asked or heard last; kept when an epoch ends
-        self._silent = 0.0  # seconds that it had owed something when it was stopped, and not been heard since
         self._timer = 0  # number of the latest
         self._armed = False  # that timer runs
 
     @property
+    def epoch(self) -> int:
+        """Number of the latest one that it was told of."""
+        return self.drafts.ledger.epoch
+
+    @property
+    def asked(self) -> int:
+        """Draft tokens of that epoch that it was asked for."""
+        return self.drafts.ledger.wanted
+
+    @property
+    def received(self) -> int:
+        """... and that have come."""
+        return self.drafts.ledger.received
+
+    @property
     def due(self) -> bool:
         """Whether more draft tokens of the running epoch will come."""
-        return self.ready and not self._aside and self.received < self.asked
+        return self.ready and self.drafts.ledger.drafting
 
     @property
     def told_epoch(self) -> bool:
@@ -73,14 +78,12 @@ class DrafterSide:
     def opened(self) -> None:
         """The lane is open: the drafter knows the prompt, and nothing of the output."""
         self.ready = True
-        self._owes_since, self._silent = None, 0.0
-        self._known = (0, NOTHING)
-        self.branches.start_over()
+        self.drafts.start_over()
 
     def lost(self, again: bool) -> list[Command]:
         """What it owes will not come; another lane is opened if `again`."""
-        self.lane, self.ready, self.scoring = None, False, None
-        self.end_epoch()
+        self.lane, self.ready = None, False
+        self.drafts.start_over()
         self._failures += 1
         return self.open() if again else []
 
@@ -91,114 +94,73 @@ class DrafterSide:
 
     def stop(self, now: float) -> list[Command]:
         """No epoch is to be drafted for now."""
-        if self._owes_since is not None:
-            self._silent, self._owes_since = now - self._owes_since, None
-        told = [Send(self.lane, Advance(self.epoch, 0))] if self.due and self.lane is not None else []
-        self.end_epoch()
-        return [*told]
-
-    def end_epoch(self) -> None:
-        """Nothing more of the running epoch is wanted."""
-        self.asked = self.received = 0
-        self.branches.clear()
+        told = self.drafts.stop(now)
+        return [Send(self.lane, one) for one in told if self.lane is not None]
 
     def begin(self, epoch: Epoch, text: Letters, branch: Branch | None, now: float) -> list[Command]:
         """Rewind the drafter to the output, or to the end of an adopted branch, for a new epoch."""
         assert self.lane is not None
         choice = epoch.choice
-        start, drafted = self._known
-        same = common_length(drafted, text[start : epoch.start])
-        self._adopted = 0 if branch is None else len(branch.tokens)
-        count = max(choice.max_draft_tokens, self._adopted)
-        draft = Draft(
-            epoch.number,
-            start + same,
-            Letters(text[start + same : epoch.start]),
-            count,
-            choice.chunk,
-            choice.branch_depth,
-            choice.branch_width,
-            0 if branch is None else branch.number,
-            max(choice.first, self._adopted),
-            choice.tree_nodes,
-            choice.least_likely,
+        draft = self.drafts.begin(
+            epoch,
+            text,
+            branch,
+            choice.max_draft_tokens,
+            choice.first,
+            now,
+            chunk=choice.chunk,
+            branch_depth=choice.branch_depth,
+            branch_width=choice.branch_width,
+            tree_nodes=choice.tree_nodes,
+            least_likely=choice.least_likely,
         )
-        self.end_epoch()
-        self.epoch, self.asked, self._aside = epoch.number, count, False
-        self._known = (epoch.start, epoch.drafted)
-        self.received = len(epoch.draft_tokens)  # those of a branch, where no rows are needed
-        self._asked_at = now
         return [Send(self.lane, draft), *self._arm(now)]
 
     def advance(self, count: int, chunk: int, now: float) -> list[Command]:
-        """Ask for more of the running epoch: `count` draft tokens from its first one on.
-
-        Sent at once to a drafter that owes nothing. A drafter that is still drafting gets it only once a whole reply
-        more is wanted, which still reaches it in time because max_draft_tokens is larger than that.
-        """
-        least = chunk if self.due else 1
-        if not self.ready or self._aside or count < self.asked + least:
+        """Ask for more of the running epoch, as `Drafts.advance`."""
+        if not self.ready:
             return []
         assert self.lane is not None
-        owed, self.asked = self.due, count
-        return [Send(self.lane, Advance(self.epoch, count)), *([] if owed else self._arm(now))]
+        owed, more = self.due, self.drafts.advance(count, chunk, now)
+        return [*(Send(self.lane, one) for one in more), *(self._arm(now) if more and not owed else ())]
 
     def score(self, need: NeedPrefix, start: int, now: float) -> list[Command]:
         """Ask once for the probabilities of prefixes of the draft that began at offset `start`."""
         assert self.lane is not None
-        if self.scoring is not None:
+        if self.drafts.ledger.score is not None:
             return []
-        self.scoring = Score(self.epoch, start, need.strings, need.tokens)
-        return [Send(self.lane, self.scoring), *self._arm(now)]
+        request = Score(self.epoch, start, need.strings, need.tokens)
+        self.drafts.ledger.sent(request, now)
+        return [Send(self.lane, request), *self._arm(now)]
 
     def expects(self, reply: Drafted | Scored) -> bool:
         """Whether a reply is due: draft tokens in order, or the scores that were asked for."""
         if isinstance(reply, Scored):
-            return self.scoring is not None and reply.epoch == self.scoring.epoch
+            asked = self.drafts.ledger.score
+            return asked is not None and reply.epoch == asked.epoch
         came = reply.first + len(reply.draft_tokens)
         return reply.epoch == self.epoch and (reply.first == self.received or came <= self.received)
 
     def fault_of(self, drafted: Drafted, choice: Choice) -> str:
-        """What is wrong with a reply that was due; empty if it can be used.
-
-        A reply without content is a fault: it would postpone the drafter's deadline.
-        """
-        if not (drafted.draft_tokens or drafted.branches or drafted.reason):
-            return "it sent a reply without anything in it"
-        start, letters = self._known
-        fault = self._given.fault_of(drafted, start + len(letters), self.asked - self.received)
+        """What is wrong with a reply that was due; empty if it can be used."""
         depth, most = choice.branch_depth, choice.branch_width * self.asked
         if choice.tree_nodes:
             depth, most = self.asked, choice.tree_nodes
-        return fault or self.branches.fault_of(drafted.branches, depth, most)
+        fault = self._given.fault_of(drafted, self.drafts.end, self.asked - self.received)
+        return fault or self.drafts.fault_of(drafted, depth, most)
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Add draft tokens that were due and have no fault to the epoch's draft."""
-        first = self.received == 0
-        count = len(drafted.draft_tokens)
-        seen = DraftSeen(
-            count - min(count, max(0, self._adopted - drafted.first)),
-            now - self._asked_at if first else None,
-            drafted.seconds,
-            drafted.queued,
-            drafted.reason,
-        )
-        epoch.extend(drafted.draft_tokens)
-        self.received += count
-        self.branches.add(drafted.branches)
-        self._known = (epoch.start, epoch.drafted)
-        self._aside = self._aside or bool(drafted.reason)
-        self._heard(now)
-        return seen
+        self._failures = 0
+        return self.drafts.take(drafted, epoch, now)
 
     def scored(self, scored: Scored, now: float) -> str:
         """What is wrong with scores that were due; empty if they can be used."""
-        asked, self.scoring = self.scoring, None
+        asked, values = self.drafts.ledger.take(scored, now), scored.probabilities
         assert asked is not None
-        self._heard(now)
-        values = scored.probabilities
-        if values.shape != (len(asked.strings),):
-            return f"it scored {values.size} prefixes, asked for {len(asked.strings)}"
+        self._failures = 0
+        if values.shape != (len(asked.request.strings),):
+            return f"it scored {values.size} prefixes, asked for {len(asked.request.strings)}"
         if not bool(np.all((values >= 0) & (values <= 1 + ROUNDING))):  # false for NaN as well
             return "it sent a score that is not between 0 and 1"
         return ""
@@ -206,125 +168,19 @@ class DrafterSide:
     def expired(self, number: int, now: float) -> tuple[bool, list[Command]]:
         """Whether an answer is overdue; if not, the timer is set for the time that is left."""
         self._armed = self._armed and number != self._timer
-        if number != self._timer or not (self.due or self.scoring is not None):
+        if number != self._timer or not (self.due or self.drafts.ledger.score is not None):
             return False, []
         return (False, self._arm(now)) if self._left(now) > 0 else (True, [])
 
-    def _heard(self, now: float) -> None:
-        self._owes_since = now if self.due or self.scoring is not None else None
-        self._silent, self._failures = 0.0, 0
-
     def _left(self, now: float) -> float:
-        """Seconds until its answer is overdue, which it owes from now on if it did not before."""
-        if self._owes_since is None:
-            self._owes_since = now - self._silent
-        return self._given.draft_seconds - (now - self._owes_since)
+        """Seconds until its answer is overdue."""
+        since = self.drafts.ledger.since
+        return self._given.draft_seconds - (0.0 if since is None else now - since)
 
     def _arm(self, now: float) -> list[Command]:
         """One timer for all deadlines, checked when it expires: most answers come long before."""
-        left = max(0.0, self._left(now))
         if self._armed:
             return []
         self._armed = True
         self._timer += 1
-        return [SetTimer(Timer.DRAFTER, self._timer, left)]
-
-
-def of_branch(branch: Branch) -> tuple[DraftToken, ...]:
-    """A branch's draft tokens, without rows."""
-    return tuple(DraftToken(token) for token in branch.tokens)
-
-
-class Branches:
-    """Prepared continuations that the drafter has sent for the running epoch."""
-
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
-        self._by_number: dict[int, Branch] = {}
-        self._received = 0  # in the epoch
-        self._latest = 0  # number of the session's latest branch
-
-    def __len__(self) -> int:
-        return len(self._by_number)
-
-    def fault_of(self, branches: tuple[Branch, ...], depth: int, most: int) -> str:
-        """What is wrong with new branches; empty if nothing is.
-
-        Args:
-            depth: ids that each may have at most.
-            most: branches of the epoch at most.
-        """
-        if self._received + len(branches) > most:
-            return f"it sent {self._received + len(branches)} branches in an epoch, asked for at most {most}"
-        size, longest = self._pair.drafter.size, self._pair.drafter.longest
-        latest = self._latest
-        for branch in branches:
-            if branch.number <= latest:
-                return f"it sent branch {branch.number} after branch {latest}"
-            latest = branch.number
-            letters, tokens = branch.letters, branch.tokens
-            if not 0 < len(letters) <= longest or len(tokens) > depth or not all(0 <= one < size for one in tokens):
-                ids = f"at most {depth} ids from 0 to {size - 1}"
-                return f"branch {branch.number} is not one of {ids} after a token's letters"
-        return ""
-
-    def add(self, branches: tuple[Branch, ...]) -> None:
-        """Keep branches that have no fault."""
-        for branch in branches:
-            self._by_number[branch.number] = branch
-            self._received += 1
-            self._latest = branch.number
-
-    def clear(self) -> None:
-        """Another epoch begins: forget them all."""
-        self._by_number.clear()
-        self._received = 0
-
-    def release(self, frontier: int) -> None:
-        """Drop branches whose text ends before the frontier (letters of output): none of them can go on from it."""
-        over = [
-            branch.number for branch in self._by_number.values() if branch.offset + len(self._said(branch)) < frontier
-        ]
-        for number in over:
-            del self._by_number[number]
-
-    def start_over(self) -> None:
-        """Another drafter, which numbers its branches from 1."""
-        self.clear()
-        self._latest = 0
-
-    def match(self, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
-        """The branch that continues the output after the epoch's draft was refused.
-
-        It must replace what was refused by exactly the letters that the output has. Where the output does not depend
-        on draft tokens (`letters_decide`), it may also replace fewer, if its draft tokens agree with the rest.
-        """
-        best: Branch | None = None
-        for branch in self._by_number.values():
-            begin = branch.offset - epoch.start
-            if begin < 0 or branch.offset >= len(text):
-                continue
-            if common_length(epoch.drafted, text[epoch.start :]) < begin:
-                continue
-            rest = text[branch.offset :]
-            if rest == branch.letters:
-                return branch
-            if letters_decide and rest.startswith(branch.letters) and self._agrees(branch, rest):
-                best = branch
-        return best
-
-    def texts(self, epoch: Epoch, frontier: int) -> list[Letters]:
-        """The text of each branch from the frontier on, if its prefix is the draft, in the drafter's order."""
-        return [
-            Letters(epoch.drafted[frontier - epoch.start : branch.offset - epoch.start] + self._said(branch))
-            for branch in self._by_number.values()
-            if branch.offset >= max(frontier, epoch.start)
-        ]
-
-    def _said(self, branch: Branch) -> str:
-        return branch.letters + self._pair.drafter.letters_of(branch.tokens)
-
-    def _agrees(self, branch: Branch, rest: str) -> bool:
-        """Whether the branch's text is longer than the rest and begins with it."""
-        said = self._said(branch)
-        return said.startswith(rest) and len(said) > len(rest)
+        return [SetTimer(Timer.DRAFTER, self._timer, max(0.0, self._left(now)))]

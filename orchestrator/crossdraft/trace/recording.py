@@ -107,22 +107,10 @@ CODEC = Codec(KNOWN)
 QUICK = 1  # level of compression
 
 
-class Writer:
-    """Writes a recording to a file that is open for bytes; raises OSError and PackingError."""
-
-    def __init__(self, file: BinaryIO, header: Header) -> None:
-        self._file = file
-        file.write(MAGIC + VERSION.pack(FORMAT))
-        self._frame(header)
-        file.flush()
-
-    def write(self, steps: Round) -> None:
-        self._frame(steps)
-        self._file.flush()
-
-    def _frame(self, value: object) -> None:
-        record = zlib.compress(CODEC.pack(value), QUICK)
-        self._file.write(FRAME.pack(len(record), zlib.crc32(record)) + record)
+def _record(value: object) -> bytes:
+    """Raises PackingError."""
+    record = zlib.compress(CODEC.pack(value), QUICK)
+    return FRAME.pack(len(record), zlib.crc32(record)) + record
 
 
 def read(path: Path) -> Recording:
@@ -235,8 +223,10 @@ class FileRecorder:
         """Runs in the thread. What cannot be written ends the recording, not the session."""
         try:
             with file:
-                writer = Writer(file, header)
+                file.write(MAGIC + VERSION.pack(FORMAT) + _record(header))
+                file.flush()
                 while (steps := self._queue.get()) is not None:
-                    writer.write(steps)
+                    file.write(_record(steps))
+                    file.flush()
         except (OSError, PackingError) as error:
             self._fault = str(error)

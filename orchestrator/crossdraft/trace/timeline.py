@@ -5,10 +5,11 @@ since the session was started.
 """
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 
 from crossdraft.session.events import (
     Close,
@@ -26,21 +27,10 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
+from crossdraft.session.ledger import Asked, Ledger
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import Recording, Step
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Score,
-    Scored,
-)
+from crossdraft.types.messages import Advance, Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Scored
 from crossdraft.types.statistics import Kind
 
 DRAFTER, TARGET = "drafter", "target"  # lanes of services; of those used side by side the second is "target 2"
@@ -73,7 +63,8 @@ class What(StrEnum):
 
 
 PASSES = (What.PASS, What.MISS)
-WORKS = (What.DRAFT, What.BRANCHES, What.SCORES, What.LATE, *PASSES)  # of models
+DRAFTING = (What.DRAFT, What.BRANCHES, What.SCORES, What.LATE)
+WORKS = (*DRAFTING, *PASSES)  # of models
 
 
 @dataclass(frozen=True)
@@ -130,16 +121,106 @@ class Timeline:
 
 def spans_of(recording: Recording) -> Timeline:
     """The timeline of a recording, which may be incomplete."""
-    tracer = Tracer()
+    watch = Watch()
     for step in recording.steps:
-        tracer.read(step)
-    ways = {track: way_of(answers) for track, answers in tracer.answers.items()}
-    drafted = [work for track, answers in tracer.answers.items() for work in drafted_in(answers, ways[track])]
-    passes = [passed_in(flight) for flight in tracer.flights]
-    spans = (*tracer.spans, *drafted, *_with_tokens(passes, tracer), *messages_of(tracer.asked, tracer, ways))
-    sent = tuple(asked.at for asked in tracer.asked if isinstance(asked.request, Pass))
-    figures = _figures(tracer, drafted, passes)
-    return Timeline(tuple(sorted(spans, key=lambda span: span.begin)), sent, tracer.now, figures)
+        watch.record(step)
+    flights = tuple(watch.flights)
+    spans = sorted(watch.take(), key=lambda span: span.begin)
+    returned, tokens = [at for _, at in flights], [0] * len(flights)
+    for span in spans:
+        if span.what is What.SESSION and flights:  # of the latest pass that has returned
+            tokens[max(0, bisect_right(returned, span.begin) - 1)] += span.count
+    came = {id(work): count for (work, _), count in zip(flights, tokens, strict=True)}
+    counted = tuple(
+        replace(one, count=came[id(one)], label=f"{one.label}, {came[id(one)]} tokens came of it")
+        if id(one) in came
+        else one
+        for one in spans
+    )
+    return Timeline(counted, tuple(watch.sent), watch.now, _figures(watch, counted))
+
+
+def _figures(watch: "Watch", spans: Sequence[Span]) -> SessionFigures:
+    happened = Counter(one.what for one in spans)
+    emitting = [one for one in spans if one.what is What.SESSION and one.count]
+    begin = watch.sent[0] if watch.sent else 0.0
+    seconds = max((one.end for one in emitting), default=begin) - begin
+    whole = seconds * max(1, watch.used[TARGET]) or 1.0
+    flying: dict[str, list[Span]] = defaultdict(list)
+    for one in spans:
+        if one.lane.startswith(TARGET) and one.what in (*PASSES, What.SENT, What.RECEIVED):
+            flying[one.lane].append(one)
+    return SessionFigures(
+        seconds=seconds,
+        tokens=sum(one.count for one in emitting),
+        passes=len(watch.sent) + watch.further,
+        row_misses=watch.misses,
+        refused=happened[What.REFUSED],
+        hits=happened[What.HIT],
+        stalls=happened[What.STALLED],
+        model_share=_share(sum(one.end - one.begin for one in spans if one.what in PASSES), whole),
+        idle_share=_share(whole - sum(map(_covered, flying.values())), whole),
+        drafter_share=_share(sum(one.end - one.begin for one in spans if one.what in DRAFTING), seconds or 1.0),
+        bytes=watch.bytes,
+    )
+
+
+def _covered(spans: Sequence[Span]) -> float:
+    """Seconds that the spans, by their beginnings, cover together."""
+    covered, reached = 0.0, float("-inf")
+    for span in spans:
+        covered += max(0.0, span.end - max(span.begin, reached))
+        reached = max(reached, span.end)
+    return covered
+
+
+@dataclass(eq=False)
+class Service:
+    """One lane of a service: what it was asked, and what it has replied since spans were taken."""
+
+    track: str
+    ledger: Ledger = field(default_factory=Ledger)
+    asked: list[tuple[float, str, int]] = field(default_factory=list)  # but for passes: when, what, and in which epoch
+    replies: list[tuple[float, float | None, Drafted | Scored]] = field(default_factory=list)  # when, since; None: late
+    way: float = inf  # seconds to a drafter
+    free: float = 0.0  # until when a drafter's model is known to have worked
+
+    def take(self) -> Iterator[Span]:
+        """Messages; and works of a drafter, one after another, each done before its reply leaves."""
+        trips = (
+            at - since - reply.seconds for at, since, reply in self.replies if since is not None and not _more(reply)
+        )
+        self.way = min((self.way, *(max(0.0, trip) / 2 for trip in trips)))
+        way = self.way if self.way < inf else 0.0
+        for at, what, epoch in self.asked:
+            yield Span(self.track, at, at + way, What.SENT, what, epoch)
+        works: list[Span] = []
+        free = inf
+        for at, since, reply in reversed(self.replies):
+            end = min(at - way, free)
+            begin = free = max(end - reply.seconds, min(max(self.free, since or 0.0), end))
+            works.append(_drafted(self.track, begin, end, reply, since is None))
+            yield Span(self.track, at - way, at, What.RECEIVED, name_of(reply), reply.epoch)
+        self.free = works[0].end if works else self.free
+        yield from reversed(works)
+        self.asked, self.replies = [], []
+
+
+def _more(reply: Drafted | Scored) -> bool:
+    """Whether draft tokens of the epoch came before it."""
+    return isinstance(reply, Drafted) and reply.first > 0
+
+
+def _drafted(track: str, begin: float, end: float, reply: Drafted | Scored, late: bool) -> Span:
+    """The work of a drafter's model."""
+    if isinstance(reply, Scored):
+        what, size = What.SCORES, len(reply.probabilities)
+        label = f"scores, {size} strings"
+    else:
+        what, size = What.BRANCHES if reply.branches else What.DRAFT, len(reply.draft_tokens)
+        label = f"{'draft with branches' if reply.branches else 'draft'}, {size} draft tokens"
+        label += f", {len(reply.branches)} prepared continuations" if reply.branches else ""
+    return Span(track, begin, end, What.LATE if late else what, label, reply.epoch, size)
 
 
 class Watch:
@@ -150,134 +231,33 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._tracer = Tracer()
-        self._ways: dict[str, float] = {}  # seconds to each drafter
-        self._busy: dict[str, float] = {}  # until when each drafter's model is known to have worked
-
-    def record(self, step: Step) -> None:
-        self._tracer.read(step)
+        self.now = 0.0  # the end of the latest step
+        self.misses = 0
+        self.bytes = 0
+        self.sent: list[float] = []  # when each pass was
+        self.further = 0  # forwards of runs after their first ones
+        self.used: dict[str, int] = defaultdict(int)  # lanes of services, by role
+        self.flights: list[tuple[Span, float]] = []  # works of passes since spans were taken, and when they were back
+        self._spans: list[Span] = []  # all but these, what `Service` has, and messages
+        self._began: float | None = None
+        self._epoch = 0
+        self._services: dict[Lane, Service] = {}
+        self._over: list[Service] = []  # whose sessions have ended
+        self._asked: dict[tuple[Lane, int], tuple[float, int, bool]] = {}  # see `_passed`
+        self._waiting: float | None = None  # since when the target stands idle for draft tokens
+        self._stall = 0  # number of the latest timer of that
 
     def close(self) -> None:
         """As Recorder says."""
 
     def take(self) -> tuple[Span, ...]:
         """The spans that became known since the last call, in no order."""
-        tracer, works = self._tracer, list(self._drafted())
-        works += map(passed_in, tracer.flights)
-        flying = set(map(id, tracer.flying))  # the duration of their way is not known before they are back
-        asked = [one for one in tracer.asked if id(one) not in flying]
-        found = (*works, *messages_of(asked, tracer, self._ways), *tracer.spans)
-        tracer.forget()
+        services = (*self._over, *self._services.values())
+        found = (*self._spans, *(work for work, _ in self.flights), *(span for one in services for span in one.take()))
+        self._spans, self.flights = [], []
         return found
 
-    def _drafted(self) -> Iterator[Span]:
-        for track, answers in self._tracer.answers.items():
-            self._ways[track] = way_of(answers, [self._ways[track]] if track in self._ways else [])
-            works = drafted_in(answers, self._ways[track], self._busy.get(track, 0.0))
-            self._busy[track] = works[-1].end
-            yield from works
-
-
-@dataclass(frozen=True)
-class SentRequest:
-    """A request that was sent."""
-
-    track: str  # the lane of the service
-    at: float
-    request: Request
-    epoch: int
-    miss: bool = False  # a pass for a row miss
-
-
-@dataclass(frozen=True)
-class ReturnedPass:
-    """A pass that returned, or tokens of a run; of later ones `asked.at` is the time of the reply before."""
-
-    asked: SentRequest
-    at: float  # when it was back
-    seconds: float  # in the model
-    forwards: int = 1
-
-    @property
-    def way(self) -> float:
-        """Seconds before and after the model's work."""
-        return max(0.0, self.at - self.asked.at - self.seconds) / 2
-
-
-def passed_in(flight: ReturnedPass) -> Span:
-    """The model's work on a pass, in the middle of its round trip."""
-    asked = flight.asked
-    assert isinstance(asked.request, Pass)
-    what, text = (What.MISS, "pass for a row miss") if asked.miss else (What.PASS, "pass")
-    nodes = len(asked.request.tree)
-    begin, end = asked.at + flight.way, flight.at - flight.way
-    return Span(asked.track, begin, end, what, f"{text}, {nodes} nodes", asked.epoch, nodes)
-
-
-@dataclass(frozen=True)
-class DrafterReply:
-    """A drafter's reply; its model worked some time between `asked.at` and `at`."""
-
-    asked: SentRequest
-    at: float
-    reply: Drafted | Scored
-    late: bool
-
-    def work(self, begin: float, end: float) -> Span:
-        """The span of its model's work."""
-        reply = self.reply
-        if isinstance(reply, Scored):
-            what, size = What.SCORES, len(reply.probabilities)
-            label = f"scores, {size} strings"
-        else:
-            what, size = What.BRANCHES if reply.branches else What.DRAFT, len(reply.draft_tokens)
-            label = f"{'draft with branches' if reply.branches else 'draft'}, {size} draft tokens"
-            label += f", {len(reply.branches)} prepared continuations" if reply.branches else ""
-        return Span(self.asked.track, begin, end, What.LATE if self.late else what, label, reply.epoch, size)
-
-
-def way_of(answers: Sequence[DrafterReply], before: Sequence[float] = ()) -> float:
-    """Seconds of one way: half of the quickest round trip without the model's time, those found `before` included."""
-    first = [one for one in answers if not one.late and not (isinstance(one.reply, Drafted) and one.reply.first)]
-    found = (max(0.0, one.at - one.asked.at - one.reply.seconds) / 2 for one in first)
-    return min((*before, *found), default=0.0)
-
-
-def drafted_in(answers: Sequence[DrafterReply], way: float, since: float = 0.0) -> list[Span]:
-    """The works of a drafter's model, one after another, none before `since`, each done before its reply leaves."""
-    works: list[Span] = []
-    free = float("inf")
-    for answer in reversed(answers):
-        end = min(answer.at - way, free)
-        earliest = since if answer.late else max(since, answer.asked.at)
-        begin = free = max(end - answer.reply.seconds, min(earliest, end))
-        works.append(answer.work(begin, end))
-    return works[::-1]
-
-
-class Tracer:
-    """Reads steps one after another and collects what spans are made of."""
-
-    def __init__(self) -> None:
-        self.now = 0.0  # the end of the latest step
-        self.misses = 0
-        self.bytes = 0
-        self.used: dict[str, int] = defaultdict(int)  # lanes of services, by role
-        self.asked: list[SentRequest] = []  # all requests, in order
-        self.answers: dict[str, list[DrafterReply]] = defaultdict(list)  # of drafters, by lane
-        self.flights: list[ReturnedPass] = []
-        self.spans: list[Span] = []  # all but works of models and messages for these
-        self._began: float | None = None
-        self._epoch = 0
-        self._tracks: dict[Lane, str] = {}
-        self._free: dict[str, list[str]] = defaultdict(list)  # by role, lanes whose session is over
-        self._flying: dict[tuple[Lane, int], SentRequest] = {}  # passes
-        self._running: dict[tuple[Lane, int], SentRequest] = {}  # runs that have had an answer
-        self._latest: dict[Lane, SentRequest] = {}  # Draft or Score
-        self._waiting: float | None = None  # since when the target stands idle for draft tokens
-        self._stall = 0  # number of the latest timer of that
-
-    def read(self, step: Step) -> None:
+    def record(self, step: Step) -> None:
         if self._began is None:
             self._began = step.now
         begin = step.now - self._began  # when the event happened; it may have had to wait
@@ -286,31 +266,22 @@ class Tracer:
         self.bytes = step.sent + step.received
         match step.event:
             case Ready(lane):
-                self._mark(What.OPENED, f"{self._tracks[lane]} is open", begin, self._tracks[lane])
+                track = self._services[lane].track
+                self._mark(What.OPENED, f"{track} is open", begin, track)
             case Lost(lane, error):
                 self._lost(lane, str(error), begin)
             case Replied(lane, reply):
                 self._replied(lane, reply, begin)
             case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
                 self._mark(What.STALLED, "the wait for draft tokens timed out", begin)
-        self._commands(step, misses)
+        self._commands(step, misses > 0)
         tokens = [one for one in step.commands if isinstance(one, Emitted)]
         self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))
         for token in tokens:
             text = to_bytes(token.letters).decode("utf-8", "replace")
             self._mark(What(token.kind.value), text, self.now, OUTPUT)
 
-    @property
-    def flying(self) -> list[SentRequest]:
-        """Passes that have not returned."""
-        return list(self._flying.values())
-
-    def forget(self) -> None:
-        """Drops everything but what later steps need: passes in flight."""
-        self.asked = self.flying
-        self.answers, self.flights, self.spans = defaultdict(list), [], []
-
-    def _commands(self, step: Step, misses: int) -> None:
+    def _commands(self, step: Step, miss: bool) -> None:
         for command in step.commands:
             match command:
                 case Open(lane, request):
@@ -318,154 +289,80 @@ class Tracer:
                 case Close(lane):
                     self._lost(lane, command.blame or "it is not needed any more", self.now)
                 case Send(lane, request):
-                    self._send(lane, request, misses > 0)
+                    self._send(lane, request, miss)
                 case SetTimer(Timer.STALL, number):
                     self._stall = number
                     self._waiting = self.now if self._waiting is None else self._waiting
                 case Emitted():
-                    self._emitted(command)
-
-    def _emitted(self, emitted: Emitted) -> None:
-        self._begin_epoch(emitted.epoch)
-        if emitted.kind is Kind.CORRECTED:
-            self._mark(What.REFUSED, f"refused; {emitted.letters!r} takes its place", self.now)
+                    self._begin_epoch(command.epoch)
+                    if command.kind is Kind.CORRECTED:
+                        self._mark(What.REFUSED, f"refused; {command.letters!r} takes its place", self.now)
 
     def _open(self, lane: Lane, role: str) -> None:
-        if self._free[role]:
-            self._tracks[lane] = self._free[role].pop()
-        else:
+        live = {one.track for one in self._services.values()}
+        free = [one.track for one in self._over if one.track.startswith(role) and one.track not in live]
+        if not free:
             self.used[role] += 1
-            self._tracks[lane] = role if self.used[role] == 1 else f"{role} {self.used[role]}"
+            free = [role if self.used[role] == 1 else f"{role} {self.used[role]}"]
+        self._services[lane] = Service(free[-1])
 
     def _lost(self, lane: Lane, why: str, at: float) -> None:
-        track = self._tracks.get(lane)
-        free = [] if track is None else self._free[track.partition(" ")[0]]
-        if track is not None and track not in free:
-            free.append(track)
-            self._mark(What.LOST, f"{track}: {why}", at, track)
-            for passes in (self._flying, self._running):
-                for key in [key for key in passes if key[0] == lane]:
-                    del passes[key]
+        service = self._services.pop(lane, None)
+        if service is not None:
+            self._over.append(service)
+            self._mark(What.LOST, f"{service.track}: {why}", at, service.track)
 
     def _send(self, lane: Lane, request: Request, miss: bool) -> None:
-        asked = SentRequest(self._tracks[lane], self.now, request, self._epoch, miss)
-        match request:
-            case Pass(number):
-                self._flying[lane, number] = asked
-                self._end_wait()
-            case Draft(epoch):
-                self._begin_epoch(epoch)
-                asked = self._latest[lane] = replace(asked, epoch=epoch)
-                if request.adopt:
-                    self._mark(What.HIT, f"branch {request.adopt} was adopted", self.now)
-            case Score():
-                self._latest[lane] = asked
-        self.asked.append(asked)
+        service = self._services[lane]
+        if isinstance(request, Draft):
+            self._begin_epoch(request.epoch)
+            if request.adopt:
+                self._mark(What.HIT, f"branch {request.adopt} was adopted", self.now)
+        service.ledger.sent(request, self.now)
+        if isinstance(request, Pass):
+            self._asked[lane, request.number] = self.now, self._epoch, miss
+            self.sent.append(self.now)
+            if self._waiting is not None and self.now > self._waiting:
+                self._add(TARGET, self._waiting, self.now, What.WAIT, "waits for draft tokens")
+            self._waiting = None
+        else:
+            service.asked.append((self.now, name_of(request), self._epoch))
 
     def _replied(self, lane: Lane, reply: Reply, at: float) -> None:
-        track = self._tracks[lane]
+        service = self._services[lane]
+        asked = service.ledger.take(reply, at)
         if isinstance(reply, PassDone):
-            key = lane, reply.number
-            asked = self._flying.pop(key, None) or self._running.pop(key, None)
             if asked is not None:
-                self.flights.append(ReturnedPass(asked, at, reply.seconds, reply.forwards))
-                if reply.more:
-                    self._running[key] = replace(asked, at=at)
-        elif isinstance(reply, RowFetched | PromptScored):  # takes a model no time
-            self._mark(What.RECEIVED, name_of(reply), at, track)
-        elif lane in self._latest:
-            known = self._latest[lane]
-            late = reply.epoch != known.epoch
-            self.answers[track].append(DrafterReply(replace(known, epoch=reply.epoch), at, reply, late))
+                self._passed(service.track, lane, asked, reply, at)
+        elif isinstance(reply, Drafted | Scored):
+            service.replies.append((at, None if asked is None else asked.at, reply))
+        else:  # takes a model no time
+            self._mark(What.RECEIVED, name_of(reply), at, service.track)
+
+    def _passed(self, track: str, lane: Lane, asked: Asked, reply: PassDone, at: float) -> None:
+        """The model's work on a pass, or on tokens of a run, in the middle of its round trip; and its messages."""
+        since, epoch, miss = self._asked[lane, reply.number]
+        self._asked[lane, reply.number] = at, epoch, miss
+        way = max(0.0, at - since - reply.seconds) / 2
+        what, text = (What.MISS, "pass for a row miss") if miss else (What.PASS, "pass")
+        nodes = len(asked.request.tree)
+        work = Span(track, since + way, at - way, what, f"{text}, {nodes} nodes", epoch, nodes)
+        self.flights.append((work, at))
+        if asked.replies == 1:
+            self._spans.append(Span(track, since, since + way, What.SENT, name_of(asked.request), epoch))
+        self.further += reply.forwards - (asked.replies == 1)
+        self._spans.append(Span(track, at - way, at, What.RECEIVED, f"rows of pass {reply.number}", epoch))
 
     def _begin_epoch(self, epoch: int) -> None:
         if epoch > self._epoch:
             self._epoch = epoch
             self._mark(What.EPOCH, f"epoch {epoch}", self.now)
 
-    def _end_wait(self) -> None:
-        if self._waiting is not None and self.now > self._waiting:
-            self._add(TARGET, self._waiting, self.now, What.WAIT, "waits for draft tokens")
-        self._waiting = None
-
     def _mark(self, what: What, text: str, at: float, lane: str = VERIFICATION) -> None:
         self._add(lane, at, at, what, text)
 
     def _add(self, lane: str, begin: float, end: float, what: What, label: str, count: int = 0) -> None:
-        self.spans.append(Span(lane, begin, end, what, label, self._epoch, count))
-
-
-def _with_tokens(passes: Sequence[Span], tracer: Tracer) -> Iterator[Span]:
-    """Each pass with the number of tokens emitted from its return to the next one's."""
-    returned = [flight.at for flight in tracer.flights]
-    tokens = [0] * len(passes)
-    for span in tracer.spans:
-        if span.what is What.SESSION and passes:
-            tokens[max(0, bisect_right(returned, span.begin) - 1)] += span.count
-    for work, count in zip(passes, tokens, strict=True):
-        yield replace(work, count=count, label=f"{work.label}, {count} tokens came of it")
-
-
-def messages_of(asked: Iterable[SentRequest], tracer: Tracer, ways: Mapping[str, float]) -> Iterator[Span]:
-    """Messages to services, and replies but for those that took a model no time.
-
-    Args:
-        asked: the requests; the way of a pass is 0 until it has returned.
-        tracer: knows what has returned.
-        ways: seconds to each drafter.
-    """
-    of_passes = {id(flight.asked): flight.way for flight in tracer.flights}
-    for one in asked:
-        way = of_passes.get(id(one), 0.0) if isinstance(one.request, Pass) else ways.get(one.track, 0.0)
-        yield Span(one.track, one.at, one.at + way, What.SENT, name_of(one.request), one.epoch)
-    for flight in tracer.flights:
-        request, track, epoch = flight.asked.request, flight.asked.track, flight.asked.epoch
-        assert isinstance(request, Pass)
-        yield Span(track, flight.at - flight.way, flight.at, What.RECEIVED, f"rows of pass {request.number}", epoch)
-    for track, answers in tracer.answers.items():
-        for answer in answers:
-            begin, epoch = answer.at - ways[track], answer.asked.epoch
-            yield Span(track, begin, answer.at, What.RECEIVED, name_of(answer.reply), epoch)
-
-
-def _figures(tracer: Tracer, drafted: Sequence[Span], passes: Sequence[Span]) -> SessionFigures:
-    sent = [asked.at for asked in tracer.asked if isinstance(asked.request, Pass)]
-    begin = sent[0] if sent else 0.0
-    emitting = [span for span in tracer.spans if span.what is What.SESSION and span.count]
-    seconds = emitting[-1].end - begin if emitting else 0.0
-    whole = seconds * max(1, tracer.used[TARGET]) or 1.0
-    flights: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for flight in tracer.flights:
-        flights[flight.asked.track].append((flight.asked.at, flight.at))
-    happened = [span.what for span in tracer.spans]
-    return SessionFigures(
-        seconds=seconds,
-        tokens=sum(span.count for span in emitting),
-        passes=len(sent) + _further(tracer),
-        row_misses=tracer.misses,
-        refused=happened.count(What.REFUSED),
-        hits=happened.count(What.HIT),
-        stalls=happened.count(What.STALLED),
-        model_share=_share(sum(work.end - work.begin for work in passes), whole),
-        idle_share=_share(whole - sum(map(_covered, flights.values())), whole),
-        drafter_share=_share(sum(work.end - work.begin for work in drafted), seconds or 1.0),
-        bytes=tracer.bytes,
-    )
-
-
-def _further(tracer: Tracer) -> int:
-    """Forwards of runs after their first ones."""
-    asked = {id(one) for one in tracer.asked}
-    return sum(flight.forwards - (id(flight.asked) in asked) for flight in tracer.flights)
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that the spans cover together."""
-    covered, reached = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return covered
+        self._spans.append(Span(lane, begin, end, what, label, self._epoch, count))
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,23 +1,41 @@
-"""Clients of the two services: each has a channel, gets the model's description, and begins sessions."""
+"""Clients of the two services: each has a channel to one, gets its model's description, and begins sessions on a link.
 
-from collections.abc import Callable
+A session's listener is called in the event loop, in the order in which its messages came. What sessions send while the
+loop is busy leaves as one frame.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
-from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
-from crossdraft.rpc.frames import RoleCodec
-from crossdraft.rpc.links import Link, LinkSession, Listener, codec_of
+from crossdraft.rpc import codec
+from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
+from crossdraft.rpc.frames import BeginSession, EndSession, Inbox, Outbox, RoleCodec, SessionEnded
+from crossdraft.rpc.log_context import current
+from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
-from crossdraft.rpc.transport import Channel, MessageLimit, ServiceChannel
-from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
+from crossdraft.rpc.transport import MessageLimit, client_options
+from crossdraft.session.ledger import Ledger
+from crossdraft.types.messages import Description, OpenDrafter, Opened, OpenTarget
 from crossdraft.v1 import common_pb2
 
+now = time.monotonic
+TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
+Channel = grpc.aio.Channel | MemoryChannel
 OPTIONS = {"reply_seconds": "--reply-wait-seconds", "target_seconds": "--target-wait-seconds"}
+REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
+    grpc.ChannelConnectivity.READY: True,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
+    grpc.ChannelConnectivity.SHUTDOWN: False,
+}
 OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 
@@ -41,31 +59,281 @@ class Patience:
 
 
 @dataclass(eq=False)
-class _Client(Generic[OpenRequest]):
+class Traffic:
+    """What a session has sent and received so far; of the bytes of a frame each of its messages has the same share."""
+
+    bytes_sent: float = 0.0  # serialized, before HTTP/2 frames
+    bytes_received: float = 0.0
+    codec_seconds: float = 0.0  # making frames of messages and messages of frames, shared in the same way
+
+
+class Listener(Protocol):
+    """What is told of a session. Nothing is said any more after `lost`, or after the session was closed here."""
+
+    def opened(self) -> None:
+        """The service has opened it."""
+
+    def received(self, reply: Any, /) -> None:
+        """A reply came."""
+
+    def lost(self, error: ServiceError, /) -> None:
+        """It is over: the service ended it, or it or the link failed."""
+
+
+class LinkSession:
+    """One session of a link."""
+
+    def __init__(self, link: "Link", number: int, listener: Listener) -> None:
+        self.traffic = Traffic()
+        self.is_open = False
+        self.ledger = Ledger()  # in seconds of `now`
+        self.listener = listener
+        self._link = link
+        self._number = number
+
+    def send(self, request: Any) -> None:
+        """Queues a request; never waits. Nothing happens if the session is over."""
+        self._link.put(self._number, request)
+
+    def close(self) -> None:
+        """Ends it; the listener hears nothing more."""
+        self._link.close_session(self._number)
+
+
+class Link:
+    """One stream to a service. It begins at once, and ends with the first error; then all its sessions are lost.
+
+    While a session is owed something (`Ledger`), it is lost if nothing comes for `reply_seconds`: with a further
+    `Opened` a service says that it works. While nothing is due it lives as long as the stream does, which may be hours;
+    gRPC's keepalive tells when the link is cut or the service hangs.
+
+    Args:
+        client: of the service, which has described itself.
+        channel: kept, as gRPC closes one that nobody refers to.
+    """
+
+    def __init__(self, client: "ServiceClient[Any]", channel: Channel) -> None:
+        role, limit, about = client.role, client.limit, client.description
+        assert about is not None
+        self.channel = channel
+        self.ended = False
+        self.outdated = False  # the service serves another model than it has described
+        self._fingerprint = about.fingerprint
+        self._service = client.service
+        self._reply_seconds = client.patience.reply_seconds  # without a sign of life
+        self._sessions: dict[int, LinkSession] = {}
+        self._latest = 0  # number of a session
+        self._retired = False
+        codec_here = codec_of(channel, role.client(about.vocabulary_size))
+        self._inbox = Inbox(codec_here, limit)
+        self._outbox: Outbox[Any] = Outbox(codec_here, limit, self._refuse)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
+        # No iterator: frames are written one by one.
+        self._call = channel.stream_stream(f"/{role.service}/{role.stream}", bytes, bytes)(
+            None, metadata=((codec.DESCRIBED, client.identity),)
+        )
+        # Tasks without a context: log lines of all sessions must not name the request of the first.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
+        self._latest += 1
+        session = self._sessions[self._latest] = LinkSession(self, self._latest, listener)
+        self._outbox.put(self._latest, BeginSession(opening, current().request))
+        self._note_sent(session, opening)
+        return session
+
+    def put(self, number: int, request: Any) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            self._outbox.put(number, request)
+            self._note_sent(session, request)
+
+    def close_session(self, number: int) -> None:
+        if self._forget(number) is not None:
+            self._outbox.put(number, EndSession())
+
+    def retire(self) -> None:
+        """No session begins any more; ends the stream once there is none."""
+        self._retired = True
+        if not self._sessions:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Ends the stream; its sessions are lost."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _note_sent(self, session: LinkSession, request: object) -> None:
+        session.ledger.sent(request, now())
+        if session.ledger.owes and self._timer is None:
+            self._timer = self._loop.call_later(self._reply_seconds, self._check)
+
+    def _check(self) -> None:
+        """Loses the sessions whose replies are overdue; looks again when the next one would be."""
+        before = now() - self._reply_seconds
+        late = [n for n, one in self._sessions.items() if one.ledger.since is not None and one.ledger.since <= before]
+        for number in late:
+            self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
+        left = [one.ledger.since for one in self._sessions.values() if one.ledger.since is not None]
+        self._timer = self._loop.call_later(min(left) - before, self._check) if left else None
+
+    async def _run(self) -> None:
+        writing = asyncio.create_task(self._outbox.write(self._call.write, self._left))
+        writing.add_done_callback(lambda _: self._call.cancel())
+        error: ServiceError = Closed(f"the link to the {self._service} was closed")
+        try:
+            error = await self._read()
+        finally:
+            self.ended = True
+            writing.cancel()
+            self._call.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            await asyncio.wait([writing])
+            if not writing.cancelled():
+                writing.exception()  # reading has told more
+            for number in list(self._sessions):
+                self._lose(number, error)
+
+    async def _read(self) -> ServiceError:
+        """Handles frames until the stream ends; why it did."""
+        while True:
+            try:
+                raw = await self._call.read()
+            except grpc.aio.AioRpcError:
+                break
+            except asyncio.CancelledError:
+                if not self._call.cancelled() and not self._call.done():
+                    raise
+                break
+            if not isinstance(raw, bytes):  # gRPC's mark of the end
+                break
+            began = time.perf_counter()
+            try:
+                messages = await self._inbox.read(raw)
+            except TooLarge as error:
+                return error
+            except BadMessage as error:
+                return Internal(f"{self._service} sent a frame that cannot be decoded: {error}")
+            shares = len(raw) / max(1, len(messages)), (time.perf_counter() - began) / max(1, len(messages))
+            await self._handle(messages, *shares)
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return Closed(f"the {self._service} ended the link")
+        return from_status(code, await self._call.details(), self._service)
+
+    async def _handle(self, messages: list[tuple[int, Any]], size: float, seconds: float) -> None:
+        turn = time.perf_counter()
+        for number, message in messages:
+            session = self._sessions.get(number)
+            if session is None:
+                continue
+            traffic = session.traffic
+            traffic.bytes_received += size
+            traffic.codec_seconds += seconds
+            self._received(number, session, message)
+            if time.perf_counter() - turn > TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn = time.perf_counter()
+
+    def _received(self, number: int, session: LinkSession, message: Any) -> None:
+        if isinstance(message, SessionEnded):
+            self._lose(number, self._meaning(message))
+        elif isinstance(message, BadMessage):
+            self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
+        elif isinstance(message, Opened) and message.fingerprint != self._fingerprint:
+            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
+        elif not (session.is_open or isinstance(message, Opened)):
+            what = type(message).__name__
+            self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
+        else:
+            at, ledger = now(), session.ledger
+            if not isinstance(message, Opened):
+                ledger.take(message, at)
+                ledger.heard(at)
+                session.listener.received(message)
+            elif session.is_open:
+                ledger.heard(at)  # a sign that the service works
+            else:
+                session.is_open = True
+                ledger.opened(at)
+                session.listener.opened()
+
+    def _meaning(self, ended: SessionEnded) -> ServiceError:
+        code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
+        if code is grpc.StatusCode.OK:
+            return Closed(f"the session with the {self._service} was ended")
+        return from_status(code, ended.text, self._service)
+
+    def _left(self, number: int, message: Any, size: float, seconds: float) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            session.traffic.bytes_sent += size
+            session.traffic.codec_seconds += seconds
+
+    def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
+        self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
+
+    def _fail(self, number: int, error: ServiceError) -> None:
+        self._lose(number, error)
+        self._outbox.put(number, EndSession())
+
+    def _lose(self, number: int, error: ServiceError) -> None:
+        session = self._forget(number)
+        self.outdated = self.outdated or isinstance(error, NotServed)
+        if session is not None:
+            session.listener.lost(error)
+
+    def _forget(self, number: int) -> LinkSession | None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._outbox.drop(number)
+        if self._retired and not self._sessions:
+            self._task.cancel()
+        return session
+
+
+@dataclass(eq=False)
+class ServiceClient(Generic[OpenRequest]):
     """One channel to one service. Must be made in a running event loop, and closed."""
 
     address: str  # host:port
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
     tls: ClientCredentials | RenewedCredentials | None = None  # None: plaintext
-    _channel: ServiceChannel = field(init=False, repr=False)
-    _description: Description | None = field(default=None, init=False, repr=False)
-    _identity: str = field(default="", init=False, repr=False)  # of that description
+    _credentials: ClientCredentials | None = field(default=None, init=False, repr=False)  # of the channel
+    _channel: Channel = field(init=False, repr=False)  # for what begins now
+    _channels: WeakSet[Channel] = field(default_factory=WeakSet, init=False, repr=False)  # with those before
+    description: Description | None = field(default=None, init=False, repr=False)  # the latest
+    identity: str = field(default="", init=False, repr=False)  # of that description: the service refuses another
     _link: Link | None = field(default=None, init=False, repr=False)
     _links: WeakSet[Link] = field(default_factory=WeakSet, init=False, repr=False)  # all that still run
 
     role: ClassVar[RoleCodec[Any, Any, Any]]
 
     def __post_init__(self) -> None:
-        self._channel = ServiceChannel(self.address, self.limit, self.tls)
+        self._connect(self.tls.now() if isinstance(self.tls, RenewedCredentials) else self.tls)
+
+    def _connect(self, credentials: ClientCredentials | None) -> None:
+        """Another channel for what begins now. Open sessions keep theirs, which closes itself with the last of them."""
+        options = client_options(self.tls is not None) + self.limit.options()
+        self._credentials = credentials
+        if self.address.startswith(f"{HOST}:"):
+            self._channel = MemoryChannel(self.address)
+        elif credentials is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(self.address, credentials, options=options)
+        self._channels.add(self._channel)
+        self._retire()
 
     @property
     def channel(self) -> Channel:
-        """For what begins now; a link on one with other credentials ends with its last session."""
-        channel = self._channel.current()
-        if self._link is not None and self._link.channel is not channel:
-            self._retire()
-        return channel
+        """For what begins now: with the credentials that the files have now."""
+        if isinstance(self.tls, RenewedCredentials) and (credentials := self.tls.now()) is not self._credentials:
+            self._connect(credentials)
+        return self._channel
 
     def _retire(self) -> None:
         if self._link is not None:
@@ -91,8 +359,8 @@ class _Client(Generic[OpenRequest]):
         try:
             # The request has no fields.
             raw = await method(b"", timeout=self.patience.describe_seconds)
-            self._description = codec.decode_description(common_pb2.Description.FromString(raw))
-            identity, self._identity = self._identity, codec.identity_of(raw)
+            self.description = codec.decode_description(common_pb2.Description.FromString(raw))
+            identity, self.identity = self.identity, codec.identity_of(raw)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 what = f"what listens at {self.address} is no {self.role.name}"
@@ -100,36 +368,30 @@ class _Client(Generic[OpenRequest]):
             raise from_status(error.code(), error.details(), self.service) from error
         except (BadMessage, DecodeError) as error:
             raise Internal(f"{self.service} sent a description that cannot be decoded: {error}") from error
-        if self.outdated or identity != self._identity:
+        if self.outdated or identity != self.identity:
             self._retire()
-        return self._description
+        return self.description
 
     def begin(self, request: OpenRequest, listener: Listener) -> LinkSession:
         """Begins a session whose listener is told what happens; the service must have been described."""
-        channel, description = self.channel, self._description
-        assert description is not None
-        link = self._link
+        channel, link = self.channel, self._link
         if link is None or link.ended:
-            link = self._link = Link(
-                channel,
-                f"/{self.role.service}/{self.role.stream}",
-                codec_of(channel, self.role.client(description.vocabulary_size)),
-                self.limit,
-                self.service,
-                description.fingerprint,
-                self._identity,
-                self.patience.reply_seconds,
-            )
+            link = self._link = Link(self, channel)
             self._links.add(link)
         return link.begin(request, listener)
 
     def reachable(self) -> bool | None:
-        return self._channel.reachable()
+        """Whether the service can be reached; None: not known yet. Reconnects if the connection was lost.
+
+        Pings tell within seconds that a service is dead, frozen or cut off.
+        """
+        return REACHABLE.get(self.channel.get_state(try_to_connect=True))
 
     async def close(self) -> None:
         for link in list(self._links):
             await link.close()
-        await self._channel.close()
+        for channel in list(self._channels):
+            await channel.close(None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,13 +400,13 @@ class _Client(Generic[OpenRequest]):
         await self.close()
 
 
-class TargetClient(_Client[OpenTarget]):
+class TargetClient(ServiceClient[OpenTarget]):
     """A target at an address."""
 
-    role = target_codec.ROLE
+    role = TARGET
 
 
-class DrafterClient(_Client[OpenDrafter]):
+class DrafterClient(ServiceClient[OpenDrafter]):
     """A drafter at an address."""
 
-    role = drafter_codec.ROLE
+    role = DRAFTER

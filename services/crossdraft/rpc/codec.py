@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import islice, repeat
+from itertools import accumulate, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -315,6 +315,22 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     return message
 
 
+def rounded(rows: Sequence[Row]) -> list[Row]:
+    """Rows, at least one, as the other side reads them from a message; raises ValueError as `encode_rows` does."""
+    lists = joined([row.ids for row in rows])
+    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
+    probabilities, tails = steps / GRID, ((GRID - lists.sums(steps)) / GRID).tolist()
+    each = zip(rows, lists.spans, tails, strict=True)
+    return [Row(one.ids, probabilities[at], tail, one.log_probabilities, one.likely) for one, at, tail in each]
+
+
+def rounded_alone(row: Row) -> Row:
+    """The same of a row that travels alone, perhaps whole."""
+    if not row.whole:
+        return rounded([row])[0]
+    return replace(row, probabilities=row.probabilities.astype(np.float32).astype(np.float64))
+
+
 def decode_rows(
     message: pb.Rows, name: str, vocabulary_size: int | None, drawn: Sequence[int] | None = None
 ) -> list[Row]:
@@ -475,11 +491,10 @@ def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
     return steps
 
 
-def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _leading(lists: Lists) -> NDArray[np.bool_]:
     """Whether an id is among the first of its row, shape (n,)."""
-    leading = np.zeros(len(lists.ids), dtype=np.bool_)
-    for span in lists.spans:
-        leading[span.start : min(span.start + LEADING, span.stop)] = True
+    starts = np.array([0, *accumulate(lists.counts[:-1])])
+    leading: NDArray[np.bool_] = np.arange(len(lists.ids)) - starts[lists.owners] < LEADING
     return leading
 
 

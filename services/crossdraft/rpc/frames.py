@@ -1,36 +1,41 @@
-"""What travels on a link beside the messages of sessions: how they begin and end there; and the two roles of a service.
+"""Frames of links: what they have beside the messages of sessions, how they are made and read, and what waits for one.
 
 A link is one stream between two processes, and a frame one message of it: messages of any number of sessions, each with
-its session's number. The codecs of the two roles make frames of them, and read them from frames.
+its session's number. `Direction` makes frames of them, and reads them from frames; `roles` says which messages those of
+the two services are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from crossdraft.rpc.errors import BadMessage
-from crossdraft.types.messages import (
-    Draft,
-    Drafted,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    Sample,
-    Score,
-    Scored,
-)
-from crossdraft.types.rows import Row
+from google.protobuf.message import DecodeError, Message
+
+from crossdraft.rpc import codec
+from crossdraft.rpc.errors import BadMessage, TooLarge
+from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.transport import MessageLimit
+from crossdraft.types.messages import Sample
+from crossdraft.types.rows import Ids, Row
 
 Opening = TypeVar("Opening")  # the message that begins a session
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
+Waiting = TypeVar("Waiting")
+Join = Callable[[Waiting, Waiting], Waiting | None]
 MOST_MESSAGES = 256  # of a frame
 MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
+# Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
+# reads nothing must not fill the memory.
+MOST_WAITING_MESSAGES = 4096
+# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
+# thread would have to wait for the loop's turn.
+MOST_IN_LOOP = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -66,84 +71,18 @@ class FrameCodec(Generic[Sent, Received]):
     weight: Callable[[Sent], int]  # about how many bytes a message will have, at least
 
 
-@dataclass(frozen=True)
-class RoleCodec(Generic[Opening, Ask, Answer]):
-    """One of the two services of the protos, and how its frames are written and read."""
+class Written:
+    """Columns of a frame that is written: what its messages have of one kind stands together."""
 
-    name: str
-    other: str  # the role that an address could be of by mistake
-    service: str  # full name in the protos
-    stream: str  # name of its bidirectional method
-    encode_requests: Callable[[Sequence[tuple[int, Any]]], bytes]
-    decode_requests: Callable[[bytes, int | None], Iterable[tuple[int, Any]]]
-    encode_replies: Callable[[Sequence[tuple[int, Any]]], bytes]
-    decode_replies: Callable[[bytes, int | None], Iterable[tuple[int, Any]]]
-
-    def client(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
-        """Of the client's side, for a vocabulary of so many ids; None: not known."""
-        return FrameCodec(self.encode_requests, lambda raw: self.decode_replies(raw, vocabulary_size), weight_of)
-
-    def server(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
-        """Of the service's side."""
-        return FrameCodec(self.encode_replies, lambda raw: self.decode_requests(raw, vocabulary_size), weight_of)
-
-
-def weight_of(message: object) -> int:
-    """About how many bytes a message will have, at least."""
-    match message:
-        case BeginSession(OpenTarget() as opening):
-            return len(opening.prompt)
-        case BeginSession(OpenDrafter() as opening):
-            return len(opening.prompt) + (0 if opening.allowed is None else len(opening.allowed))
-        case Pass():
-            return len(message.committed) + len(message.tree) + sum(map(len, message.listed))
-        case Draft():
-            return len(message.letters)
-        case Score():
-            return sum(map(len, message.strings))
-        case PassDone(nodes=nodes) | PromptScored(tokens=nodes):
-            return sum(map(_weight_of_node, nodes))
-        case RowFetched():
-            return 4 * len(message.row.ids)
-        case Drafted():
-            return sum(1 if token.row is None else 2 * len(token.row.ids) for token in message.draft_tokens)
-        case Scored():
-            return 8 * len(message.probabilities)
-    return 0  # the others are small
-
-
-def _weight_of_node(node: Row | Sample) -> int:
-    likely = 5 * len(node.likely)
-    if isinstance(node, Sample):
-        return 5 + likely
-    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
-
-
-class MemoryFrame(bytes):
-    """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
-
-    messages: tuple[tuple[int, Any], ...]
-
-    @staticmethod
-    def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
-        frame = MemoryFrame()
-        frame.messages = tuple(messages)
-        return frame
-
-
-MEMORY_CODEC: FrameCodec[Any, Any] = FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], weight_of)
-
-
-def check_frame(raw: bytes, messages: Sequence[object]) -> None:
-    """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
-    if len(messages) > MOST_MESSAGES:
-        raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
-    if len(messages) > 1 and len(raw) > MOST_SHARED:
-        raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.samples: list[Sample] = []
+        self.listed: list[Ids] = []
+        self.branches = 0  # of drafts
 
 
 class Shares(Generic[Received]):
-    """Columns of a frame, which its messages take their shares of, one after another."""
+    """A column of a frame that is read, of which its messages take their shares one after another."""
 
     def __init__(self, values: Sequence[Received], name: str) -> None:
         self._values = values
@@ -162,3 +101,314 @@ class Shares(Generic[Received]):
         """Raises BadMessage unless all are taken."""
         if self._taken != len(self._values):
             raise BadMessage(f"the frame has {len(self._values)} {self._name}; its messages name {self._taken}")
+
+
+NOTHING_SHARED: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of message of a direction."""
+
+    value: type  # plain
+    field: str  # of the entry of a frame
+    write: Callable[[Any, Written], Message]  # of a plain value; raises ValueError
+    read: Callable[[Any, Sequence[Any], int | None], Any]  # of the message, its share and the vocabulary's size
+    weight: Callable[[Any], int] = lambda value: 0  # about how many bytes it has, at least; most are small
+    share: Callable[[Any, Sequence[Shares[Any]]], Sequence[Any]] | None = None  # that the message has of the columns
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Frames of one direction of a role's links.
+
+    Args:
+        frame: its protobuf message.
+        entries: the field of it that has the messages.
+        kinds: of messages.
+        columns: reads those of a frame, for a vocabulary of so many ids; raises BadMessage.
+    """
+
+    frame: type[Message]
+    entries: str
+    kinds: Sequence[Kind]
+    columns: Callable[[Any, int | None], Sequence[Shares[Any]]] = lambda frame, size: ()
+
+    @cached_property
+    def _by_value(self) -> dict[type, Kind]:
+        return {kind.value: kind for kind in self.kinds}
+
+    @cached_property
+    def _by_field(self) -> dict[str | None, Kind]:
+        return {kind.field: kind for kind in self.kinds}
+
+    def encode(self, messages: Sequence[tuple[int, Any]]) -> bytes:
+        """A frame; raises ValueError."""
+        frame: Any = self.frame()
+        entries, written, kinds = getattr(frame, self.entries), Written(), self._by_value
+        for session, value in messages:
+            kind = kinds[type(value)]
+            entry = {"session": session, kind.field: kind.write(value, written)}
+            if kind.value is BeginSession:
+                entry["request_id"] = value.request_id
+            entries.add(**entry)
+        if written.rows:
+            frame.rows.CopyFrom(codec.encode_rows(written.rows))
+        if written.samples:
+            frame.samples.CopyFrom(codec.encode_samples(written.samples))
+        if written.listed:
+            frame.listed.CopyFrom(codec.encode_lists(codec.joined(written.listed)))
+        raw: bytes = frame.SerializeToString()
+        return raw
+
+    def decode(self, raw: bytes, size: int | None) -> Iterator[tuple[int, Any]]:
+        """The messages of a frame, for a vocabulary of so many ids; raises BadMessage or DecodeError."""
+        frame = self.frame.FromString(raw)
+        entries, kinds = getattr(frame, self.entries), self._by_field
+        check_frame(raw, entries)
+        columns = self.columns(frame, size)
+        for entry in entries:
+            field = entry.WhichOneof("message")
+            kind = kinds.get(field)
+            if kind is None:
+                *fields, last = kinds
+                yield entry.session, BadMessage(f"a message must be one of {', '.join(map(str, fields))} and {last}")
+                continue
+            message = getattr(entry, field)
+            share = NOTHING_SHARED if kind.share is None else kind.share(message, columns)
+            try:
+                value = kind.read(message, share, size)
+                yield entry.session, BeginSession(value, entry.request_id) if kind.value is BeginSession else value
+            except BadMessage as error:
+                yield entry.session, error
+        for column in columns:
+            column.check()
+
+    def weight(self, value: object) -> int:
+        """About how many bytes a message will have, at least."""
+        return self._by_value[type(value)].weight(value)
+
+
+@dataclass(frozen=True)
+class RoleCodec(Generic[Opening, Ask, Answer]):
+    """One of the two services of the protos, and its frames."""
+
+    name: str
+    other: str  # the role that an address could be of by mistake
+    service: str  # full name in the protos
+    stream: str  # name of its bidirectional method
+    requests: Direction
+    replies: Direction
+
+    def client(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
+        """Of the client's side, for a vocabulary of so many ids; None: not known."""
+        return _side(self.requests, self.replies, vocabulary_size)
+
+    def server(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
+        """Of the service's side."""
+        return _side(self.replies, self.requests, vocabulary_size)
+
+
+def _side(writes: Direction, reads: Direction, size: int | None) -> FrameCodec[Any, Any]:
+    return FrameCodec(writes.encode, partial(reads.decode, size=size), writes.weight)
+
+
+def check_frame(raw: bytes, messages: Sequence[object]) -> None:
+    """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
+    if len(messages) > MOST_MESSAGES:
+        raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
+    if len(messages) > 1 and len(raw) > MOST_SHARED:
+        raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")
+
+
+def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
+    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
+
+
+class Inbox:
+    """Reads frames, of which one peer's must not hold up those of others.
+
+    Args:
+        codec: reads them.
+        limit: of a frame.
+    """
+
+    def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._beside = Beside("frames", small=MOST_IN_LOOP)
+
+    async def read(self, raw: bytes) -> list[tuple[int, Any]]:
+        """The messages of a frame; a large one is read in a thread. Raises TooLarge or BadMessage."""
+        if len(raw) > self._limit.frame_bytes:
+            raise too_large("frame", raw, self._limit)
+        try:
+            return await self._beside.run(len(raw), lambda: list(self._codec.decode(raw)))
+        except DecodeError as error:
+            raise BadMessage(f"not a frame of this link: {error}") from error
+
+
+class Outbox(Generic[Waiting]):
+    """Messages of many sessions that wait for the stream.
+
+    A frame takes all that wait, up to MOST_MESSAGES and MOST_SHARED.
+
+    Args:
+        codec: makes frames.
+        limit: of a frame.
+        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped, and with it
+            what waits of its session: later messages mean nothing without it.
+    """
+
+    def __init__(
+        self,
+        codec: FrameCodec[Waiting, Any],
+        limit: MessageLimit,
+        refused: Callable[[int, TooLarge | ValueError], None],
+    ) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._shared = min(limit.frame_bytes, MOST_SHARED)
+        self._refused = refused
+        self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
+        self._count = 0  # messages that wait
+        self._weight = 0  # of all of them, as the codec says
+        self._room = asyncio.Event()  # set when fewer wait than before
+        self._news = asyncio.Event()
+        self._finished = False
+        self._later: tuple[float, asyncio.Handle] | None = None  # when it sets `_news`, in seconds of the loop's clock
+
+    def put(self, session: int, message: Waiting, within: float = 0.0, join: Join[Waiting] | None = None) -> int:
+        """Adds a message, which leaves within so many seconds; returns how many of its session wait.
+
+        Args:
+            session: whose it is.
+            message: the message.
+            within: seconds; 0: at once.
+            join: makes one message of the session's latest that waits and this one, or returns None.
+        """
+        waiting = self._waiting.setdefault(session, [])
+        joined = None if join is None or not waiting else join(waiting[-1][0], message)
+        if joined is not None:
+            message = joined
+            self._count_out([waiting.pop()])
+        weight = self._codec.weight(message)
+        waiting.append((message, weight))
+        self._count += 1
+        self._weight += weight
+        if within <= 0:
+            self._news.set()
+        elif not self._news.is_set():
+            self._leave_within(within)
+        return len(waiting)
+
+    def _leave_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        if self._later is not None:
+            if self._later[0] <= due:
+                return
+            self._later[1].cancel()
+        self._later = due, loop.call_at(due, self._news.set)
+
+    def finish(self) -> None:
+        self._finished = True
+        self._news.set()
+
+    def drop(self, session: int) -> list[Waiting]:
+        dropped = self._waiting.pop(session, [])
+        self._count_out(dropped)
+        return [message for message, _ in dropped]
+
+    def over(self, limits: int) -> bool:
+        """Whether more waits than this many message limits, each of its bytes or of MOST_WAITING_MESSAGES messages."""
+        return self._count > limits * MOST_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
+
+    async def room(self) -> None:
+        """Returns when no more than a message limit waits, and no more than MOST_WAITING_MESSAGES messages."""
+        while self.over(1):
+            self._room.clear()
+            await self._room.wait()
+
+    async def write(
+        self, send: Callable[[bytes], Awaitable[None]], left: Callable[[int, Waiting, float, float], None]
+    ) -> None:
+        """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
+
+        Args:
+            send: writes one frame.
+            left: is told, before that, of each message in it, and its share of the frame's bytes and of the seconds
+                that making it took.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._later is not None:
+                self._later[1].cancel()
+                self._later = None
+            while self._waiting:
+                began = time.perf_counter()
+                messages, raw = self._frame(self._taken())
+                parts = max(1, len(messages))
+                shares = len(raw) / parts, (time.perf_counter() - began) / parts
+                for session, message in messages:
+                    left(session, message, *shares)
+                if messages:
+                    await send(raw)
+            if self._finished:
+                return
+
+    def _taken(self) -> list[tuple[int, Waiting]]:
+        taken: list[tuple[int, Waiting]] = []
+        room = self._shared // 4  # rows have three times their weight
+        while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
+            session = next(iter(self._waiting))
+            messages = self._waiting.pop(session)
+            before = len(taken)
+            for message, weight in messages[: MOST_MESSAGES - before]:
+                if room > 0:
+                    room -= weight
+                    taken.append((session, message))
+            count = len(taken) - before
+            self._count_out(messages[:count])
+            if count < len(messages):
+                self._waiting[session] = messages[count:]  # behind the others
+        return taken
+
+    def _frame(self, messages: list[tuple[int, Waiting]]) -> tuple[list[tuple[int, Waiting]], bytes]:
+        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
+        while True:
+            try:
+                return messages, self._encoded(messages)
+            except (ValueError, TooLarge) as fault:
+                if len(messages) == 1:
+                    self.drop(messages[0][0])
+                    self._refused(messages[0][0], fault)
+                    return [], b""
+            messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
+            self._put_back(back)
+
+    def _encoded(self, messages: list[tuple[int, Waiting]]) -> bytes:
+        """A frame; raises TooLarge or ValueError."""
+        raw = self._codec.encode(messages)
+        if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
+            _, first = messages[0]
+            what = type(first.opening if isinstance(first, BeginSession) else first).__name__
+            raise too_large(what, raw, self._limit)
+        return raw
+
+    def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:
+        first: dict[int, list[tuple[Waiting, int]]] = {}
+        for session, message in messages:
+            weight = self._codec.weight(message)
+            first.setdefault(session, []).append((message, weight))
+            self._count += 1
+            self._weight += weight
+        later, self._waiting = self._waiting, first
+        for session, waiting in later.items():
+            self._waiting.setdefault(session, []).extend(waiting)
+
+    def _count_out(self, messages: list[tuple[Waiting, int]]) -> None:
+        self._count -= len(messages)
+        self._weight -= sum([weight for _, weight in messages])
+        self._room.set()

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NoReturn, Protocol, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -301,7 +302,7 @@ class GenerationClient:
             call = method(pb.ModelsRequest(), timeout=self.reply_seconds, metadata=self._metadata)
             return decode_models(await call)
 
-    async def generate(self, request: Generate, deadline_seconds: float | None = None) -> AsyncGenerator[Reply, None]:
+    async def replies(self, request: Generate, deadline_seconds: float | None = None) -> AsyncGenerator[Reply, None]:
         """One output: its tokens as they are committed, then its end. Closing it early cancels it.
 
         Args:
@@ -371,9 +372,14 @@ class GenerationClient:
             raise Cancelled(f"{self.server}: the call was cancelled") from error
 
 
-class Generator(Protocol):
-    """What the handlers call."""
+class GenerationHandlers(ABC):
+    """Answers the methods of Generation. Messages come as bytes, so that malformed ones get the right status."""
 
+    def __init__(self, stalled_seconds: float) -> None:
+        self._stalled_seconds = stalled_seconds  # after which an output whose client does not read is cancelled
+        self._beside = Beside("requests")
+
+    @abstractmethod
     def admit(self, authorization: str | None, peer: str) -> None:
         """Checks that a client may send requests; raises ServiceError if not.
 
@@ -381,48 +387,33 @@ class Generator(Protocol):
             authorization: its API key as in the metadata, if any.
             peer: its address, as gRPC has it.
         """
-        ...
 
+    @abstractmethod
     async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
-        ...
 
+    @abstractmethod
     def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early cancels the output. Raises ServiceError."""
-        ...
-
-
-class GenerationHandlers:
-    """Answers the methods of Generation. Messages come as bytes, so that malformed ones get the right status.
-
-    Args:
-        service: what makes the outputs.
-        stalled_seconds: after which an output whose client does not read is cancelled.
-    """
-
-    def __init__(self, service: Generator, stalled_seconds: float) -> None:
-        self._service = service
-        self._stalled_seconds = stalled_seconds
-        self._beside = Beside("requests")
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
-                "Models": grpc.unary_unary_rpc_method_handler(self.models),
+                "Generate": grpc.unary_stream_rpc_method_handler(self._answer_generate),
+                "Models": grpc.unary_unary_rpc_method_handler(self._answer_models),
             },
         )
 
-    async def models(self, request: bytes, context: Context) -> bytes:
+    async def _answer_models(self, request: bytes, context: Context) -> bytes:
         """What is served; the request has no fields."""
         try:
             self._admit(context)
-            return encode_models(await self._service.models()).SerializeToString()
+            return encode_models(await self.models()).SerializeToString()
         except ServiceError as error:
             await _abort(error, context)
 
-    async def generate(self, request: bytes, context: Context) -> None:
+    async def _answer_generate(self, request: bytes, context: Context) -> None:
         """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
         try:
             self._admit(context)
@@ -431,7 +422,7 @@ class GenerationHandlers:
                 await context.send_initial_metadata(((REQUEST_ID, message.id),))
                 asked = await self._beside.run(len(request), decode_request, message)
                 asked = replace(asked, authorization=_metadata(context, KEY))
-                async with aclosing(self._service.generate(asked)) as replies:
+                async with aclosing(self.generate(asked)) as replies:
                     async for reply in replies:
                         await self._write(reply, context)
         except ServiceError as error:
@@ -440,7 +431,7 @@ class GenerationHandlers:
             log.debug("the client has gone: %s", error)
 
     def _admit(self, context: Context) -> None:
-        self._service.admit(_metadata(context, KEY), context.peer())
+        self.admit(_metadata(context, KEY), context.peer())
 
     async def _write(self, reply: Reply, context: Context) -> None:
         """Waits while the client reads slowly, up to `stalled_seconds`."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
+from crossdraft.rpc import codec, log_context
 from crossdraft.rpc.errors import (
     BadMessage,
     Full,
@@ -27,9 +27,21 @@ from crossdraft.rpc.errors import (
     name_of,
     to_status,
 )
-from crossdraft.rpc.frames import Answer, Ask, BeginSession, EndSession, Opening, RoleCodec, SessionEnded
-from crossdraft.rpc.links import Inbox, Join, Outbox, codec_of
-from crossdraft.rpc.memory import MemoryContext
+from crossdraft.rpc.frames import (
+    Answer,
+    Ask,
+    BeginSession,
+    EndSession,
+    Inbox,
+    Join,
+    Opening,
+    Outbox,
+    RoleCodec,
+    SessionEnded,
+)
+from crossdraft.rpc.memory import MemoryContext, codec_of
+from crossdraft.rpc.roles import DRAFTER as DRAFTER
+from crossdraft.rpc.roles import TARGET as TARGET
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
 
@@ -45,22 +57,6 @@ MOST_LINKS = 64  # of one peer, or as many as it may have sessions: each process
 MOST_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
 OK = 0  # gRPC's status code
-
-
-class Replies(Protocol[Answer]):
-    """Where a session's replies go. To be used in the event loop; never waits."""
-
-    def send(self, reply: Answer, /, within: float = 0.0, join: Join[Answer] | None = None) -> None:
-        """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
-
-    def working(self) -> None:
-        """Says that what the client waits for is being worked on."""
-
-    def drop(self) -> None:
-        """Forgets the replies that have not left yet."""
-
-    def fail(self, error: BaseException, /) -> None:
-        """Ends the session; a ServiceError is what the client is told, any other error is a fault of the service."""
 
 
 class SessionHandler(Protocol[Ask_contra, Answer_contra]):
@@ -84,16 +80,13 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
         """What it says of its model."""
         ...
 
-    async def open(self, request: Opening_contra, replies: Replies[Answer], /) -> SessionHandler[Ask_contra, Answer]:
+    async def open(self, request: Opening_contra, replies: "Replies[Answer]", /) -> SessionHandler[Ask_contra, Answer]:
         """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
         ...
 
     async def close(self) -> None:
         """Ends what the service runs; called once, when no session is left."""
         ...
-
-
-TARGET, DRAFTER = target_codec.ROLE, drafter_codec.ROLE
 
 
 @dataclass(frozen=True)
@@ -319,7 +312,7 @@ class ServerLink:
         # Older clients, which do not say what they know, take a second `Opened` for a fault.
         self.hears_signs = codec.DESCRIBED in dict(context.invocation_metadata() or ())
         self.peer = peer_of(context)
-        self._sessions: dict[int, ServerSession] = {}
+        self._sessions: dict[int, Replies[Any]] = {}
         self._loop = asyncio.get_running_loop()
         self._active = self._loop.time()  # when it last had a session
 
@@ -400,7 +393,7 @@ class ServerLink:
         except ServiceError as error:
             self._refuse(number, error)
         else:
-            session = self._sessions[number] = ServerSession(self, number, entry)
+            session = self._sessions[number] = Replies(self, number, entry)
             session.active = self._loop.time()
             session.tally.received(size)
             session.open(self._handlers.service, begin.opening)
@@ -434,8 +427,11 @@ class ServerLink:
                 return
 
 
-class ServerSession:
-    """One session of a link, which may still be being opened."""
+class Replies(Generic[Answer]):
+    """One session of a link, which may still be being opened: to its service, where replies go.
+
+    To be used in the event loop; nothing waits.
+    """
 
     def __init__(self, link: ServerLink, number: int, entry: SessionLog) -> None:
         self.entry = entry
@@ -479,7 +475,8 @@ class ServerSession:
         else:
             raise ProtocolBroken("too many requests before the session is open")
 
-    def send(self, reply: Any, within: float = 0.0, join: Join[Any] | None = None) -> None:
+    def send(self, reply: Answer | Opened, within: float = 0.0, join: Join[Any] | None = None) -> None:
+        """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
         if self._over:
             return
         outbox = self._link.outbox
@@ -489,16 +486,19 @@ class ServerSession:
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 
     def working(self) -> None:
+        """Says that what the client waits for is being worked on."""
         if self._link.hears_signs:
             sign = Opened(self._fingerprint)
             self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
 
     def drop(self) -> None:
+        """Forgets the replies that have not left yet."""
         for reply in self._link.outbox.drop(self._number):
             if isinstance(reply, Opened):  # what was sent at once is answered before that
                 self._link.outbox.put(self._number, reply)
 
     def fail(self, error: BaseException) -> None:
+        """Ends the session; a ServiceError is what the client is told, any other error is a fault of the service."""
         if not self._over:
             self._link.end(self._number, error)
 

@@ -1,18 +1,25 @@
 """Links within a process: the other side is handed the messages themselves, without gRPC, protobuf or a socket.
 
 What is here takes the place of gRPC's channel, of its calls, and of their contexts in the service. `links` and
-`handlers` are the two sides of such a link as of any other.
+`handlers` are the two sides of such a link as of any other. Rows of a target are rounded as on a wire: with the same
+random numbers an output is the same wherever its services run.
 """
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count
+from dataclasses import replace
+from itertools import count, islice
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
+
+from crossdraft.rpc import codec
+from crossdraft.rpc.frames import FrameCodec
+from crossdraft.types.messages import PassDone, RowFetched
+from crossdraft.types.rows import Row
 
 HOST = "in-process"  # in place of a host's name; the port is a number of the service
 Metadata = Sequence[tuple[str, str]]
@@ -20,6 +27,37 @@ Status = tuple[grpc.StatusCode, str]
 STOPPED: Status = grpc.StatusCode.UNAVAILABLE, "it was stopped"
 _numbers = count(1)
 _endpoints: "WeakValueDictionary[str, MemoryEndpoint]" = WeakValueDictionary()  # those that serve, by address
+
+
+class MemoryFrame(bytes):
+    """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
+
+    messages: tuple[tuple[int, Any], ...]
+
+    @staticmethod
+    def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
+        """Raises ValueError where the codec of a wire would because of rows."""
+        frame = MemoryFrame()
+        sent = [node for _, one in messages if isinstance(one, PassDone) for node in one.nodes if isinstance(node, Row)]
+        rows = iter(codec.rounded(sent) if sent else ())
+        frame.messages = tuple((number, _rounded(message, rows)) for number, message in messages)
+        return frame
+
+
+def _rounded(message: Any, rows: Iterator[Row]) -> Any:
+    match message:
+        case PassDone(nodes=(Row(), *_) as nodes):
+            return replace(message, nodes=tuple(islice(rows, len(nodes))))
+        case RowFetched():
+            return replace(message, row=codec.rounded_alone(message.row))
+    return message
+
+
+def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, Any]:
+    """Of a link on this channel, or in this handler's context."""
+    if not isinstance(side, MemoryChannel | MemoryContext):
+        return otherwise
+    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], otherwise.weight)
 
 
 class Pipe(asyncio.Queue[bytes | None]):

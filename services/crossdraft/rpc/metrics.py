@@ -6,16 +6,12 @@ They are computed when they are scraped.
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from http.client import HTTPException
 from itertools import accumulate
-from urllib.request import ProxyHandler, build_opener
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import Activity, Tally
@@ -25,8 +21,6 @@ from crossdraft.types.statistics import ModelStatistics
 # and promtool refuses it.
 PREFIX = "crossdraft_"
 LABELS = ("model_name", "role")
-PATIENCE = 1.0  # seconds that a process of the same node may take to answer
-DIRECTLY = build_opener(ProxyHandler({})).open  # no proxy
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
 TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("passes", "Passes that were answered.", lambda tally: tally.passes),
@@ -83,37 +77,6 @@ class Exporter:
         if server is not None:
             await asyncio.to_thread(server.shutdown)
             server.server_close()
-
-
-class NodeExporter:
-    """Answers with the metrics of all processes of a node, on a port that one of these has: a Prometheus collector.
-
-    Each process updates one. The first gets the port, and another one when that has ended.
-    """
-
-    def __init__(self) -> None:
-        registry = Registry()
-        registry.register(self)
-        self._exporter, self._port = Exporter(registry), 0
-        self._sources: Mapping[str, Mapping[str, str]] = {}
-
-    async def update(self, host: str, port: int, sources: Mapping[str, Mapping[str, str]]) -> None:
-        """Tries to listen, unless it does or `port` is 0; `sources`: host:port of processes, and labels to add."""
-        self._sources = sources
-        if port != self._port:
-            await self._exporter.stop()
-            self._port = 0
-            with suppress(CannotListen):
-                self._port = port and int(self._exporter.start(host, port).rpartition(":")[2])
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for address, labels in self._sources.items():
-            with suppress(OSError, HTTPException), DIRECTLY(f"http://{address}/metrics", timeout=PATIENCE) as page:
-                for one in text_string_to_metric_families(page.read().decode()):
-                    family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
-                    family.samples += [sample._replace(labels={**sample.labels, **labels}) for sample in one.samples]
-        return families.values()
 
 
 class ServiceMetrics:

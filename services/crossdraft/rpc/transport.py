@@ -1,13 +1,6 @@
-"""Settings of gRPC that client and server must agree on, and a client's channel to one service."""
+"""Settings of gRPC that client and server must agree on."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from weakref import WeakSet
-
-import grpc
-
-from crossdraft.rpc.memory import HOST, MemoryChannel
-from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 
 MIB = 1 << 20
 LEAST_FRAME = 8 * MIB  # a prompt of a million tokens as letters; a row of a whole vocabulary has 4
@@ -102,56 +95,3 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
     ("grpc.max_concurrent_streams", 1000),  # of a connection; further calls wait in the client's gRPC
     ("grpc.max_metadata_size", 16 * 1024),
 )
-
-
-Channel = grpc.aio.Channel | MemoryChannel
-REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
-    grpc.ChannelConnectivity.READY: True,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
-    grpc.ChannelConnectivity.SHUTDOWN: False,
-}
-
-
-class ServiceChannel:
-    """The channel to an address. Must be made in a running event loop, and closed.
-
-    Args:
-        address: host:port, or that of a service in this process (`memory`).
-        limit: of messages.
-        tls: credentials, fixed or renewed from files whenever a session begins; None: plaintext.
-    """
-
-    def __init__(self, address: str, limit: MessageLimit, tls: ClientCredentials | RenewedCredentials | None) -> None:
-        self._address = address
-        self._options = client_options(tls is not None) + limit.options()
-        self._tls = tls
-        self._credentials = tls.now() if isinstance(tls, RenewedCredentials) else tls
-        self._channel = self._made()
-        # A replaced one closes itself with the last of its sessions.
-        self._all: WeakSet[Channel] = WeakSet((self._channel,))
-
-    def current(self) -> Channel:
-        """The channel for what begins now; open sessions keep theirs."""
-        if isinstance(self._tls, RenewedCredentials) and (credentials := self._tls.now()) is not self._credentials:
-            self._credentials = credentials
-            self._channel = self._made()
-            self._all.add(self._channel)
-        return self._channel
-
-    def reachable(self) -> bool | None:
-        """Whether the service can be reached; None: not known yet. Reconnects if the connection was lost.
-
-        Pings tell within seconds that a service is dead, frozen or cut off.
-        """
-        return REACHABLE.get(self.current().get_state(try_to_connect=True))
-
-    async def close(self) -> None:
-        for channel in list(self._all):
-            await channel.close(None)
-
-    def _made(self) -> Channel:
-        if self._address.startswith(f"{HOST}:"):
-            return MemoryChannel(self._address)
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self._address, options=self._options)
-        return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)

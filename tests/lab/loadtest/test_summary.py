@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.client.measurements import TripWatch
 from crossdraft.lab.loadtest.summary import PositionAcceptance, Spread, added_by, summary_of
 from crossdraft.types.messages import Pass, PassDone
 from crossdraft.types.statistics import BOUNDS, COARSE, Trips
 from crossdraft.types.trees import TokenTree
+from tests.client.test_measurements import measured
 from tests.lab.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
 
 
@@ -102,14 +102,14 @@ def test_quantiles_of_bins_are_linear_within_a_bin(counts: tuple[int, ...], medi
 
 @pytest.mark.parametrize("seconds", [0.00011, 0.0007, 0.0013, 0.0101, 0.045, 0.0525, 0.101, 0.3, 0.97])
 def test_round_trips_that_all_took_as_long_are_said_to_have_taken_about_as_long(seconds: float) -> None:
-    watch = TripWatch()
+    happened: list[tuple[object, float]] = []
     for number in range(6):
-        watch.asked(Pass(number, (), TokenTree()), 0.0)
-        watch.answered(PassDone(number, (), 0.0), seconds)
-    found = Spread.of_bins(watch.trips.counts, BOUNDS, 6 * seconds)
+        happened += [(Pass(number, (), TokenTree()), 0.0), (PassDone(number, (), 0.0), seconds)]
+    trips = measured("target", *happened).figures(99.0).trips
+    found = Spread.of_bins(trips.counts, BOUNDS, 6 * seconds)
     assert [found.p50, found.p90, found.p99] == pytest.approx([seconds] * 3, rel=0.15)
-    assert watch.trips.coarse[bisect_left(COARSE, seconds)] == sum(watch.trips.coarse) == 6
-    assert len(watch.trips.coarse) == len(COARSE) + 1
+    assert trips.coarse[bisect_left(COARSE, seconds)] == sum(trips.coarse) == 6
+    assert len(trips.coarse) == len(COARSE) + 1
 
 
 @given(st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any))

@@ -120,7 +120,7 @@ class Proposals:
             elif session is not None and session.ready and drafting:
                 told.append((session, session.stream.follow(self._pacing.pull(session.known.pace), now)))
             elif session is not None and session.ready and stopped:
-                told.append((session, session.stream.stop()))
+                told.append((session, session.stream.stop(now)))
         return [one for one in told if one[1]]
 
     def _proposed(self, requests: Sequence[RequestState], now: float) -> list[list[int]]:

@@ -15,15 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from crossdraft.client.discovery import WATCHED_EVERY, Probe, ProbedClient, read_tokenization
+from crossdraft.client.discovery import Probe, ProbedClient, read_tokenization
 from crossdraft.client.roster import Roster
 from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
-from crossdraft.rpc.clients import DrafterClient, Patience
+from crossdraft.rpc.clients import DrafterClient, LinkSession, Patience
 from crossdraft.rpc.errors import Cancelled, Closed, NotServed, ServiceError, Unreachable
-from crossdraft.rpc.links import LinkSession
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
@@ -56,6 +55,7 @@ class KnownDrafter:
     """A drafter that has described itself."""
 
     client: DrafterClient
+    about: Description
     pair: Pair
     pace: DrafterPace = field(default_factory=DrafterPace)
 
@@ -181,8 +181,6 @@ class DrafterServices:
         self._tidy = tidy
         self._tls = tls
         self._members: dict[str, ProbedClient] = {}
-        self._described: dict[str, Description] = {}  # by address
-        self._there: dict[str, bool] = {}  # of the drafters that could be reached once: whether they can
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="crossdraft-drafters", daemon=True)
@@ -245,49 +243,32 @@ class DrafterServices:
             client = DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls)
             self._members[address] = ProbedClient(client, Probe(client, self._welcome))
         self._started.set_result(asyncio.get_running_loop())
-        tasks = [asyncio.create_task(one) for one in (self._tidy_up(), self._watch())]
+        tidying = asyncio.create_task(self._tidy_up())
         try:
             await self._stopping.wait()
         finally:
-            for task in tasks:
-                task.cancel()
+            tidying.cancel()
             for member in self._members.values():
                 await member.close()
 
     async def _welcome(self, client: DrafterClient, about: Description) -> None:
-        if self._described.get(client.address) == about:  # it is back
+        if client.address in self.roster and self.roster[client.address].about == about:  # it is back
             return
         known = await asyncio.to_thread(self._learned, client, about)
         with self.lock:
             self.roster.remove(client.address)
             self.roster.add(client.address, known)
-        self._described[client.address] = about
         log.warning("drafts come from %r at %s", about.model, client.address)
 
     def _learned(self, client: DrafterClient, about: Description) -> KnownDrafter:
-        about = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
-        return KnownDrafter(client, Pair(self.target.vocabulary, read_tokenization(about, Side.DRAFTER).vocabulary))
+        without = replace(about, chat_template=None)  # drafters are not trusted here: nothing of theirs is run
+        vocabulary = read_tokenization(without, Side.DRAFTER).vocabulary
+        return KnownDrafter(client, about, Pair(self.target.vocabulary, vocabulary))
 
     async def _tried(self) -> None:
         for member in list(self._members.values()):
             await member.probe.tried
             member.probe.warn()
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(WATCHED_EVERY)
-            for address, member in self._members.items():
-                self._note(address, member)
-
-    def _note(self, address: str, member: ProbedClient) -> None:
-        """Says once that a drafter is lost, or there again."""
-        before, now = self._there.get(address, False), member.probe.reachable
-        if before and not now:
-            log.warning("%s is lost; requests go on without it", member.client.service)
-        elif now and address in self._there and not before:
-            log.warning("%s is there again", member.client.service)
-        if now or before:
-            self._there[address] = now
 
     async def _tidy_up(self) -> None:
         while True:

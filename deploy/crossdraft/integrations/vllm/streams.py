@@ -8,11 +8,11 @@ is worth nothing. All this is without I/O: requests to the drafter are returned,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from crossdraft.session.drafter_side import Branches, of_branch
+from crossdraft.session.drafts import Drafts, of_branch
 from crossdraft.session.epoch import Epoch
 from crossdraft.speculation.choice import PLAIN, DraftSeen
 from crossdraft.speculation.estimates import Share
-from crossdraft.text.letters import NOTHING, Letters, common_length
+from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import encode_beginning
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Draft, Drafted
@@ -73,22 +73,18 @@ class DraftStream:
         self._pair = pair
         self._encode = encode
         self._text = NOTHING  # since the session was opened
+        self._drafts = Drafts(pair)
         self._epoch: Epoch | None = None  # None: nothing is being drafted
-        self._number = 0  # of the latest epoch
-        self._known = (0, NOTHING)  # the drafter's text: the output up to an offset, then its own letters
-        self._asked = 0  # draft tokens of the epoch
-        self._asked_at: float | None = 0.0  # seconds: when the epoch began; None once a reply came
-        self._aside = False  # the drafter drafts no more in this epoch
         self._behind = 0  # steps since the draft was last beyond the text
         self._branch = 0  # draft tokens of each prepared continuation of the epoch
-        self._branches = Branches(pair)
         self._guess = Guess()  # at the latest step
         self._ahead: Guess | None = None  # all of the draft at hand beyond the text; None: not yet known
 
     @property
     def asked(self) -> float | None:
         """Since when the first draft tokens of an epoch are under way, in seconds; None: they are not."""
-        return None if self._epoch is None else self._asked_at
+        draft = self._drafts.ledger.draft
+        return None if self._epoch is None or draft is None or draft.replies else draft.at
 
     def emitted(self, ids: Sequence[int]) -> Outcome:
         """The target has emitted these ids; how the guess of the step before fared."""
@@ -102,7 +98,7 @@ class DraftStream:
         edge = matched > guess.sure if min(judged, matched + missed) > guess.sure else None
         return Outcome(min(matched, guess.sure), missed and matched < guess.sure, edge)
 
-    def follow(self, pull: Pull, now: float) -> list[Draft | Advance]:
+    def follow(self, pull: Pull, now: float) -> Sequence[Draft | Advance]:
         """What the drafter is to be told, so that it goes on from the text as it is now.
 
         Args:
@@ -112,19 +108,13 @@ class DraftStream:
         epoch = self._epoch
         if epoch is None or epoch.contradicts(self._text) or self._lags(epoch):
             return [self._begin(pull, now)]
-        wanted = min(epoch.passed(len(self._text)) + pull.window, self._asked + MOST_DRAFT_TOKENS)
-        due = len(epoch.draft_tokens) < self._asked
-        if self._aside or wanted < self._asked + (pull.chunk if due else 1):
-            return []
-        self._asked = wanted
-        return [Advance(epoch.number, wanted)]
+        most = self._drafts.ledger.wanted + MOST_DRAFT_TOKENS
+        return self._drafts.advance(min(epoch.passed(len(self._text)) + pull.window, most), pull.chunk, now)
 
-    def stop(self) -> list[Draft | Advance]:
+    def stop(self, now: float) -> Sequence[Draft | Advance]:
         """Nothing more is wanted for now."""
-        self._branches.clear()
-        epoch, self._epoch = self._epoch, None
-        over = epoch is None or self._aside or len(epoch.draft_tokens) >= self._asked
-        return [] if over or epoch is None else [Advance(epoch.number, 0)]
+        self._epoch = None
+        return self._drafts.stop(now)
 
     def take(self, reply: Drafted, now: float) -> DraftSeen | None:
         """A reply came; None if it is of an epoch that is over.
@@ -135,17 +125,11 @@ class DraftStream:
         epoch = self._epoch
         if epoch is None or reply.epoch != epoch.number:
             return None
-        self._check(reply, len(epoch.draft_tokens))
-        self._branches.add(reply.branches)
-        if not reply.draft_tokens and not reply.reason:
-            return None
-        epoch.extend(reply.draft_tokens)
-        self._known = (epoch.start, epoch.drafted)
-        self._aside = bool(reply.reason)
-        waited = None if self._asked_at is None else now - self._asked_at
-        self._asked_at = None
+        if fault := self._fault_of(reply):
+            raise DrafterFaultError(fault)
+        seen = self._drafts.take(reply, epoch, now)
         self._ahead = self._encoded(epoch)  # here, where the target does not wait for it
-        return DraftSeen(len(reply.draft_tokens), waited, reply.seconds, reply.queued, reply.reason)
+        return seen
 
     def guess(self, most: int) -> Guess:
         """The target tokens that come next by the draft at hand, at most so many."""
@@ -162,51 +146,39 @@ class DraftStream:
             return Guess()
         ids = encode_beginning(self._encode, Letters(epoch.drafted[len(self._text) - epoch.start :]))
         # A draft token that ends the text says itself where it ends.
-        return Guess(ids, len(ids) if self._aside else max(0, len(ids) - 1))
+        return Guess(ids, len(ids) if self._drafts.ledger.aside else max(0, len(ids) - 1))
 
     def _begin(self, pull: Pull, now: float) -> Draft:
         """A new epoch at the end of the text, or with the prepared continuation that agrees with it."""
-        branch = None if self._epoch is None else self._branches.match(self._epoch, self._text, letters_decide=True)
-        here = len(self._text) if branch is None else branch.offset + len(branch.letters)
-        start, drafted = self._known
-        offset = start + common_length(drafted, self._text[start:here])
-        self._number += 1
-        self._epoch = Epoch(self._number, PLAIN, self._pair, here, len(self._text))
+        drafts, text = self._drafts, self._text
+        branch = None if self._epoch is None else drafts.branches.match(self._epoch, text, letters_decide=True)
+        here = len(text) if branch is None else branch.offset + len(branch.letters)
+        self._epoch = Epoch(drafts.ledger.epoch + 1, PLAIN, self._pair, here, len(text))
         self._epoch.extend(() if branch is None else of_branch(branch))
         adopted = len(self._epoch.draft_tokens)
-        self._branches.clear()
-        self._known = (here, self._epoch.drafted)
-        self._asked = min(MOST_DRAFT_TOKENS, adopted + pull.window)
-        self._asked_at, self._aside, self._behind, self._branch, self._ahead = now, False, 0, pull.branch, None
-        return Draft(
-            self._number,
-            offset,
-            Letters(self._text[offset:here]),
-            self._asked,
-            pull.chunk,
-            pull.branch,
-            adopt=0 if branch is None else branch.number,
-            first=min(adopted + pull.first, self._asked),
-        )
+        self._behind, self._branch, self._ahead = 0, pull.branch, None
+        count = min(MOST_DRAFT_TOKENS, adopted + pull.window)
+        first = min(adopted + pull.first, count)
+        return drafts.begin(self._epoch, text, branch, count, first, now, chunk=pull.chunk, branch_depth=pull.branch)
 
     def _lags(self, epoch: Epoch) -> bool:
         """Whether the draft has been behind the text for long, and not because its first reply is still under way."""
         behind = epoch.start + len(epoch.drafted) <= len(self._text)
-        self._behind = self._behind + 1 if behind and self._asked_at is None else 0
+        self._behind = self._behind + 1 if behind and self.asked is None else 0
         return self._behind > MOST_BEHIND
 
-    def _check(self, reply: Drafted, received: int) -> None:
-        size = self._pair.drafter.size
-        if fault := self._branches.fault_of(reply.branches, self._branch, self._asked):
-            raise DrafterFaultError(fault)
-        if reply.first != received or received + len(reply.draft_tokens) > self._asked:
-            raise DrafterFaultError(
+    def _fault_of(self, reply: Drafted) -> str:
+        """What is wrong with a reply of the epoch; empty if nothing is."""
+        ledger, size = self._drafts.ledger, self._pair.drafter.size
+        if reply.first != ledger.received or reply.first + len(reply.draft_tokens) > ledger.wanted:
+            return (
                 f"it sent draft tokens {reply.first} to {reply.first + len(reply.draft_tokens)}, asked for "
-                f"{received} to {self._asked}"
+                f"{ledger.received} to {ledger.wanted}"
             )
         for token in reply.draft_tokens:
             if token.whose is not Whose.DRAFTER or not 0 <= token.token < size:
-                raise DrafterFaultError(f"it proposed id {token.token}, and its ids are 0 to {size - 1}")
+                return f"it proposed id {token.token}, and its ids are 0 to {size - 1}"
+        return self._drafts.fault_of(reply, self._branch, ledger.wanted)
 
 
 def _behind(guess: Guess | None, ids: Sequence[int]) -> Guess | None:

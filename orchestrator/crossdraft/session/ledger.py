@@ -1,0 +1,152 @@
+"""What a service was asked in one session, and has not answered.
+
+Links keep a ledger of each session to know which one is lost, the driver measures by it, a session waits for its
+drafter by one of its own, vLLM's integration likewise, and a timeline is drawn from one. Times are seconds of any clock
+that never goes back.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossdraft.types.messages import (
+    Advance,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    RunTo,
+    Score,
+    Scored,
+    ScorePrompt,
+)
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that is answered, by one reply or by several."""
+
+    request: Any
+    at: float  # when it was sent
+    replies: int = 0  # that have come
+
+
+class Ledger:
+    """Of one session with a service.
+
+    A target owes a reply for each request; for a run and for a prompt several; for `RunTo` none. A drafter owes the
+    draft tokens of the newest epoch up to the number wanted last, at least one reply, and each `Score` since then one;
+    nothing for older epochs, and no more of one in which it stands aside.
+    """
+
+    def __init__(self) -> None:
+        self.draft: Asked | None = None  # the newest
+        self.wanted = 0  # draft tokens of its epoch; 0: no more
+        self.received = 0  # ... that have come
+        self.aside = False  # the drafter drafts no more of them
+        self.answered: Asked | None = None  # by the latest reply; None: nothing that was due
+        self.since: float | None = None  # since when it has owed something and not been heard; None: it owes nothing
+        self._due: list[Asked] = []  # without its only, or its last, reply; of a draft without its first
+        self._silent = 0.0  # seconds that it had owed something when that was not wanted any more, and not been heard
+        self._busy, self._busy_since = 0.0, 0.0  # seconds in which it owed something; since when it does
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest draft; 0: there was none."""
+        return 0 if self.draft is None else int(self.draft.request.epoch)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether draft tokens of the newest epoch are due."""
+        return self.received < self.wanted and not self.aside
+
+    @property
+    def owes(self) -> bool:
+        return bool(self._due) or self.drafting
+
+    @property
+    def score(self) -> Score | None:
+        """The scores that are due."""
+        return next((one.request for one in self._due if isinstance(one.request, Score)), None)
+
+    def sent(self, request: object, now: float) -> None:
+        """A request leaves."""
+        match request:
+            case Draft():
+                self.draft = Asked(request, now)
+                self._due, self.wanted, self.received, self.aside = [self.draft], request.count, 0, False
+            case Advance(count=0):
+                self.end(now)
+            case Advance():
+                self.wanted = max(self.wanted, request.count) if self.wanted else 0
+            case RunTo():
+                pass
+            case _:
+                self._due.append(Asked(request, now))
+        self._note(now)
+
+    def end(self, now: float) -> None:
+        """Nothing more of the newest epoch is wanted."""
+        self.wanted = self.received = 0
+        self._due = [one for one in self._due if one is not self.draft]
+        self._note(now)
+
+    def opened(self, now: float) -> None:
+        """The session is open: until now it had no work."""
+        self._due = [one for one in self._due if not isinstance(one.request, OpenTarget | OpenDrafter)]
+        self._busy, self._busy_since = 0.0, now
+        self.heard(now)
+
+    def heard(self, now: float) -> None:
+        """The service has said something: it lives."""
+        self._silent, self.since = 0.0, now if self.owes else None
+
+    def take(self, reply: Any, now: float) -> Asked | None:
+        """A reply came; returns what it answers, or None if that was not due or is not wanted any more."""
+        asked = self.answered = self._answered_by(reply)
+        if asked is not None:
+            asked.replies += 1
+            self._note(now)
+            self.heard(now)
+        return asked
+
+    def busy(self, now: float) -> float:
+        """Seconds in which it has owed something so far, and was open."""
+        return self._busy + (max(0.0, now - self._busy_since) if self.owes else 0.0)
+
+    def _answered_by(self, reply: Any) -> Asked | None:
+        if isinstance(reply, Drafted):
+            if self.draft is None or reply.epoch != self.epoch:
+                return None
+            self._due = [one for one in self._due if one is not self.draft]
+            self.received = max(self.received, reply.first + len(reply.draft_tokens))
+            self.aside = self.aside or bool(reply.reason)
+            return self.draft
+        asked = next((one for one in self._due if _answers(reply, one.request)), None)
+        if asked is not None and not getattr(reply, "more", False):
+            self._due.remove(asked)
+        return asked
+
+    def _note(self, now: float) -> None:
+        if self.owes and self.since is None:
+            self.since, self._busy_since = now - self._silent, now
+        elif not self.owes and self.since is not None:
+            self._silent, self.since = now - self.since, None
+            self._busy += now - self._busy_since
+
+
+def _answers(reply: Any, request: Any) -> bool:
+    match reply:
+        case PassDone():
+            return isinstance(request, Pass) and request.number == reply.number
+        case RowFetched():
+            return isinstance(request, FetchRow) and request.number == reply.number and request.node == reply.node
+        case PromptScored():
+            return isinstance(request, ScorePrompt)
+        case Scored():
+            return isinstance(request, Score) and request.epoch == reply.epoch
+    return False
