@@ -234,7 +234,7 @@ class Driver:
         if self._recorders:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
-            made, self._session.choices = tuple(self._session.choices), []
+            made = self._session.take_choices()
             step = Step(now, event, tuple(commands), spent, misses, sent, received, made)
             for recorder in self._recorders:
                 recorder.record(step)

@@ -6,7 +6,8 @@ import numpy as np
 
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Close, Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.session.events import Close, Command, Lane, Open, Reply, Send, SetTimer, Timer
+from crossdraft.session.rules import DrafterState
 from crossdraft.speculation.choice import Choice, DraftSeen
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
@@ -77,8 +78,9 @@ class DrafterSide:
         self._known = (0, NOTHING)
         self.branches.start_over()
 
-    def lost(self, again: bool) -> list[Command]:
+    def lost(self, why: str, again: bool) -> list[Command]:
         """What it owes will not come; another lane is opened if `again`."""
+        self.fault = f"the drafter was lost: {why}" if self.ready else f"no drafter: {why}"
         self.lane, self.ready, self.scoring = None, False, None
         self.end_epoch()
         self._failures += 1
@@ -87,7 +89,7 @@ class DrafterSide:
     def give_up(self, why: str) -> list[Command]:
         """Close the lane for a fault; this session does not use its service again."""
         assert self.lane is not None
-        return [Close(self.lane, why), *self.lost(again=True)]
+        return [Close(self.lane, why), *self.lost(why, again=True)]
 
     def stop(self, now: float) -> list[Command]:
         """No epoch is to be drafted for now."""
@@ -150,6 +152,19 @@ class DrafterSide:
             return []
         self.scoring = Score(self.epoch, start, need.strings, need.tokens)
         return [Send(self.lane, self.scoring), *self._arm(now)]
+
+    @property
+    def state(self) -> DrafterState:
+        """Of its lane, as in `rules`."""
+        if not self.ready:
+            return DrafterState.OPENING
+        if self.scoring is not None:
+            return DrafterState.SCORING
+        return DrafterState.DRAFTING if self.asked else DrafterState.IDLE
+
+    def outdated(self, reply: Reply) -> bool:
+        """Whether it is of an epoch that is over."""
+        return isinstance(reply, Drafted | Scored) and reply.epoch < self.epoch + (not self.asked)
 
     def expects(self, reply: Drafted | Scored) -> bool:
         """Whether a reply is due: draft tokens in order, or the scores that were asked for."""

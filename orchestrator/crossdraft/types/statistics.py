@@ -198,6 +198,31 @@ class Counts:
     judged_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
 
+    def add(self, **counted: float) -> None:
+        """Adds to fields that are numbers."""
+        for name in counted:
+            self.__dict__[name] += counted[name]
+
+    def emit(self, kind: Kind) -> None:
+        """Counts a token of the output."""
+        self.tokens += 1
+        self.kinds[kind] += 1
+
+    def stand_aside(self, why: str) -> None:
+        """Counts a drafter that could not go on."""
+        self.stood_aside, self.undrafted = self.stood_aside + 1, why
+
+    def lose_drafter(self, why: str, opened: bool) -> None:
+        """Counts the loss of a drafter; one that never opened is only named, if none was lost before."""
+        self.drafters_lost += opened
+        if opened or not self.drafters_lost:
+            self.drafter_lost = why
+
+    def explain(self, why: str) -> None:
+        """Says why nothing was drafted, if nothing was, and nobody has said it."""
+        if not (self.draft_tokens or self.undrafted or self.drafter_lost):
+            self.undrafted = why
+
     def round(self, proposed: int, accepted: int, refused: bool) -> None:
         """Counts a finished round.
 
