@@ -32,7 +32,7 @@ from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
 from crossdraft.console.processes import STARTED, EngineOptions
 from crossdraft.console.running import CommandFailed, ProgressCounter, checked_options
 from crossdraft.engine.loader import load_model
-from crossdraft.session.resolution import tokenization_of
+from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named

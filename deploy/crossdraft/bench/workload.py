@@ -16,7 +16,7 @@ from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patienc
 from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.loadtest.requests import read
-from crossdraft.session.resolution import fault_of_pair
+from crossdraft.session.models import fault_of_pair
 from crossdraft.speculation.arms import OVERLAPPED, ROUNDS, TREES
 from crossdraft.verification.methods import method_named
 

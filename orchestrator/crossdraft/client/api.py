@@ -30,19 +30,10 @@ from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
+from crossdraft.session.models import Models, choose_method, with_defaults, without_trust
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import (
-    Models,
-    Prompts,
-    choose_method,
-    controller_of,
-    prompts_of,
-    resolve,
-    sampling_of,
-    with_defaults,
-    without_trust,
-    written,
-)
+from crossdraft.session.prompts import Prompts, prompts_of, sampling_of, written
+from crossdraft.session.resolution import controller_of, resolve
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
@@ -382,7 +373,7 @@ class Pipeline:
             task.exception()  # those who asked may have left
 
     async def written(self, asked: Asked, special: bool = True) -> Written:
-        """As `session.resolution.written`, in a thread for a long prompt."""
+        """As `session.prompts.written`, in a thread for a long prompt."""
         return await self._tokenizing.run(size_of(asked), written, asked, self.models, special)
 
     def run(

@@ -99,6 +99,13 @@ class LaneWatch:
         self._owed = 0.0  # seconds in which the service owed anything, up to when it last owed nothing
         self._owed_since: float | None = None
 
+    def found(self, address: str) -> None:
+        self.address = address
+
+    def failed(self, why: str) -> None:
+        """Only the first reason counts."""
+        self.lost = self.lost or why
+
     def opened(self, traffic: Traffic, now: float) -> None:
         self.traffic, self._opened = traffic, now
 

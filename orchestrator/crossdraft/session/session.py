@@ -24,14 +24,24 @@ from crossdraft.session.events import (
     Ready,
     Reason,
     Replied,
-    Reply,
     SetTimer,
     Timer,
 )
 from crossdraft.session.output import Output
 from crossdraft.session.rules import State, admits
 from crossdraft.session.target_side import TargetLane, TargetSide, path_of
-from crossdraft.speculation.choice import ASIDE, PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen, Started
+from crossdraft.speculation.choice import (
+    ASIDE,
+    PLAIN,
+    Choice,
+    Decision,
+    DrafterSeen,
+    Ended,
+    Judged,
+    Observation,
+    StallSeen,
+    Started,
+)
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
@@ -100,7 +110,7 @@ class Session:
             self.state = State.DONE
             return [self._end(ended.reason)]
         self.state = State.OPENING
-        self._given.controller.observe(Started(), now)
+        self._observe(Started())
         return [*self.target.open(), *self._open_drafter(), *self.target.set_timer()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -143,49 +153,49 @@ class Session:
         drafter = self.drafter.ready or not self.drafter.hoped_for or not self._given.controller.waits_for_drafter
         return self.target.ready and not self.target.unscored and drafter
 
+    def _observe(self, seen: Observation) -> None:
+        self._given.controller.observe(seen, self._now)
+
     # Events.
 
     def _take(self, event: Event) -> list[Command]:
         match event:
             case Ready(lane):
-                return self._opened(lane)
-            case Replied(lane, reply):
-                return self._replied(lane, reply)
+                return self.target.opened(lane) if lane in self.target.lanes else self._drafter_opened()
+            case Replied(lane, PassDone() as done):
+                self._passed(lane, done)
+            case Replied(lane, RowFetched() as fetched):
+                self.target.lanes[lane].fetched(fetched)
+            case Replied(lane, PromptScored() as scored):
+                self.target.scored(lane, scored)
+                self.counts.add(target_seconds=scored.seconds)
+                return [scored]
+            case Replied(_, Drafted() as drafted):
+                return self._drafted(drafted)
+            case Replied(_, Scored() as scores):
+                return self._scored(scores)
             case Lost():
                 return self._lost(event)
-            case Expired(timer, number):
-                return self._expired(timer, number)
+            case Expired(Timer.STALL, number):
+                self._stall_expired(number)
+            case Expired(Timer.DRAFTER, number):
+                overdue, commands = self.drafter.expired(number, self._now)
+                return (
+                    self._give_up_drafter(f"no answer within {self._given.draft_seconds:g} s") if overdue else commands
+                )
+            case Expired(Timer.TARGET, number) if self.target.expired(number):
+                error = self._error or TimeoutError(f"no target within {self._given.target_seconds:g} s")
+                return [self._end(Reason.FAILED, error)]
             case Cancelled():
                 return [self._end(Reason.CANCELLED)]
+        return []
 
-    def _opened(self, lane: Lane) -> list[Command]:
-        if lane in self.target.lanes:
-            return self.target.opened(lane)
+    def _drafter_opened(self) -> list[Command]:
         self.drafter.opened()
-        self._given.controller.observe(DrafterSeen(True), self._now)
+        self._observe(DrafterSeen(True))
         if self.state is State.RUNNING and self.interruptible:
             return self._next_epoch()
         return self._end_run_for_draft()
-
-    def _replied(self, lane: Lane, reply: Reply) -> list[Command]:
-        match reply:
-            case PassDone():
-                self._passed(lane, reply)
-            case RowFetched():
-                self.target.lanes[lane].fetched(reply)
-            case PromptScored():
-                self.target.scored(lane, reply)
-                self.counts.add(target_seconds=reply.seconds)
-                return [reply]
-            case Drafted():
-                return self._drafted(reply)
-            case Scored():
-                fault = self.drafter.scored(reply, self._now)
-                if fault:
-                    return self._drafter_lost(fault, self.drafter.give_up(fault))
-                self.counts.add(drafter_seconds=reply.seconds, scores=len(reply.probabilities))
-                self.epoch.answer(reply.probabilities)
-        return []
 
     def _passed(self, lane: Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done, self._now)
@@ -193,23 +203,20 @@ class Session:
         further = len(done.nodes) - (not flight.drawn) if flight.sent.run > 1 else 0
         self.counts.add(target_seconds=done.seconds, passes=further)
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
-            self._given.controller.observe(flight.seen(done, self._now), self._now)
+            self._observe(flight.seen(done, self._now))
 
     def _drafted(self, drafted: Drafted) -> list[Command]:
-        drafter = self.drafter
-        first = drafter.received
+        drafter, first, count = self.drafter, self.drafter.received, len(drafted.draft_tokens)
         if drafted.first != first:  # a duplicate
             return []
-        fault = drafter.fault_of(drafted, self.epoch.choice)
-        if fault:
-            return self._drafter_lost(fault, drafter.give_up(fault))
+        if fault := drafter.fault_of(drafted, self.epoch.choice):
+            return self._give_up_drafter(fault)
         seen = drafter.take(drafted, self.epoch, self._now)
         if drafted.reason and not drafter.received:
             self._explain_aside(drafted.reason)
-        self._given.controller.observe(seen, self._now)
+        self._observe(seen)
         if self._stall.over:
             self._stall = Stall(self._stall.number, self._stall.since)
-        count = len(drafted.draft_tokens)
         self.counts.add(
             drafter_seconds=drafted.seconds,
             draft_tokens=count,
@@ -221,36 +228,33 @@ class Session:
             self.counts.stand_aside(drafted.reason)
         return self.target.fetch_late(self.epoch, first)
 
+    def _scored(self, scored: Scored) -> list[Command]:
+        if fault := self.drafter.scored(scored, self._now):
+            return self._give_up_drafter(fault)
+        self.counts.add(drafter_seconds=scored.seconds, scores=len(scored.probabilities))
+        self.epoch.answer(scored.probabilities)
+        return []
+
     def _lost(self, lost: Lost) -> list[Command]:
         if lost.lane not in self.target.lanes:
             opened, reason = self.drafter.ready, str(lost.error)
-            return self._drafter_lost(reason, self.drafter.lost(reason, again=lost.elsewhere), opened)
+            commands = self.drafter.lost(reason, again=lost.elsewhere)
+            self._without_drafter(reason if opened else self.drafter.fault, opened)
+            return commands
         self.counts.add(targets_lost=1)
         self._error = lost.error
-        commands = self.target.lost(lost.lane, self._now) if lost.elsewhere else self.target.drop(lost.lane)
-        return [self._end(Reason.FAILED, lost.error)] if commands is None else commands
+        target = self.target
+        replaced = target.lost(lost.lane, self._now) if lost.elsewhere else target.drop(lost.lane)
+        return [self._end(Reason.FAILED, lost.error)] if replaced is None else replaced
 
-    def _drafter_lost(self, reason: str, commands: list[Command], opened: bool = True) -> list[Command]:
-        """The session goes on without it: what it has sent still counts. One that never opened is no loss of one."""
-        self.counts.lose_drafter(reason if opened else self.drafter.fault, opened)
-        self._given.controller.observe(DrafterSeen(False), self._now)
-        return commands
+    def _give_up_drafter(self, fault: str) -> list[Command]:
+        self._without_drafter(fault)
+        return self.drafter.give_up(fault)
 
-    def _expired(self, timer: Timer, number: int) -> list[Command]:
-        match timer:
-            case Timer.STALL:
-                self._stall_expired(number)
-            case Timer.DRAFTER:
-                overdue, commands = self.drafter.expired(number, self._now)
-                if not overdue:
-                    return commands
-                reason = f"no answer within {self._given.draft_seconds:g} s"
-                return self._drafter_lost(reason, self.drafter.give_up(reason))
-            case Timer.TARGET:
-                if self.target.expired(number):
-                    error = self._error or TimeoutError(f"no target within {self._given.target_seconds:g} s")
-                    return [self._end(Reason.FAILED, error)]
-        return []
+    def _without_drafter(self, why: str, opened: bool = True) -> None:
+        """The session goes on: what the drafter has sent still counts. One that never opened is no loss of one."""
+        self.counts.lose_drafter(why, opened)
+        self._observe(DrafterSeen(False))
 
     # Epochs.
 
@@ -386,7 +390,7 @@ class Session:
         """Nothing more will be emitted."""
         self._report()
         self._report_end()
-        self._given.controller.observe(Ended(), self._now)
+        self._observe(Ended())
         self.counts.explain(self._no_draft)
         self._finished = Finished(reason, self.counts, error)
         return self._finished
@@ -394,7 +398,7 @@ class Session:
     def abandon(self) -> None:
         """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
         if self._finished is None:
-            self._given.controller.observe(Ended(), self._now)
+            self._observe(Ended())
 
     # What is done after every event.
 
@@ -576,7 +580,7 @@ class Session:
     def _stall_expired(self, number: int) -> None:
         since = self._stall.since
         if number == self._stall.number and since is not None:
-            self._given.controller.observe(StallSeen(self._now - since), self._now)
+            self._observe(StallSeen(self._now - since))
             self._stall = Stall(number, over=True)
             self.counts.add(stalls=1)
 
@@ -591,8 +595,7 @@ class Session:
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
         settled = self._undrafted - before.undrafted
-        seen = Judged(held.accepted, accepted, refused, tokens - before.tokens, settled)
-        self._given.controller.observe(seen, self._now)
+        self._observe(Judged(held.accepted, accepted, refused, tokens - before.tokens, settled))
 
     def _report_end(self) -> None:
         """Count the epoch, which is over; the next one begins without a verdict."""
