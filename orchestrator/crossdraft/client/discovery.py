@@ -7,7 +7,7 @@ of those that have answered are watched, so that it is known at any time whether
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
@@ -55,7 +55,7 @@ class Probe:
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self._client = client
+        self.client = client
         self._welcome = welcome
         self._warned = False
         self._lost = False  # it was reachable once
@@ -68,7 +68,7 @@ class Probe:
         if self.reachable:
             return ""
         if self.mismatch is not None:
-            return f"not used: {str(self.mismatch).removeprefix(f'{self._client.service} ')}"
+            return f"not used: {str(self.mismatch).removeprefix(f'{self.client.service} ')}"
         if isinstance(self.error, BadMessage):
             return f"not used: {self.error}"
         why = "" if self.error is None else f" ({name_of(self.error).replace('_', ' ')})"
@@ -77,19 +77,24 @@ class Probe:
     def warn(self, why: str = "") -> None:
         self._warned = bool(why) or self.error is not None or not self.tried.done()
         if self._warned:
-            log.warning("%s; it is tried again", why or self.error or f"{self._client.service} has not answered yet")
+            log.warning("%s; it is tried again", why or self.error or f"{self.client.service} has not answered yet")
 
     @property
     def lives(self) -> bool:
         """Whether its process is known to run, so that it will answer."""
-        return self._client.patience.lives(self._client.address)
+        return self.client.patience.lives(self.client.address)
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
+        """Ask and watch no more; the client's sessions go on."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
+    async def close(self) -> None:
+        await self.stop()
+        await self.client.close()
+
     async def _meet(self) -> NoReturn:
-        client = self._client
+        client = self.client
         try:
             while True:
                 pause = FIRST_PAUSE
@@ -130,7 +135,7 @@ class Probe:
 
     async def _asked(self) -> bool:
         """Ask once; whether there is nothing more to ask."""
-        client = self._client
+        client = self.client
         try:
             await self._welcome(client, await client.describe())
             self.error = self.mismatch = None
@@ -155,19 +160,7 @@ class Probe:
             self.tried.set_result(None)
 
 
-@dataclass(frozen=True, eq=False)
-class ProbedClient:
-    """One service, known or not yet."""
-
-    client: Client
-    probe: Probe
-
-    async def close(self) -> None:
-        await self.probe.close()
-        await self.client.close()
-
-
-Members = dict[str, ProbedClient]  # of one role, by address
+Members = dict[str, Probe]  # of one role, by address
 
 
 class Discovery:
@@ -200,7 +193,7 @@ class Discovery:
         self._updated = updated
         self._targets: Members = {}
         self._drafters: Members = {}
-        self._parted: list[tuple[Roster[Any], str, ProbedClient]] = []  # removed, with sessions that still go on
+        self._parted: list[tuple[Roster[Any], str, Probe]] = []  # removed, with sessions that still go on
         self.drafter_known = asyncio.Event()  # a drafter has described itself
         self._known = asyncio.Event()  # a target has
         self._learning = asyncio.Lock()  # one service at a time
@@ -218,7 +211,7 @@ class Discovery:
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
         await self.follow(*self._addresses)
         models = await self._first_target()
-        targets, drafters = ([one.probe for one in role.values()] for role in (self._targets, self._drafters))
+        targets, drafters = list(self._targets.values()), list(self._drafters.values())
         await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
         if needs_drafter and (starting := [one.tried for one in drafters if one.lives]):
             await asyncio.wait(starting)
@@ -233,7 +226,7 @@ class Discovery:
 
     @property
     def target_there(self) -> bool:
-        return any(one.probe.reachable for one in self._targets.values())
+        return any(one.reachable for one in self._targets.values())
 
     @property
     def target_fault(self) -> str:
@@ -260,14 +253,13 @@ class Discovery:
         for role, staying, members, connected, welcome in roles:
             for address in [one for one in staying if one not in members]:
                 client = connected(address, self._patience, tls=self._shown)
-                probe = Probe(client, welcome, lambda *gone, role=role: self.services.of(role).remove(*gone))
-                members[address] = ProbedClient(client, probe)
+                members[address] = Probe(client, welcome, lambda *gone, role=role: self.services.of(role).remove(*gone))
 
     async def _part(self, roster: Roster[Any], members: Members, staying: Collection[str]) -> None:
         """Remove all but `staying`; their clients are closed when their sessions have ended."""
         for address in [address for address in members if address not in staying]:
             member = members.pop(address)
-            await member.probe.close()
+            await member.stop()
             roster.remove(address)
             self._parted.append((roster, address, member))
         over = [one for one in self._parted if one[1] not in one[0]]
@@ -281,10 +273,10 @@ class Discovery:
             await member.close()
 
     async def _first_target(self) -> Models:
-        waiting = {one.probe.tried for one in self._targets.values()}
+        waiting = {one.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
-                errors = [one.probe.error for one in self._targets.values()]
+                errors = [one.error for one in self._targets.values()]
                 raise _none_of([error for error in errors if error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return self.models
@@ -326,7 +318,7 @@ class Discovery:
 
 
 def _fault_of(members: Members) -> str:
-    faults = [fault for one in members.values() if (fault := one.probe.fault)]
+    faults = [fault for one in members.values() if (fault := one.fault)]
     many = f"{len(faults)} of {len(members)} " if len(members) > 1 else ""
     return f"{many}{'; '.join(dict.fromkeys(faults))}" if faults else "" if members else "none there"
 

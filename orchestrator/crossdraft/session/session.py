@@ -225,7 +225,8 @@ class Session:
             branch_tokens=sum(len(branch.tokens) for branch in drafted.branches) if drafted.branches else 0,
         )
         if drafted.reason and not (drafter.received and self.epoch.choice.least_likely):  # else it did as it was told
-            self.counts.stand_aside(drafted.reason)
+            self.counts.add(stood_aside=1)
+            self.counts.note(undrafted=drafted.reason)
         return self.target.fetch_late(self.epoch, first)
 
     def _scored(self, scored: Scored) -> list[Command]:
@@ -253,7 +254,9 @@ class Session:
 
     def _without_drafter(self, why: str, opened: bool = True) -> None:
         """The session goes on: what the drafter has sent still counts. One that never opened is no loss of one."""
-        self.counts.lose_drafter(why, opened)
+        self.counts.add(drafters_lost=opened)
+        if opened or not self.counts.drafters_lost:
+            self.counts.note(drafter_lost=why)
         self._observe(DrafterSeen(False))
 
     # Epochs.
@@ -391,7 +394,8 @@ class Session:
         self._report()
         self._report_end()
         self._observe(Ended())
-        self.counts.explain(self._no_draft)
+        if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
+            self.counts.note(undrafted=self._no_draft)
         self._finished = Finished(reason, self.counts, error)
         return self._finished
 

@@ -313,11 +313,6 @@ class TargetLane:
 
     # Runs: tokens that the target draws by itself in one pass.
 
-    @property
-    def run(self) -> Flight | None:
-        """The run under way."""
-        return self.flight if self.flight is not None and self.flight.sent.run > 1 else None
-
     def end_run(self, run: Flight) -> Send:
         """End it with the token that is being drawn."""
         self.flight = replace(run, ending=True)
@@ -436,7 +431,8 @@ class TargetSide:
     @property
     def runs(self) -> list[Flight]:
         """Those of them in which the target draws several tokens by itself."""
-        return [flight for flight in self.flights if flight.sent.run > 1]
+        lanes = self.lanes.values()
+        return [lane.flight for lane in lanes if lane.flight is not None and lane.flight.sent.run > 1]
 
     def due(self, path: Path) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on."""

@@ -208,20 +208,9 @@ class Counts:
         self.tokens += 1
         self.kinds[kind] += 1
 
-    def stand_aside(self, why: str) -> None:
-        """Counts a drafter that could not go on."""
-        self.stood_aside, self.undrafted = self.stood_aside + 1, why
-
-    def lose_drafter(self, why: str, opened: bool) -> None:
-        """Counts the loss of a drafter; one that never opened is only named, if none was lost before."""
-        self.drafters_lost += opened
-        if opened or not self.drafters_lost:
-            self.drafter_lost = why
-
-    def explain(self, why: str) -> None:
-        """Says why nothing was drafted, if nothing was, and nobody has said it."""
-        if not (self.draft_tokens or self.undrafted or self.drafter_lost):
-            self.undrafted = why
+    def note(self, undrafted: str = "", drafter_lost: str = "") -> None:
+        """Keeps what is given."""
+        self.undrafted, self.drafter_lost = undrafted or self.undrafted, drafter_lost or self.drafter_lost
 
     def round(self, proposed: int, accepted: int, refused: bool) -> None:
         """Counts a finished round.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from crossdraft.client.discovery import WATCHED_EVERY, Probe, ProbedClient, read_tokenization
+from crossdraft.client.discovery import WATCHED_EVERY, Probe, read_tokenization
 from crossdraft.client.roster import Roster
 from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
@@ -180,7 +180,7 @@ class DrafterServices:
         self._addresses = tuple(addresses)
         self._tidy = tidy
         self._tls = tls
-        self._members: dict[str, ProbedClient] = {}
+        self._members: dict[str, Probe] = {}
         self._described: dict[str, Description] = {}  # by address
         self._there: dict[str, bool] = {}  # of the drafters that could be reached once: whether they can
         self._started: Future[asyncio.AbstractEventLoop] = Future()
@@ -205,7 +205,7 @@ class DrafterServices:
 
     def open(self, request: RequestState, ids: TokenIds, now: float) -> None:
         """Open a session for a request whose ids these are, if a drafter can be reached. The lock is held."""
-        known = {address for address, member in self._members.items() if member.probe.reachable}
+        known = {address for address, member in self._members.items() if member.reachable}
         if now < request.not_before or not known:
             return
         address = self.roster.take((), set(self._addresses) - known, now)
@@ -243,7 +243,7 @@ class DrafterServices:
         self._stopping = asyncio.Event()
         for address in self._addresses:
             client = DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls)
-            self._members[address] = ProbedClient(client, Probe(client, self._welcome))
+            self._members[address] = Probe(client, self._welcome)
         self._started.set_result(asyncio.get_running_loop())
         tasks = [asyncio.create_task(one) for one in (self._tidy_up(), self._watch())]
         try:
@@ -270,8 +270,8 @@ class DrafterServices:
 
     async def _tried(self) -> None:
         for member in list(self._members.values()):
-            await member.probe.tried
-            member.probe.warn()
+            await member.tried
+            member.warn()
 
     async def _watch(self) -> None:
         while True:
@@ -279,9 +279,9 @@ class DrafterServices:
             for address, member in self._members.items():
                 self._note(address, member)
 
-    def _note(self, address: str, member: ProbedClient) -> None:
+    def _note(self, address: str, member: Probe) -> None:
         """Says once that a drafter is lost, or there again."""
-        before, now = self._there.get(address, False), member.probe.reachable
+        before, now = self._there.get(address, False), member.reachable
         if before and not now:
             log.warning("%s is lost; requests go on without it", member.client.service)
         elif now and address in self._there and not before:
