@@ -25,7 +25,6 @@ class Scripted:
 
     def __init__(self, begin: list[Command], *steps: ScriptedStep, illegal: type | None = None) -> None:
         self.counts = Counts()
-        self.choices: list[Choice] = []
         self.seen: list[tuple[Event, float]] = []
         self.abandoned = False
         self._begin = begin
@@ -44,6 +43,9 @@ class Scripted:
                 del self._steps[place]
                 return commands
         return []
+
+    def take_choices(self) -> tuple[Choice, ...]:
+        return ()
 
     def abandon(self) -> None:
         self.abandoned = True

@@ -158,7 +158,7 @@ async def gone(pipeline: Pipeline, server: Server) -> None:
     """Returns when it has ended, and the pipeline knows."""
     team = pipeline._connected
     await server.drain()
-    await used(lambda: not (team._targets | team._drafters)[server.address].probe.reachable)
+    await used(lambda: not (team._targets | team._drafters)[server.address].reachable)
 
 
 @pytest.mark.parametrize("noticed", [False, True], ids=["at once", "later"])
@@ -332,7 +332,7 @@ async def test_services_come_and_go_while_sessions_run(target_model: RunningMode
         running = pipeline.generate(PROMPT, **SETTINGS)
         ids = [(await anext(running)).id]
         await pipeline.follow(second.address, drafter.address)
-        await asyncio.wait([one.probe.tried for one in pipeline._connected._targets.values()])
+        await asyncio.wait([one.tried for one in pipeline._connected._targets.values()])
         ids += [token.id async for token in running]
         assert running.statistics.targets_lost == 0
         assert first.address not in pipeline._connected.services.targets
@@ -351,7 +351,7 @@ async def test_another_model_is_served_once_the_targets_of_the_one_before_have_l
         running = pipeline.generate(PROMPT, **SETTINGS)
         ids = [(await anext(running)).id]
         await pipeline.follow([target.address, other.address], drafter.address)
-        await pipeline._connected._targets[other.address].probe.tried
+        await pipeline._connected._targets[other.address].tried
         assert pipeline.models.target is known
         services = pipeline._connected.services
         await pipeline.follow(other.address, drafter.address)
@@ -420,7 +420,7 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
         await anext(running)
         tokenization = pipeline.models.tokenization
         await pipeline.follow([first.address, second.address])
-        await pipeline._connected._targets[second.address].probe.tried
+        await pipeline._connected._targets[second.address].tried
         await pipeline.follow(second.address)
         await first.drain()
         await used(lambda: second.address in pipeline._connected.services.targets)
@@ -547,7 +547,7 @@ async def test_it_asks_until_it_is_answered(caplog: pytest.LogCaptureFixture) ->
     probe.warn()
     async with asyncio.timeout(30):
         await known.wait()
-    await probe.close()
+    await probe.stop()
     assert client.asked == 4
     assert caplog.text.count("not yet; it is tried again") == 1
     assert "drafter at here:1 is there now" in caplog.text
@@ -562,7 +562,7 @@ async def test_whose_process_lives_is_waited_for() -> None:
     probe = Probe(client, welcome)
     await probe.tried
     assert (client.asked, probe.error) == (4, None)
-    await probe.close()
+    await probe.stop()
 
 
 @pytest.mark.parametrize("lives", [True, False])
@@ -603,6 +603,6 @@ async def test_who_is_strange_is_asked_until_it_is_not(caplog: pytest.LogCapture
     assert str(probe.mismatch) == "it is another"
     async with asyncio.timeout(30):
         await known.wait()
-    await probe.close()
+    await probe.stop()
     assert probe.mismatch is None
     assert caplog.text.count("it is another") == 1

@@ -84,8 +84,8 @@ def decided(golden: Golden) -> Iterator[Step]:
         try:
             commands = session.start(now) if event is None else session.handle(event, now)
         except IllegalEventError:
-            commands, session.choices = [], []
-        made, session.choices = tuple(session.choices), []
+            commands = []
+        made = session.take_choices()
         yield Step(now, event, tuple(commands), choices=made)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
 from crossdraft.rpc.generation import Committed, Generate
-from crossdraft.session.resolution import with_defaults
+from crossdraft.session.models import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from crossdraft.types.output import Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap

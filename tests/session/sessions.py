@@ -5,7 +5,21 @@ from typing import TypeVar
 
 import numpy as np
 
-from crossdraft.session.events import Command, Emitted, Finished, Ready, Replied, Request, Send, SetTimer, Timer
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import (
+    Command,
+    Emitted,
+    Event,
+    Finished,
+    Lane,
+    Ready,
+    Replied,
+    Request,
+    Send,
+    SetTimer,
+    Timer,
+)
+from crossdraft.session.rules import TRANSITIONS, DrafterState, LaneState, admits
 from crossdraft.session.session import Session
 from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample, Score
 from crossdraft.types.rows import DraftToken, Row
@@ -124,3 +138,36 @@ def alone(method: Method = TLI, **changes: object) -> tuple[Session, Pass]:
 
 def tokens_of(out: list[Command]) -> list[int]:
     return [one.token for one in emitted(out)]
+
+
+class Followed(Session):
+    """Checks that a lane's messages lead it through its states as `rules.TRANSITIONS` says, and notes which did."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        super().__init__(assignment)
+        self.used: set[tuple[LaneState, type]] = set()
+
+    def states(self) -> dict[Lane, LaneState]:
+        own = {} if self.drafter.lane is None else {self.drafter.lane: self.drafter.state}
+        return {lane: known.state for lane, known in self.target.lanes.items()} | own
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        taken, before = admits(event, self.state, self._lane_of(event)), self.states()
+        commands = super().handle(event, now)
+        came = {event.lane: event.reply if isinstance(event, Replied) else event} if hasattr(event, "lane") else {}
+        for lane, after in self.states().items():
+            messages = [came[lane]] if taken and lane in came else []
+            messages += [one.request for one in commands if isinstance(one, Send) and one.lane == lane]
+            assert after in self._led(before.get(lane, after), messages)
+        return commands
+
+    def _led(self, state: LaneState, messages: Iterable[object]) -> set[LaneState]:
+        states = {state}
+        for message in [*messages, None]:
+            if DrafterState.DRAFTING in states:
+                states.add(DrafterState.IDLE)  # the epoch may have ended without a word
+            if message is not None:
+                known = {one for one in states if type(message) in TRANSITIONS[one]}
+                self.used |= {(one, type(message)) for one in known}
+                states = {later for one in known for later in TRANSITIONS[one][type(message)]}
+        return states

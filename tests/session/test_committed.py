@@ -11,7 +11,8 @@ from crossdraft.client import Generation, Token
 from crossdraft.client.roster import Services
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Finished, Reason
-from crossdraft.session.resolution import resolve, tokenization_of
+from crossdraft.session.models import tokenization_of
+from crossdraft.session.resolution import resolve
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.text.letters import Letters, Side

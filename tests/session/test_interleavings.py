@@ -23,7 +23,6 @@ from crossdraft.session.events import (
     Reply,
     Timer,
 )
-from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Scored
@@ -32,7 +31,7 @@ from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, SLRS, TLI, UNION, Method
 from tests.clock import Stage
 from tests.ports import LETTERS, assignment
-from tests.session.sessions import snapshot
+from tests.session.sessions import Followed, snapshot
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.scheduling import InTurn
 from tests.verification.toys import drafter_of
@@ -277,7 +276,7 @@ def life(
     def drafter() -> ToyDrafter:
         return drafter_of(method, PAIR, chooser)
 
-    return Interleaving(Stage(Session(plan), target, drafter, method.drafter_rows), numbers, PAIR.drafter.size)
+    return Interleaving(Stage(Followed(plan), target, drafter, method.drafter_rows), numbers, PAIR.drafter.size)
 
 
 @settings(max_examples=EXAMPLES)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from crossdraft.session.resolution import Models, Prompts, prompts_of, resolve, tokenization_of
+from crossdraft.session.models import Models, tokenization_of
+from crossdraft.session.prompts import Prompts, prompts_of
+from crossdraft.session.resolution import resolve
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization

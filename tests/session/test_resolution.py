@@ -8,22 +8,21 @@ from pickle import dumps, loads
 import numpy as np
 import pytest
 
-from crossdraft.session.resolution import (
+from crossdraft.session.assignment import Secrets
+from crossdraft.session.models import (
     SAFE,
     Models,
-    Secrets,
     fault_of_pair,
     requested_method,
-    resolve,
     tokenization_of,
     with_defaults,
     without_trust,
 )
+from crossdraft.session.resolution import resolve
 from crossdraft.speculation.arms import Limits
 from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Side
-from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import MODEL_SETTINGS, OpenTarget, SamplingDefaults, SamplingOptions
 from crossdraft.types.request import GenerationRequest, Overlap, RequestError
 from crossdraft.verification.methods import METHODS, method_named
@@ -37,10 +36,7 @@ UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not m
 
 def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> Models:
     about, other = kind(target).described(controls=()), kind(drafter).described(controls=(), **changes)
-    tokenization = tokenization_of(about, Side.TARGET)
-    return Models(
-        about, tokenization, other, Pair(tokenization.vocabulary, tokenization_of(other, Side.DRAFTER).vocabulary)
-    )
+    return Models.of(about, other)
 
 
 @pytest.mark.parametrize("method", INEXACT)

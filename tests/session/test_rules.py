@@ -1,10 +1,15 @@
-"""Which event is legal when: what is not raises and changes nothing."""
+"""Which event is legal when: what is not raises and changes nothing. And who may write what."""
 
+import ast
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from crossdraft import client, session
 from crossdraft.session.events import (
     Cancelled,
     Event,
@@ -16,13 +21,17 @@ from crossdraft.session.events import (
     Replied,
     Timer,
 )
-from crossdraft.session.session import Session, State
-from crossdraft.types.messages import Drafted, PassDone, RowFetched, Scored
+from crossdraft.session.rules import TRANSITIONS, LaneState, State, TargetState
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.types.messages import Drafted, PassDone, PromptScored, RowFetched, Scored, ScorePrompt
 from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import SLEM, SLRS, TLI
 from tests.clock import GONE
 from tests.session.sessions import (
     DRAFTER,
     TARGET,
+    Followed,
     assignment,
     drafting,
     fetching,
@@ -32,6 +41,7 @@ from tests.session.sessions import (
     started,
     toys,
 )
+from tests.session.test_interleavings import life
 from tests.verification.toys import row_of
 
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
@@ -134,3 +144,30 @@ def test_answers_of_older_epochs_and_old_timers_change_nothing(state: str) -> No
         assert snapshot(session) == before
     for timer in Timer:
         assert session.handle(Expired(timer, 0), 1.0) == []
+
+
+def test_lanes_go_through_their_states_as_the_table_says_and_use_all_of_it() -> None:
+    """In random lives, whose sessions check it (`Followed`)."""
+    used: set[tuple[LaneState, type]] = set()
+    choices = [Choice(3, 1, chunk=2), replace(PLAIN, run=3), Choice(2, 0, patience=0.0)]
+    for seed, method in enumerate((SLEM, TLI, SLRS) * 12):
+        numbers = [int(number) for number in np.random.default_rng(seed).integers(0, 2**12, 80)]
+        rounds = [Choice(3, 3, overlap=False)] if method.whole_draft else choices
+        lived = life(method, rounds, numbers, 1 + seed % 2, 1.0, seed)
+        lived.run(mute=False)
+        assert isinstance(lived.stage.session, Followed)
+        used |= lived.stage.session.used
+    every = {(state, kind) for state, kinds in TRANSITIONS.items() for kind in kinds}
+    assert every - used == {(TargetState.IDLE, ScorePrompt), (TargetState.SCORING, PromptScored)}
+
+
+@pytest.mark.parametrize("module", [session, client], ids=lambda module: module.__name__)
+def test_nobody_writes_another_objects_fields(module: ModuleType) -> None:
+    """An object says by methods what may be done to it, so that all that changes a field is in one class."""
+    written = [
+        f"{path.name}:{one.lineno}: {ast.unparse(one)}"
+        for path in sorted(Path(module.__path__[0]).glob("*.py"))
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Attribute) and not isinstance(one.ctx, ast.Load) and ast.unparse(one.value) != "self"
+    ]
+    assert written == []

@@ -23,7 +23,8 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.session.session import Session, State
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
 from crossdraft.speculation.arms import Limits
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController

@@ -17,7 +17,8 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.session.session import Session, State
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
 from crossdraft.session.target_side import Answers, Flight
 from crossdraft.speculation.choice import Choice
 from crossdraft.types.messages import (
@@ -174,7 +175,7 @@ def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> Non
 def held(row: Row, listed: list[int] | None, head: int) -> Answers:
     fetched = Answers([], head)
     asked = () if listed is None else (np.array(listed, dtype=np.int64),)
-    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),), 0, 0.0, 0.0), (row,))
+    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),), 0.0), (row,))
     return fetched
 
 
@@ -212,7 +213,7 @@ def test_a_whole_row_is_cut_to_what_is_needed() -> None:
 def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
     """A pass that left after so many tokens of output and answers these paths."""
     sent = Pass(number, (), TokenTree((), ()), (), tuple(range(len(paths))))
-    return Flight(1, sent, root, paths, 0, 0.0, 0.0)
+    return Flight(1, sent, root, paths, 0.0)
 
 
 def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
@@ -236,10 +237,10 @@ def test_of_a_pass_that_draws_no_row_is_fetched() -> None:
     (lane,) = session.target.lanes.values()
     assert lane.latest is not None
     number, listed = lane.latest.sent.number, np.array([1])
-    assert session.target._fetch(lane.number, number, 0, listed)
+    assert lane.fetch(number, 0, listed)
     lane.owed.clear()
     lane.latest = replace(lane.latest, sent=replace(lane.latest.sent, draws=True))
-    assert session.target._fetch(lane.number, number, 0, listed) is None
+    assert lane.fetch(number, 0, listed) is None
 
 
 def test_a_block_goes_on_as_far_as_a_pass_has_covered_the_draft() -> None:

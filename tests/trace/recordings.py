@@ -63,7 +63,7 @@ class Recorded:
         return self._kept(event, now, self._session.handle(event, now))
 
     def _kept(self, event: Event | None, now: float, commands: list[Command]) -> list[Command]:
-        made, self._session.choices = tuple(self._session.choices), []
+        made = self._session.take_choices()
         self.steps.append(Step(now, event, tuple(commands), 0.001, self._session.counts.row_misses, choices=made))
         return commands
 

@@ -26,7 +26,7 @@ from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
 from crossdraft.engine.served_model import load
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening
-from crossdraft.session.resolution import tokenization_of
+from crossdraft.session.models import tokenization_of
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.letters import Side
 

@@ -16,7 +16,7 @@ from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc_client import Client
-from crossdraft.session.resolution import requested_method
+from crossdraft.session.models import requested_method
 
 NOWHERE = Listening(port=None, grace_seconds=0)
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"

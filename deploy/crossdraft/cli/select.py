@@ -27,7 +27,7 @@ from crossdraft.console.running import (
     run_to_end,
 )
 from crossdraft.engine.names import BUNDLED_PREFIX
-from crossdraft.session.resolution import fault_of_pair
+from crossdraft.session.models import fault_of_pair
 from crossdraft.verification.methods import method_named
 
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # what a hub id or bundled:NAME does not match

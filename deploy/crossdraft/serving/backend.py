@@ -19,7 +19,7 @@ from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
-from crossdraft.session.resolution import fault_of_pair, requested_method
+from crossdraft.session.models import fault_of_pair, requested_method
 from crossdraft.speculation.drafters import DrafterChoice, Gains
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
@@ -78,7 +78,7 @@ class Backend(Protocol):
         ...
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
-        """As `session.resolution.written`, by the tokenizer of a model; raises as `stream`."""
+        """As `session.prompts.written`, by the tokenizer of a model; raises as `stream`."""
         ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:

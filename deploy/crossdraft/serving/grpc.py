@@ -23,7 +23,7 @@ from crossdraft.serving.backend import (
     own_names,
 )
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
-from crossdraft.session.resolution import requested_method
+from crossdraft.session.models import requested_method
 from crossdraft.types.output import ServedModel
 from crossdraft.types.request import PromptTooLongError
 

@@ -8,13 +8,12 @@ async with Client("127.0.0.1:7000") as client:
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
+from crossdraft.client import GenerationRequest, RequestError, Token
 from crossdraft.client.api import TokenStream
 from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, OutputEnded, PromptTokens, Reply
 from crossdraft.serving import grpc
 from crossdraft.speculation.choice import Decision
-from crossdraft.types.output import PromptToken
 
 
 class Client(GenerationClient):
@@ -61,12 +60,7 @@ class RemoteGeneration(TokenStream):
     def __init__(self, client: GenerationClient, asked: Generate) -> None:
         super().__init__()
         self.id = asked.id  # of the request; the server's own once the output has ended
-        self.text = ""
-        self.ids: list[int] = []
-        self.prompt_tokens: list[PromptToken] = []
         self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
-        self.reason: Reason | None = None
-        self.statistics: Statistics | None = None
         self._replies: AsyncGenerator[Reply, None] = client.replies(asked)
 
     async def aclose(self) -> None:
@@ -84,7 +78,5 @@ class RemoteGeneration(TokenStream):
             self.id, self.reason, self.statistics = reply.id, reply.reason, reply.statistics
             await self.aclose()
             return ()
-        self.ids += [token.id for token in reply.tokens]
-        self.text += "".join(token.text for token in reply.tokens)
         self.milliseconds += [reply.milliseconds] * len(reply.tokens)
-        return reply.tokens
+        return self._came(reply.tokens)

@@ -24,7 +24,7 @@ from crossdraft.engine.loader import load_model
 from crossdraft.lab.commands import AcceptancePlan, ExactnessPlan
 from crossdraft.lab.harness import Benchmark, optional
 from crossdraft.lab.workload import SETTING, Prompted, files_of, gathered, pipelines_of, settings_of, settings_wanted
-from crossdraft.session.resolution import tokenization_of
+from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named

@@ -37,7 +37,7 @@ from crossdraft.lab.transformers_peer import Assisting, Made, Question, Transfor
 from crossdraft.lab.workload import Prompted, gathered
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
-from crossdraft.session.resolution import requested_method
+from crossdraft.session.models import requested_method
 
 CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
 FIXED: dict[str, dict[str, Any]] = {  # choices in place of the controller's, and what a request says for each

@@ -16,7 +16,7 @@ from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
 from crossdraft.lab.harness import Benchmark, Result
 from crossdraft.lab.services import NO_DEFAULTS
-from crossdraft.session.resolution import fault_of_pair
+from crossdraft.session.models import fault_of_pair
 from crossdraft.speculation.arms import OVERLAPPED, ROUNDS, TREES
 from crossdraft.verification.methods import method_named
 

@@ -30,19 +30,10 @@ from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
+from crossdraft.session.models import Models, choose_method, with_defaults, without_trust
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import (
-    Models,
-    Prompts,
-    choose_method,
-    controller_of,
-    prompts_of,
-    resolve,
-    sampling_of,
-    with_defaults,
-    without_trust,
-    written,
-)
+from crossdraft.session.prompts import Prompts, prompts_of, sampling_of, written
+from crossdraft.session.resolution import controller_of, resolve
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
@@ -62,9 +53,18 @@ Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a 
 
 
 class TokenStream(ABC):
-    """An asynchronous iterator over tokens that come in groups; as a context manager it is closed with the block."""
+    """An asynchronous iterator over tokens that come in groups; as a context manager it is closed with the block.
+
+    `text`, `ids`, `reason` and `statistics` describe the end. `prompt_tokens` are those of the prompt with their
+    log-probabilities, if the request has `prompt_logprobs`; all are there before the first of the output.
+    """
 
     def __init__(self) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.prompt_tokens: list[PromptToken] = []
+        self.reason: Reason | None = None
+        self.statistics: Statistics | None = None
         self._ready: deque[Token] = deque()  # came with the latest one that was returned
 
     async def __aenter__(self) -> Self:
@@ -91,12 +91,14 @@ class TokenStream(ABC):
     async def together(self) -> Sequence[Token]:
         """The next tokens, as many as were decided together, for instance by one pass; none at the end."""
 
+    def _came(self, tokens: Sequence[Token]) -> Sequence[Token]:
+        self.ids += [token.id for token in tokens]
+        self.text += "".join([token.text for token in tokens])
+        return tokens
+
 
 class Generation(TokenStream):
-    """One output: an asynchronous iterator over its tokens. `text`, `ids`, `reason` and `statistics` describe the end.
-
-    `prompt_tokens` are those of the prompt with their log-probabilities, if the request has `prompt_logprobs`; all are
-    there before the first of the output.
+    """One output.
 
     If the request continues an output after `committed` ids, all of these cover only what came after them.
 
@@ -122,11 +124,6 @@ class Generation(TokenStream):
         opening: int = 0,
     ) -> None:
         super().__init__()
-        self.text = ""
-        self.ids: list[int] = []
-        self.prompt_tokens: list[PromptToken] = []
-        self.reason: Reason | None = None
-        self.statistics: Statistics | None = None
         self._assignment = assignment
         self._num_speculative_tokens = num_speculative_tokens
         self._services = services
@@ -176,8 +173,8 @@ class Generation(TokenStream):
         while len(self.prompt_tokens) < size and (tokens := await self.together()):
             self._ready.extend(tokens)
 
-    async def together(self) -> list[Token]:
-        """The next tokens, as many as were decided together, for instance by one pass; none at the end.
+    async def together(self) -> Sequence[Token]:
+        """As of any stream.
 
         Raises:
             ServiceError: as the iteration does.
@@ -197,10 +194,7 @@ class Generation(TokenStream):
                 await self._written()
                 self._end(self._task.result())
             return []
-        tokens = list(map(self._token, emitted))
-        self.ids += [token.id for token in tokens]
-        self.text += "".join([token.text for token in tokens])
-        return tokens
+        return self._came(list(map(self._token, emitted)))
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
@@ -247,15 +241,11 @@ class Generation(TokenStream):
     def _end(self, finished: Finished) -> None:
         """Set reason and statistics; raises the session's error, if there is one."""
         self.reason = finished.reason
-        given = self._assignment
+        given, opened = self._assignment, self._assignment.open_target
         assert self._driver is not None
-        prompt_tokens = len(given.open_target.prompt)
-        options = given.open_target.options
-        settings = {name: getattr(options, name) for name in MODEL_SETTINGS} | {"max_tokens": given.max_tokens}
-        counts, times = finished.counts, self._driver.times()
-        self.statistics = statistics_of(
-            given.method.name, self._num_speculative_tokens, prompt_tokens, counts, times, settings
-        )
+        settings = {name: getattr(opened.options, name) for name in MODEL_SETTINGS} | {"max_tokens": given.max_tokens}
+        facts = given.method.name, self._num_speculative_tokens, len(opened.prompt)
+        self.statistics = statistics_of(*facts, finished.counts, self._driver.times(), settings)
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
         if finished.error is not None:
@@ -382,7 +372,7 @@ class Pipeline:
             task.exception()  # those who asked may have left
 
     async def written(self, asked: Asked, special: bool = True) -> Written:
-        """As `session.resolution.written`, in a thread for a long prompt."""
+        """As `session.prompts.written`, in a thread for a long prompt."""
         return await self._tokenizing.run(size_of(asked), written, asked, self.models, special)
 
     def run(

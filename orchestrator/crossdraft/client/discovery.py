@@ -6,17 +6,16 @@ of those that have answered are watched, so that it is known at any time whether
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, name_of
 from crossdraft.rpc.security import RenewedCredentials
-from crossdraft.session.resolution import Models, tokenization_of
+from crossdraft.session.models import Models, tokenization_of
 from crossdraft.text.letters import Side
-from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description
 from crossdraft.types.request import RequestError
@@ -33,8 +32,8 @@ class MismatchError(Exception):
     """A service that describes itself, but cannot be used while others of its role are there; the text says why."""
 
 
-Client = TypeVar("Client", TargetClient, DrafterClient)
-Welcome = Callable[[Client, Description], Awaitable[None]]
+Client = TargetClient | DrafterClient
+Welcome = Callable[[Any, Description], Awaitable[None]]
 
 
 class Probe:
@@ -50,17 +49,18 @@ class Probe:
     """
 
     def __init__(
-        self, client: Client, welcome: Welcome[Client], parted: Callable[[str, str], None] = lambda _, __: None
+        self, client: Client, welcome: Welcome, parted: Callable[[str, str], None] = lambda _, __: None
     ) -> None:
         self.error: ServiceError | None = None  # the latest, while it is not known
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self._client: TargetClient | DrafterClient = client
+        self.client = client
+        self._welcome = welcome
         self._warned = False
         self._lost = False  # it was reachable once
         self._parted = parted
-        self._task = asyncio.create_task(self._meet(client, welcome))
+        self._task = asyncio.create_task(self._meet())
 
     @property
     def fault(self) -> str:
@@ -68,7 +68,7 @@ class Probe:
         if self.reachable:
             return ""
         if self.mismatch is not None:
-            return f"not used: {str(self.mismatch).removeprefix(f'{self._client.service} ')}"
+            return f"not used: {str(self.mismatch).removeprefix(f'{self.client.service} ')}"
         if isinstance(self.error, BadMessage):
             return f"not used: {self.error}"
         why = "" if self.error is None else f" ({name_of(self.error).replace('_', ' ')})"
@@ -77,22 +77,28 @@ class Probe:
     def warn(self, why: str = "") -> None:
         self._warned = bool(why) or self.error is not None or not self.tried.done()
         if self._warned:
-            log.warning("%s; it is tried again", why or self.error or f"{self._client.service} has not answered yet")
+            log.warning("%s; it is tried again", why or self.error or f"{self.client.service} has not answered yet")
 
     @property
     def lives(self) -> bool:
         """Whether its process is known to run, so that it will answer."""
-        return self._client.patience.lives(self._client.address)
+        return self.client.patience.lives(self.client.address)
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
+        """Ask and watch no more; the client's sessions go on."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _meet(self, client: Client, welcome: Welcome[Client]) -> NoReturn:
+    async def close(self) -> None:
+        await self.stop()
+        await self.client.close()
+
+    async def _meet(self) -> NoReturn:
+        client = self.client
         try:
             while True:
                 pause = FIRST_PAUSE
-                while not await self._asked(client, welcome):
+                while not await self._asked():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                 self._tried()
@@ -127,10 +133,11 @@ class Probe:
             await asyncio.sleep(WATCHED_EVERY)
         self.reachable = False
 
-    async def _asked(self, client: Client, welcome: Welcome[Client]) -> bool:
+    async def _asked(self) -> bool:
         """Ask once; whether there is nothing more to ask."""
+        client = self.client
         try:
-            await welcome(client, await client.describe())
+            await self._welcome(client, await client.describe())
             self.error = self.mismatch = None
             if self._warned:
                 log.warning("%s is there now", client.service)
@@ -153,16 +160,7 @@ class Probe:
             self.tried.set_result(None)
 
 
-@dataclass(frozen=True, eq=False)
-class ProbedClient:
-    """One service, known or not yet."""
-
-    client: TargetClient | DrafterClient
-    probe: Probe
-
-    async def close(self) -> None:
-        await self.probe.close()
-        await self.client.close()
+Members = dict[str, Probe]  # of one role, by address
 
 
 class Discovery:
@@ -188,14 +186,14 @@ class Discovery:
     ) -> None:
         self.services = Services(Roster("target"), Roster("drafter"))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
-        self._addresses = (targets, drafters)
+        self._addresses = targets, drafters
         self._patience = patience
         self._shown = shown
         self._trusted = trusted
         self._updated = updated
-        self._targets: dict[str, ProbedClient] = {}  # by address
-        self._drafters: dict[str, ProbedClient] = {}
-        self._parted: list[tuple[Roster[Any], str, ProbedClient]] = []  # removed, with sessions that still go on
+        self._targets: Members = {}
+        self._drafters: Members = {}
+        self._parted: list[tuple[Roster[Any], str, Probe]] = []  # removed, with sessions that still go on
         self.drafter_known = asyncio.Event()  # a drafter has described itself
         self._known = asyncio.Event()  # a target has
         self._learning = asyncio.Lock()  # one service at a time
@@ -213,7 +211,7 @@ class Discovery:
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
         await self.follow(*self._addresses)
         models = await self._first_target()
-        targets, drafters = ([one.probe for one in role.values()] for role in (self._targets, self._drafters))
+        targets, drafters = list(self._targets.values()), list(self._drafters.values())
         await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
         if needs_drafter and (starting := [one.tried for one in drafters if one.lives]):
             await asyncio.wait(starting)
@@ -228,7 +226,7 @@ class Discovery:
 
     @property
     def target_there(self) -> bool:
-        return any(one.probe.reachable for one in self._targets.values())
+        return any(one.reachable for one in self._targets.values())
 
     @property
     def target_fault(self) -> str:
@@ -246,25 +244,22 @@ class Discovery:
             await self._follow(targets, drafters)
 
     async def _follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
-        services = self.services
-        await self._part(services.targets, self._targets, targets)
-        await self._part(services.drafters, self._drafters, drafters)
-        for address in targets:
-            if address not in self._targets:
-                target = TargetClient(address, self._patience, tls=self._shown)
-                probe = Probe(target, self._welcome_target, lambda *gone: self.services.targets.remove(*gone))
-                self._targets[address] = ProbedClient(target, probe)
-        for address in drafters:
-            if address not in self._drafters:
-                drafter = DrafterClient(address, self._patience, tls=self._shown)
-                probe = Probe(drafter, self._welcome_drafter, lambda *gone: self.services.drafters.remove(*gone))
-                self._drafters[address] = ProbedClient(drafter, probe)
+        roles = (
+            ("targets", targets, self._targets, TargetClient, self._welcome_target),
+            ("drafters", drafters, self._drafters, DrafterClient, self._welcome_drafter),
+        )
+        for role, staying, members, _, _ in roles:
+            await self._part(self.services.of(role), members, staying)
+        for role, staying, members, connected, welcome in roles:
+            for address in [one for one in staying if one not in members]:
+                client = connected(address, self._patience, tls=self._shown)
+                members[address] = Probe(client, welcome, lambda *gone, role=role: self.services.of(role).remove(*gone))
 
-    async def _part(self, roster: Roster[Any], members: dict[str, ProbedClient], staying: Collection[str]) -> None:
+    async def _part(self, roster: Roster[Any], members: Members, staying: Collection[str]) -> None:
         """Remove all but `staying`; their clients are closed when their sessions have ended."""
         for address in [address for address in members if address not in staying]:
             member = members.pop(address)
-            await member.probe.close()
+            await member.stop()
             roster.remove(address)
             self._parted.append((roster, address, member))
         over = [one for one in self._parted if one[1] not in one[0]]
@@ -278,10 +273,10 @@ class Discovery:
             await member.close()
 
     async def _first_target(self) -> Models:
-        waiting = {one.probe.tried for one in self._targets.values()}
+        waiting = {one.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
-                errors = [one.probe.error for one in self._targets.values()]
+                errors = [one.error for one in self._targets.values()]
                 raise _none_of([error for error in errors if error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return self.models
@@ -294,7 +289,7 @@ class Discovery:
                 self._known.set()
                 if known is not None and about.fingerprint != known.fingerprint:
                     # Outputs of the model before do not go on here.
-                    self.services.targets.replaced = Replaced(REPLACED.format(repr(known.model)))
+                    self.services.targets.retire(Replaced(REPLACED.format(repr(known.model))))
                     self.services = replace(self.services, targets=Roster("target"))
                 known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
@@ -308,9 +303,10 @@ class Discovery:
             known = self.models.drafter
             if known is None or (_served(about) != _served(known) and not len(self.services.drafters)):
                 about = about if self._trusted else replace(about, chat_template=None)
-                self.models = await asyncio.to_thread(_paired, self.models, about)
+                models = self.models
+                self.models = await asyncio.to_thread(lambda: models.drafted_by(about, read_tokenization).prepare())
                 if known is not None:
-                    self.services.drafters.replaced = Replaced("the drafters have another vocabulary now")
+                    self.services.drafters.retire(Replaced("the drafters have another vocabulary now"))
                     self.services = replace(self.services, drafters=Roster("drafter"))
             elif _served(about) != _served(known):
                 raise MismatchError(
@@ -321,8 +317,8 @@ class Discovery:
             self.drafter_known.set()
 
 
-def _fault_of(members: Mapping[str, ProbedClient]) -> str:
-    faults = [fault for one in members.values() if (fault := one.probe.fault)]
+def _fault_of(members: Members) -> str:
+    faults = [fault for one in members.values() if (fault := one.fault)]
     many = f"{len(faults)} of {len(members)} " if len(members) > 1 else ""
     return f"{many}{'; '.join(dict.fromkeys(faults))}" if faults else "" if members else "none there"
 
@@ -357,15 +353,7 @@ def _learned(target: Description, before: Models | None) -> Models:
     """With the drafter of the models before. With vocabularies of 128,000 tokens this takes a second."""
     if before is not None and _ids(target) == _ids(before.target):  # its vocabulary is known
         return replace(before, target=target)
-    models = Models(target, read_tokenization(target, Side.TARGET))
-    return models if before is None or before.drafter is None else _paired(models, before.drafter)
-
-
-def _paired(models: Models, drafter: Description) -> Models:
-    vocabulary = read_tokenization(drafter, Side.DRAFTER).vocabulary
-    return Models(
-        models.target, models.tokenization, drafter, Pair(models.tokenization.vocabulary, vocabulary)
-    ).prepare()
+    return Models.of(target, None if before is None else before.drafter, read_tokenization).prepare()
 
 
 def read_tokenization(description: Description, side: Side) -> Tokenization:

@@ -36,53 +36,53 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.session import Session
 from crossdraft.trace.recording import Recorder, Step
-from crossdraft.types.messages import OpenDrafter, OpenTarget, PromptScored
+from crossdraft.types.messages import OpenTarget, PromptScored
 from crossdraft.types.statistics import Times
 
 
 class ServiceLane:
     """A session with a service, and its listener: being opened, open, or over.
 
+    It reports Ready and replies, or Lost. If the roster is empty the loss is not final: a service may still be added.
+
     Args:
-        number: of the lane.
+        opening: the number of the lane, the first message, and in how many seconds it is sent.
         roster: of its role, of TargetClients or of DrafterClients.
-        opening: the first message.
         report: is told what happens there.
+        take: gives the address; raises ServiceError if none is left.
+        context: in which the session is opened.
     """
 
     def __init__(
-        self, number: Lane, roster: Roster[Any], opening: OpenTarget | OpenDrafter, report: Callable[[Event], None]
+        self,
+        opening: Open,
+        roster: Roster[Any],
+        report: Callable[[Event], None],
+        take: Callable[["ServiceLane"], str],
+        context: contextvars.Context,
     ) -> None:
         self.roster = roster
         self.address: str | None = None  # once that is decided
         self.blamed = False  # this generation does not use its service again
         self.live = True  # not over yet
         self.watch = LaneWatch(roster.role)
-        self._number = number
-        self._opening = opening
+        self._number = opening.lane
+        self._request = opening.request
         self._report = report
+        self._take = take
         self._session: LinkSession | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = asyncio.get_running_loop().call_later(opening.after, self._begin, context=context)
 
-    def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
-        """Open the session in a context after some seconds, at the address that `take` gives.
-
-        Reports Ready and replies, or Lost. `take` raises ServiceError if no address is left. With an empty roster the
-        loss is not final: a service may still be added.
-        """
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(after, self._begin, take, context=context)
-
-    def _begin(self, take: Callable[[], str]) -> None:
+    def _begin(self) -> None:
         try:
-            self.address = take()
+            self.address = self._take(self)
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
             self._report(Lost(self._number, error, elsewhere=may_come))
             return
-        self.watch.address = self.address
-        self._session = self.roster[self.address].begin(self._opening, self)
+        self.watch.found(self.address)
+        self._session = self.roster[self.address].begin(self._request, self)
 
     def opened(self) -> None:
         assert self._session is not None
@@ -94,10 +94,7 @@ class ServiceLane:
         self._report(Replied(self._number, reply))
 
     def lost(self, error: ServiceError) -> None:
-        assert self.address is not None
-        self.watch.lost = name_of(error)
-        self.roster.failed(self.address, time.monotonic())
-        self._session = None
+        self._fail(name_of(error))
         self._end()
         self._report(Lost(self._number, error, error.lost))
 
@@ -106,19 +103,25 @@ class ServiceLane:
         if self._session is not None:
             self._session.send(request)
 
-    def close(self) -> None:
-        """End it; nothing is sent or reported any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+    def close(self, blame: str = "") -> None:
+        """End it; nothing is sent or reported any more. With `blame` its service is not used again."""
+        self._timer.cancel()
         if self._session is not None:
             self._session.close()
-            self._session = None
             self._end()
         self.live = False
+        if blame:
+            self.blamed = True
+            self._fail(BLAMED)
+
+    def _fail(self, why: str) -> None:
+        if self.address is not None:
+            self.watch.failed(why)
+            self.roster.failed(self.address, time.monotonic())
 
     def _end(self) -> None:
         assert self.address is not None
-        self.live = False
+        self._session, self.live = None, False
         self.watch.closed(time.monotonic())
         self.roster.give_back(self.address)
 
@@ -213,7 +216,7 @@ class Driver:
                 raise
             lane = self._lanes[event.lane]
             failure = Internal(f"the {lane.roster.role} broke the protocol: {error}")
-            self._close(lane, str(failure))
+            lane.close(str(failure))
             self._failures[lane.roster.role] = failure
             return self._advance(Lost(event.lane, failure), now)
 
@@ -233,7 +236,7 @@ class Driver:
         if self._recorders:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
-            made, self._session.choices = tuple(self._session.choices), []
+            made = self._session.take_choices()
             step = Step(now, event, tuple(commands), spent, misses, sent, received, made)
             for recorder in self._recorders:
                 recorder.record(step)
@@ -252,7 +255,7 @@ class Driver:
                 case Open():
                     self._open(command)
                 case Close(lane, blame):
-                    self._close(self._lanes[lane], blame)
+                    self._lanes[lane].close(blame)
                 case SetTimer():
                     self._set_timer(command)
                 case PromptScored():
@@ -264,9 +267,7 @@ class Driver:
     def _open(self, command: Open) -> None:
         target = isinstance(command.request, OpenTarget)
         roster: Roster[Any] = self._services.targets if target else self._services.drafters
-        lane = ServiceLane(command.lane, roster, command.request, self._report)
-        self._lanes[command.lane] = lane
-        lane.begin(lambda: self._take(lane), command.after, self._context)
+        self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
 
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
@@ -278,12 +279,6 @@ class Driver:
         if address is None:
             raise roster.replaced or self._failures.get(roster.role) or Unreachable(roster.lacking)
         return address
-
-    def _close(self, lane: ServiceLane, blame: str) -> None:
-        lane.close()
-        if blame and lane.address is not None:
-            lane.blamed, lane.watch.lost = True, lane.watch.lost or BLAMED
-            lane.roster.failed(lane.address, time.monotonic())
 
     def _set_timer(self, command: SetTimer) -> None:
         """Most are replaced long before they expire: one that is to expire later is looked at again then."""

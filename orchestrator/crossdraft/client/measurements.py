@@ -29,6 +29,13 @@ class LaneWatch:
         self._counts = [0] * (len(BOUNDS) + 1)
         self._trip_seconds = self._queued = self._model_seconds = 0.0
 
+    def found(self, address: str) -> None:
+        self.address = address
+
+    def failed(self, why: str) -> None:
+        """Only the first reason counts."""
+        self.lost = self.lost or why
+
     def opened(self, session: LinkSession, now: float) -> None:
         self.session, self._opened = session, now
 

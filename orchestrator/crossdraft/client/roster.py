@@ -1,9 +1,9 @@
 """The services that sessions are opened with, and which of them is next."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
@@ -13,7 +13,7 @@ FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less
 Service = TypeVar("Service")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Place(Generic[Service]):
     """One service of a roster."""
 
@@ -48,16 +48,18 @@ class Roster(Generic[Service]):
 
     def add(self, address: str, service: Service) -> None:
         """Add a service; an address that is there already keeps its service."""
-        place = self._places.setdefault(address, _Place(service))
-        if place.leaving:
-            place.service, place.leaving, place.failed_at = service, False, None
+        known = self._places.get(address)
+        if known is None or known.leaving:
+            self._places[address] = _Place(service, sessions=0 if known is None else known.sessions)
 
     def remove(self, address: str, why: str = "") -> None:
         """Open no session there any more; those that are open go on."""
         self.lacking = why or self.lacking
-        if address in self._places:
-            self._places[address].leaving = True
-            self._forget(address)
+        self._change(address, leaving=True)
+
+    def retire(self, replaced: ServiceError) -> None:
+        """Open no session at all any more: what is served is another model."""
+        self.replaced = replaced
 
     def take(self, used: Collection[str], blamed: Collection[str], now: float) -> str | None:
         """The address where the next session is opened; `give_back` when it has ended.
@@ -80,23 +82,23 @@ class Roster(Generic[Service]):
         free = (address for address, place in self._places.items() if not place.leaving and address not in blamed)
         chosen = min(free, key=cost, default=None)
         if chosen is not None:
-            self._places[chosen].sessions += 1
+            self._change(chosen, sessions=self._places[chosen].sessions + 1)
         return chosen
 
     def give_back(self, address: str) -> None:
         """A session there has ended."""
-        self._places[address].sessions -= 1
-        self._forget(address)
+        self._change(address, sessions=self._places[address].sessions - 1)
 
     def failed(self, address: str, now: float) -> None:
         """A session there failed, or its service was blamed."""
-        if address in self._places:
-            self._places[address].failed_at = now
+        self._change(address, failed_at=now)
 
-    def _forget(self, address: str) -> None:
-        place = self._places[address]
-        if place.leaving and not place.sessions:
-            del self._places[address]
+    def _change(self, address: str, **changed: Any) -> None:
+        """Keep what is new about a place, or forget one that is left; nothing if it is forgotten already."""
+        if address in self._places:
+            place = self._places[address] = replace(self._places[address], **changed)
+            if place.leaving and not place.sessions:
+                del self._places[address]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +107,8 @@ class Services:
 
     targets: Roster[TargetClient]
     drafters: Roster[DrafterClient]
+
+    def of(self, role: str) -> Roster[Any]:
+        """`targets` or `drafters`."""
+        roster: Roster[Any] = getattr(self, role)
+        return roster

@@ -7,7 +7,8 @@ import numpy as np
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.drafts import Drafts
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Close, Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.session.events import Close, Command, Lane, Open, Reply, Send, SetTimer, Timer
+from crossdraft.session.rules import DrafterState
 from crossdraft.speculation.choice import Choice, DraftSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, Score, Scored
@@ -80,8 +81,9 @@ class DrafterSide:
         self.ready = True
         self.drafts.start_over()
 
-    def lost(self, again: bool) -> list[Command]:
+    def lost(self, why: str, again: bool) -> list[Command]:
         """What it owes will not come; another lane is opened if `again`."""
+        self.fault = f"the drafter was lost: {why}" if self.ready else f"no drafter: {why}"
         self.lane, self.ready = None, False
         self.drafts.start_over()
         self._failures += 1
@@ -90,7 +92,7 @@ class DrafterSide:
     def give_up(self, why: str) -> list[Command]:
         """Close the lane for a fault; this session does not use its service again."""
         assert self.lane is not None
-        return [Close(self.lane, why), *self.lost(again=True)]
+        return [Close(self.lane, why), *self.lost(why, again=True)]
 
     def stop(self, now: float) -> list[Command]:
         """No epoch is to be drafted for now."""
@@ -132,6 +134,19 @@ class DrafterSide:
         request = Score(self.epoch, start, need.strings, need.tokens)
         self.drafts.ledger.sent(request, now)
         return [Send(self.lane, request), *self._arm(now)]
+
+    @property
+    def state(self) -> DrafterState:
+        """Of its lane, as in `rules`."""
+        if not self.ready:
+            return DrafterState.OPENING
+        if self.drafts.ledger.score is not None:
+            return DrafterState.SCORING
+        return DrafterState.DRAFTING if self.asked else DrafterState.IDLE
+
+    def outdated(self, reply: Reply) -> bool:
+        """Whether it is of an epoch that is over."""
+        return isinstance(reply, Drafted | Scored) and reply.epoch < self.epoch + (not self.asked)
 
     def expects(self, reply: Drafted | Scored) -> bool:
         """Whether a reply is due: draft tokens in order, or the scores that were asked for."""

@@ -62,8 +62,7 @@ class Drafts:
         )
         self.branches.clear()
         self._known = (epoch.start, epoch.drafted)
-        self.ledger.sent(draft, now)
-        self.ledger.received = len(epoch.draft_tokens)
+        self.ledger.sent(draft, now, received=len(epoch.draft_tokens))
         return draft
 
     def advance(self, count: int, chunk: int, now: float) -> list[Advance]:

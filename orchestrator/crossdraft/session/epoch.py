@@ -6,8 +6,9 @@ use all of them.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
@@ -16,8 +17,7 @@ from crossdraft.types.rows import DraftToken
 from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Walk, WalkStep, draft_token_letters
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How far a draft held, counted in draft tokens from its first one on."""
 
     accepted: int = 0  # wholly in the output
@@ -31,9 +31,10 @@ class Epoch:
         number: counts the session's epochs from 1.
         start: letters of output before the draft.
         frontier: letters of output when the epoch began; at most `start`.
+        tokens: of output, then.
     """
 
-    def __init__(self, number: int, choice: Choice, pair: Pair, start: int, frontier: int) -> None:
+    def __init__(self, number: int, choice: Choice, pair: Pair, start: int, frontier: int, tokens: int = 0) -> None:
         self.number = number
         self.choice = choice
         self.start = start
@@ -44,28 +45,44 @@ class Epoch:
         self.revealed = 0  # draft tokens that the walk has asked for
         self.missed = 0  # times since the latest that the walk went on without one
         self.draws = False  # the walk needs the target's own draws, not rows
-        self.reviewed = 0  # tokens of output when its choice was made
+        self.reviewed = tokens  # of output when its choice was made
         self.reach = 0  # letters of output that passes of this epoch have covered with guesses
         self._pair = pair
         self._ends: list[int] = []  # of each draft token, in letters since `start`
         self._agreed = 0  # letters of `drafted` that are in the output
         self._released = 0  # draft tokens whose rows are dropped
-        self.begun = False  # whether the walk has started
-        self.step: WalkStep  # what the walk waits for
+        self.waits_for: WalkStep | None = None  # what the walk asked for, or decided; None: it has not begun
         self._walk: Walk
 
     def begin(self, walk: Walk, draws: bool = False) -> None:
         """Start the walk; `draws`: on the target's own draws instead of rows."""
-        self._walk, self.step, self.draws, self.begun = walk, next(walk), draws, True
+        self._walk, self.waits_for, self.draws = walk, next(walk), draws
+
+    def review(self, choice: Choice, tokens: int) -> None:
+        """Go on by another choice, made after so many tokens of output."""
+        self.choice, self.reviewed = choice, tokens
 
     @property
     def judging(self) -> bool:
         """Whether the walk needs the target's answer to judge a revealed draft token."""
-        return self.begun and isinstance(self.step, NeedRow | NeedSample) and self.step.judging
+        return isinstance(self.waits_for, NeedRow | NeedSample) and self.waits_for.judging
 
     def answer(self, answer: Answer) -> None:
-        """Give the walk what it asked for; `step` becomes its next request."""
-        self.step = self._walk.send(answer)
+        """Give the walk what it waits for."""
+        self.waits_for = self._walk.send(answer)
+
+    def settle(self) -> None:
+        """Let the walk go on without a draft token: none has come in time."""
+        self.missed += 1
+        self.answer(None)
+
+    def promise(self, draft_tokens: tuple[DraftToken, ...]) -> None:
+        """The draft begins with these, whose rows are still to come."""
+        self.promised = draft_tokens
+
+    def cover(self, reach: int) -> None:
+        """A pass has covered guesses up to this letter of output."""
+        self.reach = max(self.reach, reach)
 
     def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
@@ -134,8 +151,8 @@ class Epoch:
         """
         refused = self.contradicts(text)
         agreed = self._agreed
-        if self.begun and isinstance(self.step, Refused):
-            agreed, refused = min(agreed, self.step.offset - self.start), True
+        if isinstance(self.waits_for, Refused):
+            agreed, refused = min(agreed, self.waits_for.offset - self.start), True
         return Verdict(bisect_right(self._ends, agreed), refused)
 
     def _follow(self, text: Letters) -> None:

@@ -34,6 +34,9 @@ class Asked:
     at: float  # when it was sent
     replies: int = 0  # that have come
 
+    def answered(self) -> None:
+        self.replies += 1
+
 
 class Ledger:
     """Of one session with a service.
@@ -73,12 +76,12 @@ class Ledger:
         """The scores that are due."""
         return next((one.request for one in self._due if isinstance(one.request, Score)), None)
 
-    def sent(self, request: object, now: float) -> None:
-        """A request leaves."""
+    def sent(self, request: object, now: float, received: int = 0) -> None:
+        """A request leaves; of a draft's epoch so many draft tokens are there already."""
         match request:
             case Draft():
                 self.draft = Asked(request, now)
-                self._due, self.wanted, self.received, self.aside = [self.draft], request.count, 0, False
+                self._due, self.wanted, self.received, self.aside = [self.draft], request.count, received, False
             case Advance(count=0):
                 self.end(now)
             case Advance():
@@ -109,7 +112,7 @@ class Ledger:
         """A reply came; returns what it answers, or None if that was not due or is not wanted any more."""
         asked = self.answered = self._answered_by(reply)
         if asked is not None:
-            asked.replies += 1
+            asked.answered()
             self._note(now)
             self.heard(now)
         return asked

@@ -1,14 +1,12 @@
-"""The session's state machine: events in, commands out, no I/O.
+"""The session's state machine: events in, commands out, no I/O. Its rules are those of `session.rules`.
 
-`fault_of` says which event is legal; an illegal one raises and changes nothing. After every legal event the session
-does what has become possible: the walk goes on with what is at hand, a free target gets a pass if the walk lacks a row,
-and the drafter is asked for more draft tokens. A lock-step round is the choice that drafts K tokens, waits for all of
-them and begins another epoch when they are used up.
+A lock-step round is the choice that drafts K tokens, waits for all of them and begins another epoch when they are used
+up.
 """
 
-from dataclasses import replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import NamedTuple
 
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.drafter_side import DrafterSide
@@ -27,13 +25,24 @@ from crossdraft.session.events import (
     Ready,
     Reason,
     Replied,
-    Reply,
     SetTimer,
     Timer,
 )
 from crossdraft.session.output import Output
-from crossdraft.session.target_side import TargetSide, path_of
-from crossdraft.speculation.choice import ASIDE, PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen, Started
+from crossdraft.session.rules import State, admits
+from crossdraft.session.target_side import TargetLane, TargetSide, path_of
+from crossdraft.speculation.choice import (
+    ASIDE,
+    PLAIN,
+    Choice,
+    Decision,
+    DrafterSeen,
+    Ended,
+    Judged,
+    Observation,
+    StallSeen,
+    Started,
+)
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
@@ -47,13 +56,21 @@ LATE = "no draft token came in time"
 MOST_DECISIONS = 10_000  # that are kept for an explanation
 
 
-class State(Enum):
-    """The phases of a session."""
+class Told(NamedTuple):
+    """What the controller was told of drafts."""
 
-    NEW = "new"
-    OPENING = "waits for its services to open"
-    RUNNING = "under way"
-    DONE = "over"
+    verdict: Verdict = Verdict()  # of the running epoch
+    tokens: int = 0  # of the session's output
+    undrafted: int = 0  # of these, as in `Session`
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Waiting for draft tokens, the target idle."""
+
+    number: int = 0  # of the latest timer
+    since: float | None = None  # seconds; None: it does not stand idle
+    over: bool = False  # patience has ended, and the drafter has said nothing since: the target waits no more
 
 
 class Session:
@@ -70,19 +87,14 @@ class Session:
         self.drafter = DrafterSide(assignment, lanes)
         self.target = TargetSide(assignment, lanes, self.output, self.drafter.branches, self.counts)
         self._given = assignment
-        self._method = assignment.method
-        self._controller = assignment.controller
         self._now = 0.0  # seconds
         self._began: float | None = None  # seconds: when the first epoch did
         self._finished: Finished | None = None
         self._error: BaseException | None = None  # why the last target was lost
         self._next: Choice | None = None  # how the next epoch is run, if that is decided before the running one ends
-        self._stall_timer = 0  # number of the latest
-        self._stalled_since: float | None = None  # seconds; the target stands idle for draft tokens
-        self._impatient = False  # a stall has run out, and the drafter has said nothing since
-        self._reported = Verdict()  # of the running epoch, as far as the controller was told
-        self._reported_tokens = self._reported_bonus = 0  # of the session, likewise
-        self._followed = 0  # tokens that a draft tree had, and its draft had not
+        self._stall = Stall()
+        self._told = Told()
+        self._undrafted = 0  # tokens that no draft brought: the target's own, and those of other branches of a tree
         self._no_draft = ""  # why there is no draft token yet
 
     def start(self, now: float) -> list[Command]:
@@ -99,7 +111,7 @@ class Session:
             self.state = State.DONE
             return [self._end(ended.reason)]
         self.state = State.OPENING
-        self._controller.observe(Started(), now)
+        self._observe(Started())
         return [*self.target.open(), *self._open_drafter(), *self.target.set_timer()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -108,11 +120,8 @@ class Session:
         Raises:
             IllegalEventError: the rules do not allow it; nothing has changed.
         """
-        if outdated(event, self.state, self.target, self.drafter):
+        if not admits(event, self.state, self._lane_of(event)):
             return []
-        fault = fault_of(event, self.state, self.target, self.drafter)
-        if fault:
-            raise IllegalEventError(fault)
         self._now = now
         self.choices = []
         commands = self._take(event)
@@ -125,137 +134,138 @@ class Session:
             self.state = State.DONE
         return commands
 
+    def take_choices(self) -> tuple[Choice, ...]:
+        """Those of the latest call, once."""
+        taken, self.choices = tuple(self.choices), []
+        return taken
+
+    def _lane_of(self, event: Event) -> TargetLane | DrafterSide | None:
+        """Where it happened; None: on no lane, or on one that is over."""
+        match event:
+            case Ready(lane) | Replied(lane) | Lost(lane):
+                return self.target.lanes.get(lane) or (self.drafter if lane == self.drafter.lane else None)
+        return None
+
     def _may_begin(self) -> bool:
         """Whether the prompt has been scored, if it must be, and the first pass can leave.
 
         Only a controller that compares lock-step rounds waits for a drafter.
         """
-        drafter = self.drafter.ready or not self.drafter.hoped_for or not self._controller.waits_for_drafter
+        drafter = self.drafter.ready or not self.drafter.hoped_for or not self._given.controller.waits_for_drafter
         return self.target.ready and not self.target.unscored and drafter
+
+    def _observe(self, seen: Observation) -> None:
+        self._given.controller.observe(seen, self._now)
 
     # Events.
 
     def _take(self, event: Event) -> list[Command]:
         match event:
             case Ready(lane):
-                return self._opened(lane)
-            case Replied(lane, reply):
-                return self._replied(lane, reply)
+                return self.target.opened(lane) if lane in self.target.lanes else self._drafter_opened()
+            case Replied(lane, PassDone() as done):
+                self._passed(lane, done)
+            case Replied(lane, RowFetched() as fetched):
+                self.target.lanes[lane].fetched(fetched)
+            case Replied(lane, PromptScored() as scored):
+                self.target.scored(lane, scored)
+                self.counts.add(target_seconds=scored.seconds)
+                return [scored]
+            case Replied(_, Drafted() as drafted):
+                return self._drafted(drafted)
+            case Replied(_, Scored() as scores):
+                return self._scored(scores)
             case Lost():
                 return self._lost(event)
-            case Expired(timer, number):
-                return self._expired(timer, number)
+            case Expired(Timer.STALL, number):
+                self._stall_expired(number)
+            case Expired(Timer.DRAFTER, number):
+                overdue, commands = self.drafter.expired(number, self._now)
+                return (
+                    self._give_up_drafter(f"no answer within {self._given.draft_seconds:g} s") if overdue else commands
+                )
+            case Expired(Timer.TARGET, number) if self.target.expired(number):
+                error = self._error or TimeoutError(f"no target within {self._given.target_seconds:g} s")
+                return [self._end(Reason.FAILED, error)]
             case Cancelled():
                 return [self._end(Reason.CANCELLED)]
+        return []
 
-    def _opened(self, lane: Lane) -> list[Command]:
-        if lane in self.target.lanes:
-            return self.target.opened(lane, self._now)
+    def _drafter_opened(self) -> list[Command]:
         self.drafter.opened()
-        self._controller.observe(DrafterSeen(True), self._now)
+        self._observe(DrafterSeen(True))
         if self.state is State.RUNNING and self.interruptible:
             return self._next_epoch()
         return self._end_run_for_draft()
 
-    def _replied(self, lane: Lane, reply: Reply) -> list[Command]:
-        match reply:
-            case PassDone():
-                self._passed(lane, reply)
-            case RowFetched():
-                self.target.fetched(lane, reply)
-            case PromptScored():
-                self.target.scored(lane, reply)
-                self.counts.target_seconds += reply.seconds
-                return [reply]
-            case Drafted():
-                return self._drafted(reply)
-            case Scored():
-                fault = self.drafter.scored(reply, self._now)
-                if fault:
-                    return self._drafter_lost(fault, self.drafter.give_up(fault))
-                self.counts.drafter_seconds += reply.seconds
-                self.counts.scores += len(reply.probabilities)
-                self.epoch.answer(reply.probabilities)
-        return []
-
     def _passed(self, lane: Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done, self._now)
-        self.counts.target_seconds += done.seconds
-        if flight.sent.run > 1:
-            self.counts.passes += len(done.nodes) - (not flight.drawn)  # the first was counted when it was asked for
+        # The first token of a run was counted when it was asked for.
+        further = len(done.nodes) - (not flight.drawn) if flight.sent.run > 1 else 0
+        self.counts.add(target_seconds=done.seconds, passes=further)
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
-            self._controller.observe(flight.seen(done, self._now), self._now)
+            self._observe(flight.seen(done, self._now))
 
     def _drafted(self, drafted: Drafted) -> list[Command]:
-        drafter, counts = self.drafter, self.counts
-        first = drafter.received
+        drafter, first, count = self.drafter, self.drafter.received, len(drafted.draft_tokens)
         if drafted.first != first:  # a duplicate
             return []
-        fault = drafter.fault_of(drafted, self.epoch.choice)
-        if fault:
-            return self._drafter_lost(fault, drafter.give_up(fault))
+        if fault := drafter.fault_of(drafted, self.epoch.choice):
+            return self._give_up_drafter(fault)
         seen = drafter.take(drafted, self.epoch, self._now)
         if drafted.reason and not drafter.received:
             self._explain_aside(drafted.reason)
-        self._controller.observe(seen, self._now)
-        self._impatient = False
-        counts.drafter_seconds += drafted.seconds
-        counts.draft_tokens += len(drafted.draft_tokens)
-        counts.audited += len(drafted.draft_tokens) if self._given.audit else 0
+        self._observe(seen)
+        if self._stall.over:
+            self._stall = Stall(self._stall.number, self._stall.since)
+        self.counts.add(
+            drafter_seconds=drafted.seconds,
+            draft_tokens=count,
+            audited=count if self._given.audit else 0,
+            branches=len(drafted.branches),
+            branch_tokens=sum(len(branch.tokens) for branch in drafted.branches) if drafted.branches else 0,
+        )
         if drafted.reason and not (drafter.received and self.epoch.choice.least_likely):  # else it did as it was told
-            counts.stood_aside, counts.undrafted = counts.stood_aside + 1, drafted.reason
-        counts.branches += len(drafted.branches)
-        counts.branch_tokens += sum(len(branch.tokens) for branch in drafted.branches)
+            self.counts.add(stood_aside=1)
+            self.counts.note(undrafted=drafted.reason)
         return self.target.fetch_late(self.epoch, first)
+
+    def _scored(self, scored: Scored) -> list[Command]:
+        if fault := self.drafter.scored(scored, self._now):
+            return self._give_up_drafter(fault)
+        self.counts.add(drafter_seconds=scored.seconds, scores=len(scored.probabilities))
+        self.epoch.answer(scored.probabilities)
+        return []
 
     def _lost(self, lost: Lost) -> list[Command]:
         if lost.lane not in self.target.lanes:
-            if self.drafter.ready:
-                return self._drafter_lost(str(lost.error), self.drafter.lost(again=lost.elsewhere))
-            return self._drafter_missing(str(lost.error), self.drafter.lost(again=lost.elsewhere))
-        self.counts.targets_lost += 1
+            opened, reason = self.drafter.ready, str(lost.error)
+            commands = self.drafter.lost(reason, again=lost.elsewhere)
+            self._without_drafter(reason if opened else self.drafter.fault, opened)
+            return commands
+        self.counts.add(targets_lost=1)
         self._error = lost.error
-        commands = self.target.lost(lost.lane, self._now) if lost.elsewhere else self.target.drop(lost.lane)
-        return [self._end(Reason.FAILED, lost.error)] if commands is None else commands
+        target = self.target
+        replaced = target.lost(lost.lane, self._now) if lost.elsewhere else target.drop(lost.lane)
+        return [self._end(Reason.FAILED, lost.error)] if replaced is None else replaced
 
-    def _drafter_lost(self, reason: str, commands: list[Command]) -> list[Command]:
-        """The session goes on without it: what it has sent still counts."""
-        self.counts.drafter_lost = reason
-        self.counts.drafters_lost += 1
-        self.drafter.fault = f"the drafter was lost: {reason}"
-        self._controller.observe(DrafterSeen(False), self._now)
-        return commands
+    def _give_up_drafter(self, fault: str) -> list[Command]:
+        self._without_drafter(fault)
+        return self.drafter.give_up(fault)
 
-    def _drafter_missing(self, reason: str, commands: list[Command]) -> list[Command]:
-        """A drafter could not be opened; that is no loss of one."""
-        self.drafter.fault = f"no drafter: {reason}"
-        if not self.counts.drafters_lost:
-            self.counts.drafter_lost = self.drafter.fault
-        self._controller.observe(DrafterSeen(False), self._now)
-        return commands
-
-    def _expired(self, timer: Timer, number: int) -> list[Command]:
-        match timer:
-            case Timer.STALL:
-                self._stall_expired(number)
-            case Timer.DRAFTER:
-                overdue, commands = self.drafter.expired(number, self._now)
-                if not overdue:
-                    return commands
-                reason = f"no answer within {self._given.draft_seconds:g} s"
-                return self._drafter_lost(reason, self.drafter.give_up(reason))
-            case Timer.TARGET:
-                if self.target.expired(number):
-                    error = self._error or TimeoutError(f"no target within {self._given.target_seconds:g} s")
-                    return [self._end(Reason.FAILED, error)]
-        return []
+    def _without_drafter(self, why: str, opened: bool = True) -> None:
+        """The session goes on: what the drafter has sent still counts. One that never opened is no loss of one."""
+        self.counts.add(drafters_lost=opened)
+        if opened or not self.counts.drafters_lost:
+            self.counts.note(drafter_lost=why)
+        self._observe(DrafterSeen(False))
 
     # Epochs.
 
     @property
     def interruptible(self) -> bool:
         """Whether an epoch without a drafter may end now: what was drawn already must not be drawn again."""
-        return not (self.epoch.choice.drafts or self.epoch.judging or self.target.running)
+        return not (self.epoch.choice.drafts or self.epoch.judging or self.target.runs)
 
     def _next_epoch(self) -> list[Command]:
         """End the running epoch: choose how to go on, and tell the drafter what was committed."""
@@ -265,21 +275,18 @@ class Session:
         choice = self._choose()
         branch = self._continuation() if choice.drafts and not choice.tree_nodes else None
         start = len(text) if branch is None else branch.offset + len(branch.letters)
-        self.epoch = epoch = Epoch(self.epoch.number + 1, choice, self._given.pair, start, len(text))
-        epoch.reviewed = self.counts.tokens
-        self.counts.epochs += 1
+        number, tokens = self.epoch.number + 1, self.counts.tokens
+        self.epoch = epoch = Epoch(number, choice, self._given.pair, start, len(text), tokens)
+        self.counts.add(epochs=1, rewinds=choice.drafts)
         self._explain(choice)
-        if branch is not None and self._method.drafter_rows:
-            epoch.promised = of_branch(branch)
-        elif branch is not None:
-            epoch.extend(of_branch(branch))
-        if not (choice.drafts and self._method.whole_draft):
+        if branch is not None:
+            (epoch.promise if self._given.method.drafter_rows else epoch.extend)(of_branch(branch))
+        if not (choice.drafts and self._given.method.whole_draft):
             self._begin_walk()
         if choice is not LAST_TOKEN or not self._no_draft:
             self._no_draft = LATE if choice.drafts else choice.reason
         if not choice.drafts:
             return [*drafter.stop(self._now), *self._open_drafter()]
-        self.counts.rewinds += 1
         return drafter.begin(epoch, text, branch, self._now)
 
     def _choose(self) -> Choice:
@@ -292,7 +299,7 @@ class Session:
         if self.output.left <= 1:
             return LAST_TOKEN
         if chosen is None:
-            chosen = self._controller.choose(self._now)
+            chosen = self._given.controller.choose(self._now)
             self.choices.append(chosen)
         return chosen
 
@@ -308,19 +315,19 @@ class Session:
             return False
         if target.flights or not self._bare:
             return False
-        if isinstance(epoch.step, NeedDraftToken):
+        if isinstance(epoch.waits_for, NeedDraftToken):
             return epoch.start + epoch.letters_before(epoch.revealed) <= len(self.output.text)
-        return isinstance(epoch.step, NeedRow | NeedSample) and not epoch.step.judging
+        return isinstance(epoch.waits_for, NeedRow | NeedSample) and not epoch.waits_for.judging
 
     def _review(self) -> list[Command]:
         """Go on with the epoch as the controller says, or end it."""
         self._report()
-        choice = self._controller.review(self._now)
+        choice = self._given.controller.review(self._now)
         self.choices.append(choice)
         if not (choice.drafts and choice.overlap):
             self._next = choice
             return self._next_epoch()
-        self.epoch.choice, self.epoch.reviewed = choice, self.counts.tokens
+        self.epoch.review(choice, self.counts.tokens)
         self._explain(choice)
         return []
 
@@ -348,24 +355,24 @@ class Session:
         branches, text = self.drafter.branches, self.output.text
         if not len(branches) or not self.epoch.verdict(text).refused:
             return None
-        branch = branches.match(self.epoch, text, self._method.samples)
-        self.counts.branches_tried += 1
-        self.counts.branches_hit += branch is not None
+        branch = branches.match(self.epoch, text, self._given.method.samples)
+        self.counts.add(branches_tried=1, branches_hit=branch is not None)
         return branch
 
     def _open_drafter(self) -> list[Command]:
         """Open the first one once the controller wants it: what is never drafted costs a drafter nothing."""
-        if not self.drafter.unopened or not self._controller.wants_drafter(self._now):
+        if not self.drafter.unopened or not self._given.controller.wants_drafter(self._now):
             return []
         return self.drafter.open()
 
     def _end_run_for_draft(self) -> list[Command]:
         """A drafter has opened: end a run that is under way if the next epoch is to draft, or to decide soon."""
-        if not self.target.running or self._next is not None:
+        runs = self.target.runs
+        if not runs or self._next is not None:
             return []
         self._report()
         choice = self._choose()
-        if not choice.drafts and choice.run >= self.target.left_of_runs:
+        if not choice.drafts and choice.run >= max(run.left for run in runs):
             return []
         self._next = choice
         return self.target.end_runs()
@@ -373,57 +380,59 @@ class Session:
     def _extend_run(self) -> list[Command]:
         """When half of a run is drawn, decide what follows it: if more of the same, the target goes on without the
         round trip of another pass."""
-        flight = self.target.halfway
-        if flight is None or self._next is not None or self.output.left <= flight.sent.run - flight.drawn:
+        run = next((run for run in self.target.runs if run.drawn >= run.half and not run.ending), None)
+        if run is None or self._next is not None or self.output.left <= run.left:
             return []
         self._report()
         choice = self._choose()
         if choice.drafts:
             self._next = choice
             return []
-        return [self.target.extend_run(flight, choice.run), *self._open_drafter()]
+        return [self.target.extend_run(run, choice.run), *self._open_drafter()]
 
     def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
         self._report()
         self._report_end()
-        self._controller.observe(Ended(), self._now)
+        self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
-            self.counts.undrafted = self._no_draft
+            self.counts.note(undrafted=self._no_draft)
         self._finished = Finished(reason, self.counts, error)
         return self._finished
 
     def abandon(self) -> None:
         """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
         if self._finished is None:
-            self._controller.observe(Ended(), self._now)
+            self._observe(Ended())
 
     # What is done after every event.
 
     def _go_on(self) -> list[Command]:
         commands: list[Command] = []
-        if self._method.samples and self.epoch.contradicts(self.output.text):
+        if self._given.method.samples and self.epoch.contradicts(self.output.text):
             commands += self._next_epoch()  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()
         if self._finished is not None:
             return commands
         if self.epoch.choice.drafts:  # else it is enough before something is chosen
             self._report()
+        else:
+            commands += self._extend_run()  # there are runs only where nothing is drafted
         self.epoch.release(len(self.output.text))
         self.drafter.branches.release(len(self.output.text))
-        return commands + self._extend_run() + self._pass() + self._advance()
+        return commands + self._pass() + self._advance()
 
     def _walk(self) -> list[Command]:
         """Go on with what is at hand, until something is missing."""
         commands: list[Command] = []
-        if not self.epoch.begun and not self.drafter.due:
+        if self.epoch.waits_for is None and not self.drafter.due:
             self._begin_walk()
-        while self._finished is None and self.epoch.begun:
+        while self._finished is None and self.epoch.waits_for is not None:
             epoch = self.epoch
             if epoch.choice.review_after and self._reviewable:
                 commands += self._review()
                 continue
-            match epoch.step:
+            match epoch.waits_for:
                 case Emit() as emit:
                     foreseen = emit.kind is Kind.CORRECTED and epoch.choice.tree_nodes and self._guessed(emit.token)
                     commands += self._emit(emit.token, Kind.ACCEPTED if foreseen else emit.kind)
@@ -441,7 +450,7 @@ class Session:
                             return commands
                         commands += self._next_epoch()
                 case Refused():
-                    commands += self._emit_known() if self._method.samples else []
+                    commands += self._emit_known() if self._given.method.samples else []
                     commands += [] if self._finished else self._next_epoch()
                 case NeedPrefix() as need:
                     if self.drafter.told_epoch:
@@ -464,25 +473,24 @@ class Session:
         """
         given, epoch, text = self._given, self.epoch, self.output.text
         alone = not epoch.choice.drafts and self.target.answers.row is None and not self.drafter.hoped_for
-        draws = self._method.samples or alone
+        draws = self._given.method.samples or alone
         ahead = Letters(text[epoch.start :])
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.draft_tokens))
-        epoch.begin(matching.walk(ground) if draws else self._method.walk(ground), draws)
+        epoch.begin(matching.walk(ground) if draws else self._given.method.walk(ground), draws)
 
     def _reveal(self) -> bool:
         """Give the walk the next draft token, or none, so that it settles. False: it has to wait for one."""
         epoch = self.epoch
         if not epoch.exhausted:
-            self._stalled_since = None
+            self._end_stall()
             epoch.answer(epoch.take())
             return True
-        waits = self.drafter.due and not self._method.samples
+        waits = self.drafter.due and not self._given.method.samples
         # With no row at the frontier there is nothing to settle with: a pass is needed first.
         if waits and (self.target.answers.held is None or not self._hurried):
             return False
         self._report()
-        epoch.missed += 1
-        epoch.answer(None)
+        epoch.settle()
         return True
 
     def _emit_known(self) -> list[Command]:
@@ -490,7 +498,7 @@ class Session:
         commands: list[Command] = []
         while self._finished is None and (sample := self.target.answers.sample) is not None:
             guessed = self._guessed(sample.token)
-            self._followed += guessed
+            self._undrafted += guessed
             commands += self._emit(sample.token, Kind.ACCEPTED if guessed else Kind.BONUS)
         return commands
 
@@ -499,14 +507,9 @@ class Session:
         return self.target.answers.after((token,)) is not None
 
     @property
-    def _undrafted(self) -> int:
-        """Tokens that the draft did not bring: the target's own, and those of other branches of a tree."""
-        return self.counts.kinds[Kind.BONUS] + self._followed
-
-    @property
     def _hurried(self) -> bool:
         """Whether the target is not to wait for draft tokens."""
-        return self._impatient or self.epoch.choice.patience == 0
+        return self._stall.over or self.epoch.choice.patience == 0
 
     def _answer(self, need: NeedRow | NeedSample) -> bool:
         """Answer the walk with what is at hand; False if it is not."""
@@ -529,14 +532,14 @@ class Session:
     @property
     def _bare(self) -> bool:
         """Whether the target has nothing for this epoch, neither at hand nor under way."""
-        return self.target.answers.held is None and not self.target.running
+        return self.target.answers.held is None and not self.target.runs
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
         log_probability, likely = self.target.answers.log_probabilities(token)
         offset = len(self.output.text)
         ending = self.output.commit(token)
-        self.counts.tokens += 1
-        self.counts.kinds[kind] += 1
+        self.counts.emit(kind)
+        self._undrafted += kind is Kind.BONUS
         letters, kept = self._given.pair.target.letters[token], ending.kept if ending else None
         emitted = Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept, likely)
         return [emitted] if ending is None else [emitted, self._end(ending.reason)]
@@ -546,15 +549,15 @@ class Session:
         lane, epoch = self.target.free, self.epoch
         if lane is None:
             return []
-        path = path_of(epoch.step) if epoch.begun else ()
+        path = path_of(epoch.waits_for)
         if self.target.answers.after(path) is not None or self.target.due(path):
-            if epoch.begun and isinstance(epoch.step, NeedDraftToken) and not self.target.flights:
-                return self._stall()
+            if isinstance(epoch.waits_for, NeedDraftToken) and not self.target.flights:
+                return self._wait()
             return self.target.send_ahead(lane, epoch, self._now)
-        few = not epoch.begun or epoch.beyond(len(self.output.text)) < epoch.choice.min_draft_tokens
+        few = epoch.waits_for is None or epoch.beyond(len(self.output.text)) < epoch.choice.min_draft_tokens
         if few and self.drafter.due and not self._hurried:
-            return self._stall()
-        self._stalled_since = None
+            return self._wait()
+        self._end_stall()
         return [self.target.send_pass(lane, epoch, self._now)]
 
     def _advance(self) -> list[Command]:
@@ -568,106 +571,39 @@ class Session:
 
     # A stall: the target stands idle for draft tokens.
 
-    def _stall(self) -> list[Command]:
+    def _wait(self) -> list[Command]:
         """The target stands idle from now on, at most for the choice's patience."""
-        if self._stalled_since is not None:
+        if self._stall.since is not None:
             return []
-        self._stalled_since = self._now
-        self._stall_timer += 1
-        return [SetTimer(Timer.STALL, self._stall_timer, self.epoch.choice.patience)]
+        self._stall = Stall(self._stall.number + 1, self._now, self._stall.over)
+        return [SetTimer(Timer.STALL, self._stall.number, self.epoch.choice.patience)]
+
+    def _end_stall(self) -> None:
+        if self._stall.since is not None:
+            self._stall = Stall(self._stall.number, over=self._stall.over)
 
     def _stall_expired(self, number: int) -> None:
-        if number != self._stall_timer or self._stalled_since is None:
-            return
-        self._controller.observe(StallSeen(self._now - self._stalled_since), self._now)
-        self._stalled_since, self._impatient = None, True
-        self.counts.stalls += 1
+        since = self._stall.since
+        if number == self._stall.number and since is not None:
+            self._observe(StallSeen(self._now - since))
+            self._stall = Stall(number, over=True)
+            self.counts.add(stalls=1)
 
     # What the controller is told of drafts.
 
     def _report(self) -> None:
         """Tell the controller how far the draft has held since the last time, if anything is new."""
-        before, tokens, bonus = self._reported, self._reported_tokens, self._reported_bonus
-        verdict = self._remember(self.epoch.verdict(self.output.text))
-        emitted, settled = self._reported_tokens - tokens, self._reported_bonus - bonus
-        if verdict == before and not emitted:
+        before, verdict = self._told, self.epoch.verdict(self.output.text)
+        held, tokens = before.verdict, self.counts.tokens
+        if verdict == held and tokens == before.tokens:
             return
-        accepted, refused = verdict.accepted - before.accepted, verdict.refused and not before.refused
-        seen = Judged(before.accepted, accepted, refused, emitted, settled)
-        self._controller.observe(seen, self._now)
+        self._told = Told(verdict, tokens, self._undrafted)
+        accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
+        settled = self._undrafted - before.undrafted
+        self._observe(Judged(held.accepted, accepted, refused, tokens - before.tokens, settled))
 
     def _report_end(self) -> None:
         """Count the epoch, which is over; the next one begins without a verdict."""
         verdict = self.epoch.verdict(self.output.text)
         self.counts.round(len(self.epoch.draft_tokens), verdict.accepted, verdict.refused)
-        self._remember(Verdict())
-
-    def _remember(self, verdict: Verdict) -> Verdict:
-        self._reported = verdict
-        self._reported_tokens, self._reported_bonus = self.counts.tokens, self._undrafted
-        return verdict
-
-
-# The rules: which event is legal in which state. Replies of a lane after it was lost or closed, and events of an epoch
-# or a timer that is over, are outdated: they change nothing. Every other event that breaks a rule is illegal.
-
-
-def outdated(event: Event, state: State, target: TargetSide, drafter: DrafterSide) -> bool:
-    """Whether the event belongs to a session, a lane or an epoch that is over."""
-    if state in (State.NEW, State.DONE):
-        return state is State.DONE
-    match event:
-        case Ready(lane) | Lost(lane) | Replied(lane):
-            if lane not in target.lanes and lane != drafter.lane:
-                return True
-    match event:
-        case Replied(lane, RowFetched() as reply) if lane in target.lanes:
-            latest = target.lanes[lane].latest
-            return latest is not None and reply.number < latest.sent.number
-        case Replied(_, Drafted() | Scored() as reply):
-            return reply.epoch < drafter.epoch or (reply.epoch == drafter.epoch and not drafter.asked)
-    return False
-
-
-def fault_of(event: Event, state: State, target: TargetSide, drafter: DrafterSide) -> str:
-    """Why an event that is not outdated is illegal; empty if it is legal.
-
-    - Nothing happens before the session has begun.
-    - A lane opens once, and answers only then.
-    - Targets send passes and rows, drafters send draft tokens and scores.
-    - A target answers what it was asked: the pass under way with one row (or sample) for each node, then rows that
-      agree with the heads sent before; and the prompt's tokens in order.
-    - A drafter sends the draft tokens of the running epoch in order, and scores when it was asked.
-    """
-    if state is State.NEW:
-        return "the session has not begun"
-    match event:
-        case Ready(lane):
-            return "the lane is open already" if _open(lane, target, drafter) else ""
-        case Replied(lane, reply) if not _open(lane, target, drafter):
-            return f"{type(reply).__name__} from a lane that is not open"
-        case Replied(lane, PassDone() | RowFetched() | PromptScored() as reply):
-            if lane not in target.lanes or not target.expects(lane, reply):
-                return _unexpected(reply)
-            if isinstance(reply, RowFetched) and not target.same_distribution(lane, reply):
-                return f"the row of node {reply.node} is not that of the head sent before"
-        case Replied(lane, Drafted() | Scored() as reply):
-            return "" if lane == drafter.lane and drafter.expects(reply) else _unexpected(reply)
-    return ""
-
-
-def _open(lane: int, target: TargetSide, drafter: DrafterSide) -> bool:
-    return target.lanes[lane].ready if lane in target.lanes else drafter.ready
-
-
-def _unexpected(reply: Reply) -> str:
-    match reply:
-        case PassDone():
-            return f"pass {reply.number} with {len(reply.nodes)} answers was not asked for"
-        case RowFetched():
-            return f"row {reply.node} of pass {reply.number} was not asked for"
-        case PromptScored():
-            return f"{len(reply.tokens)} tokens of the prompt from place {reply.first} on were not due"
-        case Drafted():
-            return f"draft tokens of epoch {reply.epoch} from place {reply.first} on were not due"
-    return f"scores of epoch {reply.epoch} were not asked for"
+        self._told = Told(Verdict(), self.counts.tokens, self._undrafted)

@@ -1,7 +1,7 @@
 """The target side of a session: its lanes, the passes under way, and the rows and samples that they brought."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +9,9 @@ import numpy as np
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.drafts import Branches
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Reply, Send, SetTimer, Timer
 from crossdraft.session.output import Output
+from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
 from crossdraft.types.messages import FetchRow, Pass, PassDone, PromptScored, RowFetched, RunTo, Sample, ScorePrompt
 from crossdraft.types.rows import Ids, Row
@@ -26,19 +27,33 @@ SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whol
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """A pass that was sent. Of a run, `paths` is the one that it is at, and times count from its latest answer."""
+    """A pass that was sent. Of a run, `paths` is the one that it is at, and `left_at` its latest answer's time."""
 
     lane: Lane
     sent: Pass
     root: int  # tokens of output that were committed when it left
     paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
-    tokens: int  # that it feeds: those committed since the lane's previous pass, and the tree's
     left_at: float  # seconds
-    idle: float  # seconds that the lane had stood idle
     own: Path = ()  # of `paths`, that of the draft's own tokens
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
     half: int = 0  # tokens of its run at which half of the latest request is drawn
+
+    @property
+    def left(self) -> int:
+        """Tokens that it has still to bring, if it is a run; else 1."""
+        return self.sent.run - self.drawn
+
+    def expects(self, done: PassDone) -> bool:
+        """Whether this is its next answer."""
+        if done.number != self.sent.number or done.first != self.drawn:
+            return False
+        count, kind = len(done.nodes), Sample if self.sent.draws else Row
+        if self.sent.run > 1:  # it may end early, and says when it ends
+            whole = 1 <= count <= max(1, self.left - done.more)
+        else:
+            whole = count == len(self.paths) and not done.more
+        return whole and all(isinstance(node, kind) for node in done.nodes)
 
     def seen(self, done: PassDone, now: float) -> PassSeen:
         """What the controller is told of an answer."""
@@ -48,8 +63,7 @@ class Flight:
 
     def after(self, done: PassDone, now: float) -> "Flight":
         """The same run after an answer that does not end it."""
-        at = self.drawn_paths(done)[-1:]
-        return replace(self, paths=at, drawn=self.drawn + len(done.nodes), tokens=1, left_at=now, idle=0.0)
+        return replace(self, paths=self.drawn_paths(done)[-1:], drawn=self.drawn + len(done.nodes), left_at=now)
 
     def drawn_paths(self, done: PassDone) -> tuple[Path, ...]:
         """The path that a run was at, and that path extended by each of its new tokens."""
@@ -58,22 +72,6 @@ class Flight:
             assert isinstance(node, Sample)
             paths.append((*paths[-1], node.token))
         return tuple(paths)
-
-
-@dataclass
-class TargetLane:
-    """One open session with a target."""
-
-    number: Lane
-    ready: bool = False
-    answered: bool = False  # it has brought a pass
-    told: int = 0  # tokens of output that it knows
-    passes: int = 0
-    flight: Flight | None = None  # the pass under way
-    latest: Flight | None = None  # the pass under way, or the one before
-    owed: dict[int, Ids | None] = field(default_factory=dict)  # rows of the latest pass that were asked for
-    scores: bool = False  # it was asked to score what is missing of the prompt
-    free_since: float = 0.0  # seconds
 
 
 class Held(NamedTuple):
@@ -182,8 +180,10 @@ class Answers:
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | Sample] | None:
         """Where a row fetched for this node belongs, and what is held there; None: the output went another way."""
-        place = self._place(flight, flight.paths[flight.sent.answered.index(node)])
-        return None if place is None or place not in self._held else (place, self._held[place].answer)
+        path = flight.paths[flight.sent.answered.index(node)]
+        passed = tuple(self._ids[flight.root : self._base])
+        place = path[len(passed) :]
+        return (place, self._held[place].answer) if path[: len(passed)] == passed and place in self._held else None
 
     def complete(self, flight: Flight, node: int, row: Row) -> None:
         """A row that was fetched replaces the head that was held."""
@@ -197,11 +197,6 @@ class Answers:
         """What is known after this path is not enough, and its pass is over: another pass must bring it."""
         self._held.pop((*self._ids[self._base :], *path), None)
         self._frontier = -1, None
-
-    def _place(self, flight: Flight, path: Path) -> Path | None:
-        """The path from `_base` on; None if it is not a continuation of the output up to there."""
-        passed = tuple(self._ids[flight.root : self._base])
-        return path[len(passed) :] if path[: len(passed)] == passed else None
 
     def _rebase(self, base: int) -> None:
         passed = tuple(self._ids[self._base : base])
@@ -222,6 +217,114 @@ class Answers:
         return Row(row.ids[kept], row.probabilities[kept], row.tail + float(row.probabilities[~kept].sum()))
 
 
+class TargetLane:
+    """One open session with a target: what it was asked, and what it owes."""
+
+    def __init__(self, number: Lane, prompt: Path, answers: Answers) -> None:
+        self.number = number
+        self.ready = False
+        self.answered = False  # it has brought something
+        self.told = 0  # tokens of output that it knows
+        self.flight: Flight | None = None  # the pass under way
+        self.latest: Flight | None = None  # the pass under way, or the one before
+        self.owed: dict[int, Ids | None] = {}  # by node, rows of the latest pass that were asked for
+        self.scoring: int | None = None  # place of the prompt's token whose score it owes first
+        self._prompt = prompt
+        self._answers = answers
+
+    @property
+    def state(self) -> TargetState:
+        """As in `rules`."""
+        if not self.ready:
+            return TargetState.OPENING
+        if self.flight is not None:
+            return TargetState.PASSING
+        return TargetState.IDLE if self.scoring is None else TargetState.SCORING
+
+    def outdated(self, reply: Reply) -> bool:
+        """Whether it is a row of a pass that another has followed."""
+        return isinstance(reply, RowFetched) and self.latest is not None and reply.number < self.latest.sent.number
+
+    def expects(self, reply: PassDone | RowFetched | PromptScored) -> bool:
+        """Whether it answers what was asked.
+
+        Raises:
+            IllegalEventError: it is the row that was asked for, and contradicts the head sent before.
+        """
+        match reply:
+            case PassDone():
+                return self.flight is not None and self.flight.expects(reply)
+            case PromptScored():
+                ids, last = tuple(one.token for one in reply.tokens), reply.first + len(reply.tokens)
+                due = reply.first == self.scoring and reply.more == (last < len(self._prompt))
+                return due and bool(ids) and ids == self._prompt[reply.first : last]
+        latest, node = self.latest, reply.node
+        if latest is None or reply.number != latest.sent.number or node not in self.owed:
+            return False
+        listed = self.owed[node]
+        if not (reply.row.whole if listed is None else reply.row.lists(listed)):
+            return False
+        head = self._answers.replaced_by(latest, node)
+        if head is not None and isinstance(head[1], Row) and _difference(head[1], reply.row) > SAME_DISTRIBUTION:
+            raise IllegalEventError(f"the row of node {node} is not that of the head sent before")
+        return True
+
+    def opened(self) -> None:
+        self.ready = True
+
+    def score(self, first: int, likely: int) -> Send:
+        """Have the prompt's tokens from a place on scored."""
+        self.scoring = first
+        return Send(self.number, ScorePrompt(first, likely))
+
+    def scored(self, reply: PromptScored) -> None:
+        self.scoring, self.answered = reply.first + len(reply.tokens) if reply.more else None, True
+
+    def send(self, flight: Flight, told: int) -> Send:
+        """Send a pass, which tells the output up to so many tokens."""
+        self.flight = self.latest = flight
+        self.told = told
+        self.owed.clear()
+        return Send(self.number, flight.sent)
+
+    def returned(self, done: PassDone, now: float) -> Flight:
+        """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
+        flight = self.flight
+        assert flight is not None
+        self.answered, self.flight = True, flight.after(done, now) if done.more else None
+        drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
+        self._answers.add(drawn, done.nodes)
+        return flight
+
+    def fetch(self, number: int, node: int, listed: Ids | None) -> list[Command] | None:
+        """Ask once for more of a row; None: its pass is not the latest any more, or has drawn."""
+        if self.latest is None or self.latest.sent.number != number or self.latest.sent.draws:
+            return None
+        if node in self.owed:
+            return []
+        self.owed[node] = listed
+        return [Send(self.number, FetchRow(number, node, listed))]
+
+    def fetched(self, reply: RowFetched) -> None:
+        """A row that was asked for came."""
+        assert self.latest is not None
+        self._answers.complete(self.latest, reply.node, reply.row)
+        del self.owed[reply.node]
+
+    # Runs: tokens that the target draws by itself in one pass.
+
+    def end_run(self, run: Flight) -> Send:
+        """End it with the token that is being drawn."""
+        self.flight = replace(run, ending=True)
+        return Send(self.number, RunTo(run.sent.number, 0))
+
+    def extend_run(self, run: Flight, tokens: int) -> Send:
+        """Let it go on for so many tokens beyond those asked for."""
+        more = run.sent.run + tokens
+        self.flight = replace(run, sent=replace(run.sent, run=more), half=more - tokens // 2)
+        return Send(self.number, RunTo(run.sent.number, more))
+
+
 class TargetSide:
     """One lane, or several that work on one output: plans passes, sends them, and keeps what they bring."""
 
@@ -239,40 +342,34 @@ class TargetSide:
         self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.paths)
         self._wanted = given.targets  # lanes
         self._scored = 1  # tokens of the prompt that need no score, or have one
-        self._failures = 0  # lanes lost since one brought its first pass
-        self._failing_since = 0.0  # seconds: when the first of them was lost
+        self._failing = 0, 0.0  # lanes lost since one brought its first pass, and the second when the first of them was
         self._timer = 0  # number of the latest
 
     # Lanes: opening, losing, replacing.
 
     def open(self) -> list[Command]:
-        """Open as many lanes as are missing."""
+        """Open as many lanes as are missing; the first lost one is replaced at once."""
+        given, failures = self._given, min(self._failing[0], 10)
+        pause = 0.0 if failures <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**failures)
         commands: list[Command] = []
         while len(self.lanes) < self._wanted:
-            lane = TargetLane(next(self._numbers))
+            lane = TargetLane(next(self._numbers), given.open_target.prompt, self.answers)
             self.lanes[lane.number] = lane
-            commands.append(Open(lane.number, self._given.open_target, self._backoff()))
+            commands.append(Open(lane.number, given.open_target, pause))
         return commands
 
-    def _backoff(self) -> float:
-        """Seconds before a lane is opened; the first lost one is replaced at once."""
-        doublings = min(self._failures, 10)
-        return 0.0 if doublings <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**doublings)
-
-    def opened(self, lane: Lane, now: float) -> list[Command]:
+    def opened(self, lane: Lane) -> list[Command]:
         """The lane is open: the target has the prompt, and scores it if that is missing."""
-        self.lanes[lane].ready = True
-        self.lanes[lane].free_since = now
+        self.lanes[lane].opened()
         return self._score()
 
     def _score(self) -> list[Command]:
         """Let a lane score what is missing of the prompt, unless one does, or none is open."""
         lanes, likely = self.lanes.values(), self._given.prompt_logprobs
-        lane = next((lane for lane in lanes if lane.ready), None)
-        if likely is None or lane is None or not self.unscored or any(other.scores for other in lanes):
+        if likely is None or not self.unscored or any(one.scoring is not None for one in lanes):
             return []
-        lane.scores = True
-        return [Send(lane.number, ScorePrompt(self._scored, likely))]
+        lane = next((one for one in lanes if one.ready), None)
+        return [] if lane is None else [lane.score(self._scored, likely)]
 
     @property
     def unscored(self) -> int:
@@ -282,7 +379,7 @@ class TargetSide:
     def scored(self, lane: Lane, reply: PromptScored) -> None:
         """Some more tokens of the prompt are scored."""
         self._scored += len(reply.tokens)
-        self.lanes[lane].scores, self.lanes[lane].answered = reply.more, True
+        self.lanes[lane].scored(reply)
 
     @property
     def ready(self) -> bool:
@@ -295,15 +392,13 @@ class TargetSide:
         None: no lane has brought anything for `target_seconds`, though some may have opened.
         """
         was_ready = self.lanes.pop(lane).ready
-        if not self._failures:
-            self._failing_since = now
-        self._failures += 1
-        overdue = now - self._failing_since >= self._given.target_seconds
-        if overdue and not any(other.answered for other in self.lanes.values()):
+        failures, since = self._failing
+        since = since if failures else now
+        self._failing = failures + 1, since
+        if now - since >= self._given.target_seconds and not any(one.answered for one in self.lanes.values()):
             return None
-        without = was_ready and not self.ready
         commands = [*self.open(), *self._score()]
-        return [*commands, *self.set_timer()] if without else commands
+        return [*commands, *self.set_timer()] if was_ready and not self.ready else commands
 
     def drop(self, lane: Lane) -> list[Command] | None:
         """Give up a lane for good. None: no other is open or being opened."""
@@ -333,127 +428,47 @@ class TargetSide:
         """The passes under way."""
         return [lane.flight for lane in self.lanes.values() if lane.flight is not None]
 
+    @property
+    def runs(self) -> list[Flight]:
+        """Those of them in which the target draws several tokens by itself."""
+        lanes = self.lanes.values()
+        return [lane.flight for lane in lanes if lane.flight is not None and lane.flight.sent.run > 1]
+
     def due(self, path: Path) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on."""
-        lanes, ids = self.lanes.values(), self._output.ids
-        return any(one.flight and (*ids[one.flight.root :], *path) in one.flight.paths for one in lanes)
-
-    # Replies.
-
-    def expects(self, lane: Lane, reply: PassDone | RowFetched | PromptScored) -> bool:
-        """Whether it answers what was asked there."""
-        known = self.lanes[lane]
-        if isinstance(reply, PromptScored):
-            ids, last = tuple(one.token for one in reply.tokens), reply.first + len(reply.tokens)
-            prompt = self._given.open_target.prompt
-            next_ = known.scores and reply.first == self._scored and reply.more == (last < len(prompt))
-            return next_ and bool(ids) and ids == prompt[reply.first : last]
-        if isinstance(reply, RowFetched):
-            same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
-            if not same or reply.node not in known.owed:
-                return False
-            listed = known.owed[reply.node]
-            return reply.row.whole if listed is None else reply.row.lists(listed)
-        flight = known.flight
-        if flight is None or reply.number != flight.sent.number or reply.first != flight.drawn:
-            return False
-        due = len(flight.paths)
-        if flight.sent.run > 1:  # a run may end early, and says when it ends
-            due = max(1, min(len(reply.nodes), flight.sent.run - flight.drawn - reply.more))
-        kind = Sample if flight.sent.draws else Row
-        more = reply.more and flight.sent.run == 1
-        return len(reply.nodes) == due and not more and all(isinstance(node, kind) for node in reply.nodes)
-
-    def same_distribution(self, lane: Lane, reply: RowFetched) -> bool:
-        """Whether a row that was asked for is that of the head sent before, up to SAME_DISTRIBUTION."""
-        latest = self.lanes[lane].latest
-        assert latest is not None
-        replaced = self.answers.replaced_by(latest, reply.node)
-        head = None if replaced is None else replaced[1]
-        return not isinstance(head, Row) or _difference(head, reply.row) <= SAME_DISTRIBUTION
+        ids = self._output.ids
+        return any((*ids[one.root :], *path) in one.paths for one in self.flights)
 
     def returned(self, lane: Lane, done: PassDone, now: float) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
         known = self.lanes[lane]
-        flight, known.flight = known.flight, None
-        assert flight is not None
         if not known.answered:
-            known.answered, self._failures = True, 0
-        if done.more:
-            known.flight = flight.after(done, now)
-        else:
-            known.free_since = now
-        drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
-        self.answers.add(drawn, done.nodes)
-        return flight
-
-    def fetched(self, lane: Lane, reply: RowFetched) -> None:
-        """A row that was asked for came."""
-        known = self.lanes[lane]
-        assert known.latest is not None
-        self.answers.complete(known.latest, reply.node, reply.row)
-        del known.owed[reply.node]
-
-    # Runs: tokens that the target draws by itself in one pass.
-
-    @property
-    def running(self) -> bool:
-        """Whether a run is under way."""
-        return any(lane.flight is not None and lane.flight.sent.run > 1 for lane in self.lanes.values())
-
-    @property
-    def left_of_runs(self) -> int:
-        """Tokens that the longest run under way has still to bring."""
-        return max((one.sent.run - one.drawn for one in self.flights if one.sent.run > 1), default=0)
-
-    @property
-    def halfway(self) -> Flight | None:
-        """A run of which half of the latest request has been drawn, and that nobody has ended."""
-        for one in self.flights:
-            if one.sent.run > 1 and one.drawn >= one.half and not one.ending:
-                return one
-        return None
+            self._failing = 0, 0.0
+        return known.returned(done, now)
 
     def end_runs(self) -> list[Command]:
         """Tell runs under way to end with the token that is being drawn."""
-        commands: list[Command] = []
-        for lane in self.lanes.values():
-            flight = lane.flight
-            if flight is not None and flight.sent.run > 1 and not flight.ending:
-                lane.flight = replace(flight, ending=True)
-                commands.append(Send(lane.number, RunTo(flight.sent.number, 0)))
-        return commands
+        return [self.lanes[run.lane].end_run(run) for run in self.runs if not run.ending]
 
-    def extend_run(self, flight: Flight, tokens: int) -> Send:
+    def extend_run(self, run: Flight, tokens: int) -> Send:
         """Let a run go on for so many tokens beyond those asked for, at most to the end of the output."""
-        tokens = min(tokens, self._output.left - (flight.sent.run - flight.drawn))
-        more = flight.sent.run + tokens
-        sent = replace(flight.sent, run=more)
-        self.lanes[flight.lane].flight = replace(flight, sent=sent, half=more - tokens // 2)
-        return Send(flight.lane, RunTo(sent.number, more))
+        return self.lanes[run.lane].extend_run(run, min(tokens, self._output.left - run.left))
 
     # Passes: what each covers, and rows that are asked for afterwards.
 
     def send_pass(self, lane: TargetLane, epoch: Epoch, now: float) -> Send:
         """A pass at the frontier; in an epoch without a draft a run."""
-        frontier, counts = len(self._output.text), self._counts
-        counts.passes += 1
         if epoch.alone:
-            epoch.reach = max(epoch.reach, frontier)
             run = min(epoch.choice.run, self._output.left)
-            counts.runs += run > 1
-            return self._send(lane, NOTHING_GUESSED, None, True, now, run)
-        plan = self._plan(epoch)
-        counts.row_misses += frontier < epoch.reach
-        epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
-        return self._send(lane, plan, None, epoch.draws, now)
+            self._counts.add(passes=1, runs=run > 1)
+            return self._send(lane, epoch, NOTHING_GUESSED, None, now, run)
+        self._counts.add(passes=1, row_misses=len(self._output.text) < epoch.reach)
+        return self._send(lane, epoch, self._plan(epoch), None, now)
 
     def send_ahead(self, lane: TargetLane, epoch: Epoch, now: float) -> list[Command]:
         """A pass over later draft tokens, on a target that is free while others work on earlier ones, if it pays."""
-        if not epoch.choice.speculate or not self.flights:
-            return []
-        if lane.owed:
-            return []  # another pass would take away the row that the walk waits for
+        if not epoch.choice.speculate or not self.flights or lane.owed:
+            return []  # where a row is owed another pass would take it away
         if epoch.beyond(epoch.reach) < max(1, epoch.choice.min_draft_tokens):
             return []  # a pass sent with fewer draft tokens would not include the next ones
         plan = self._plan(epoch)
@@ -461,31 +476,23 @@ class TargetSide:
         wanted = tuple(node for node, path in paths if self.answers.after(path) is None and not self.due(path))
         if not wanted:
             return []
-        frontier = len(self._output.text)
-        self._counts.passes += 1
-        self._counts.speculated += 1
-        epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
-        return [self._send(lane, plan, wanted, epoch.draws, now)]
+        self._counts.add(passes=1, speculated=1)
+        return [self._send(lane, epoch, plan, wanted, now)]
 
     def _send(
-        self, lane: TargetLane, plan: Plan, wanted: tuple[int, ...] | None, draws: bool, now: float, run: int = 1
+        self, lane: TargetLane, epoch: Epoch, plan: Plan, wanted: tuple[int, ...] | None, now: float, run: int = 1
     ) -> Send:
         """Send a pass, answered by draws or by rows; or a run of so many tokens."""
         ids = self._output.ids
-        lane.passes += 1
-        listed = () if draws else plan.listed
+        epoch.cover(len(self._output.text) + self._length(plan.tree))
+        listed = () if epoch.draws else plan.listed
         if wanted is not None and listed:
             listed = tuple(listed[node] for node in wanted)
-        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted, draws, run)
+        number = 1 if lane.latest is None else lane.latest.sent.number + 1
+        sent = Pass(number, tuple(ids[lane.told :]), plan.tree, listed, wanted, epoch.draws, run)
         paths = tuple(plan.tree.paths())
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
-        tokens = len(sent.committed) + len(plan.tree)
-        idle, half = now - lane.free_since, run - run // 2
-        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, plan.own, half=half)
-        lane.latest = lane.flight
-        lane.told = len(ids)
-        lane.owed.clear()
-        return Send(lane.number, sent)
+        return lane.send(Flight(lane.number, sent, len(ids), answered, now, plan.own, half=run - run // 2), len(ids))
 
     def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
         """Draft tokens from place `first` on arrived after passes had left that do not list their ids: fetch them."""
@@ -500,9 +507,8 @@ class TargetSide:
             listed = self._planner.listed(flight.sent.tree, epoch.guessed(first), skip)
             for node in flight.sent.answered:
                 if len(listed[node]):
-                    fetch = self._fetch(flight.lane, flight.sent.number, node, listed[node]) or []
-                    self._counts.rows_completed += len(fetch)
-                    commands += fetch
+                    commands += self.lanes[flight.lane].fetch(flight.sent.number, node, listed[node]) or []
+        self._counts.add(rows_completed=len(commands))
         return commands
 
     def fetch_needed(self, need: NeedRow | NeedSample) -> list[Command]:
@@ -510,23 +516,13 @@ class TargetSide:
         held = self.answers.after(path_of(need))
         if held is None or isinstance(need, NeedSample):
             return []  # a pass will bring it
-        fetch = self._fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
+        lane = self.lanes.get(held.lane)
+        fetch = None if lane is None else lane.fetch(held.number, held.node, None if need.whole else need.listed)
         if fetch is None:
             self.answers.forget(path_of(need))
             return []
-        self._counts.rows_fetched += need.whole and bool(fetch)
-        self._counts.rows_completed += not need.whole and bool(fetch)
+        self._counts.add(rows_fetched=need.whole and len(fetch), rows_completed=not need.whole and len(fetch))
         return fetch
-
-    def _fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
-        """Ask once for more of a row; None: its pass is not the lane's latest any more, or has drawn."""
-        known = self.lanes.get(lane)
-        if known is None or known.latest is None or known.latest.sent.number != number or known.latest.sent.draws:
-            return None
-        if node in known.owed:
-            return []
-        known.owed[node] = listed
-        return [Send(lane, FetchRow(number, node, listed))]
 
     def _plan(self, epoch: Epoch) -> Plan:
         given, frontier = self._given, len(self._output.text)
@@ -545,7 +541,7 @@ class TargetSide:
         return max(ends)
 
 
-def path_of(step: WalkStep) -> Path:
+def path_of(step: WalkStep | None) -> Path:
     """Where the walk needs a row, from the frontier on."""
     return step.path if isinstance(step, NeedRow) else ()
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Command, Emitted, IllegalEventError, Open
-from crossdraft.session.resolution import Models, resolve, tokenization_of
+from crossdraft.session.models import Models
+from crossdraft.session.resolution import resolve
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Observation
-from crossdraft.text.letters import Side
-from crossdraft.text.pairs import Pair
 from crossdraft.trace.recording import CODEC, Header, Recording, RecordingError, Step
 from crossdraft.trace.timeline import name_of
 from crossdraft.types.messages import OpenDrafter
@@ -111,18 +110,10 @@ def _opens_drafter(command: Command) -> bool:
 def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:
-        given = header.request, _models(header), header.secrets, header.targets
+        given = header.request, Models.of(header.target, header.drafter), header.secrets, header.targets
         return replace(resolve(*given, target_seconds=header.target_seconds), no_drafter=header.no_drafter)
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
-
-
-def _models(header: Header) -> Models:
-    tokenization = tokenization_of(header.target, Side.TARGET)
-    if header.drafter is None:
-        return Models(header.target, tokenization)
-    drafter = tokenization_of(header.drafter, Side.DRAFTER)
-    return Models(header.target, tokenization, header.drafter, Pair(tokenization.vocabulary, drafter.vocabulary))
 
 
 def _difference(session: Session, step: Step) -> tuple[str, str, str] | None:

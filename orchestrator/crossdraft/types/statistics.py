@@ -198,6 +198,20 @@ class Counts:
     judged_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
 
+    def add(self, **counted: float) -> None:
+        """Adds to fields that are numbers."""
+        for name in counted:
+            self.__dict__[name] += counted[name]
+
+    def emit(self, kind: Kind) -> None:
+        """Counts a token of the output."""
+        self.tokens += 1
+        self.kinds[kind] += 1
+
+    def note(self, undrafted: str = "", drafter_lost: str = "") -> None:
+        """Keeps what is given."""
+        self.undrafted, self.drafter_lost = undrafted or self.undrafted, drafter_lost or self.drafter_lost
+
     def round(self, proposed: int, accepted: int, refused: bool) -> None:
         """Counts a finished round.
 

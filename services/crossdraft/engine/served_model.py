@@ -19,7 +19,7 @@ from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
-from crossdraft.session.resolution import tokenization_of
+from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import NEUTRAL

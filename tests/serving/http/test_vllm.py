@@ -9,7 +9,7 @@ from crossdraft.cli.options import CorsOptions
 from crossdraft.client.api import software
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
-from crossdraft.session.resolution import with_defaults
+from crossdraft.session.models import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import KEY, MESSAGES, Front, front

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from crossdraft.client.discovery import Probe, ProbedClient, read_tokenization
+from crossdraft.client.discovery import Probe, read_tokenization
 from crossdraft.client.roster import Roster
 from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
@@ -180,7 +180,7 @@ class DrafterServices:
         self._addresses = tuple(addresses)
         self._tidy = tidy
         self._tls = tls
-        self._members: dict[str, ProbedClient] = {}
+        self._members: dict[str, Probe] = {}
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="crossdraft-drafters", daemon=True)
@@ -203,7 +203,7 @@ class DrafterServices:
 
     def open(self, request: RequestState, ids: TokenIds, now: float) -> None:
         """Open a session for a request whose ids these are, if a drafter can be reached. The lock is held."""
-        known = {address for address, member in self._members.items() if member.probe.reachable}
+        known = {address for address, member in self._members.items() if member.reachable}
         if now < request.not_before or not known:
             return
         address = self.roster.take((), set(self._addresses) - known, now)
@@ -241,7 +241,7 @@ class DrafterServices:
         self._stopping = asyncio.Event()
         for address in self._addresses:
             client = DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls)
-            self._members[address] = ProbedClient(client, Probe(client, self._welcome))
+            self._members[address] = Probe(client, self._welcome)
         self._started.set_result(asyncio.get_running_loop())
         tidying = asyncio.create_task(self._tidy_up())
         try:
@@ -267,8 +267,8 @@ class DrafterServices:
 
     async def _tried(self) -> None:
         for member in list(self._members.values()):
-            await member.probe.tried
-            member.probe.warn()
+            await member.tried
+            member.warn()
 
     async def _tidy_up(self) -> None:
         while True:

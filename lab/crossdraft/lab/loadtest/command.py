@@ -41,7 +41,7 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.grpc_client import Client
-from crossdraft.session.resolution import requested_method
+from crossdraft.session.models import requested_method
 
 Stages = AsyncGenerator[tuple[float | None, Mapping[str, LoadClient]], None]
 """Of each stage: its delay in ms, one way, or None where nothing is emulated; its clients by their configuration."""

@@ -1,0 +1,193 @@
+"""The rules of a session: its states, and what may happen in each. Read this first.
+
+Theory
+======
+
+A session brings one request from its prompt to the last token of its output. It talks to services over *lanes*: one
+lane is one opened session with one target or one drafter, and every opening has a number of its own. Messages of
+different lanes come in any order. A pass returns when the draft that it was for is refused; draft tokens arrive for an
+epoch that is over; any service may be lost between any two messages. What to do in each order cannot be written down,
+so it is not. Instead there are small state machines that know nothing of each other:
+
+    the session        NEW ---> OPENING ---> RUNNING ---> DONE
+    a target's lane    OPENING ---> IDLE <---> SCORING,  IDLE <---> PASSING
+    a drafter's lane   OPENING ---> IDLE <---> DRAFTING <---> SCORING
+
+`TRANSITIONS` is the table of the lanes: which messages may be sent and may come in each state, and which state follows.
+Nothing stores a lane's state. It is read off what the service owes there, so the two cannot differ: a target in PASSING
+owes the answers of a pass, a drafter in DRAFTING what is due of the running epoch. The session itself is OPENING until
+it can begin (a target is there, and has scored the prompt if it must), and DONE when it has said `Finished`.
+
+Four rules make this enough.
+
+1. **A reply is legal if it was asked for.** The table says which kinds may come. Whether it is the very one that is
+   due, only who asked can tell (`expects`): a target answers the pass under way, with one row or draw for each node
+   that it was asked for, then rows that agree with the heads sent before; and the prompt's tokens in order. A drafter
+   sends the draft tokens of the running epoch in order, and scores if it was asked for some.
+
+2. **What is over is ignored.** Replies of a lane that was closed or lost, of an epoch or a pass that another has
+   followed, and timers that were set anew had left before their senders could know. They are nobody's fault.
+
+3. **An illegal event changes nothing.** All checks come before the first change. So the driver can drop the service
+   that broke the rules, tell the session that it is lost, and go on. What a drafter was asked for and sent, but nobody
+   can use (an id out of range, a row that cannot give its token), is legal and costs the drafter its lane: it is not
+   trusted. What a target sends is, as the output is drawn from it.
+
+4. **Events only add to what is known.** What is done about it does not depend on which event it was: after every legal
+   one the walk goes on with what is at hand, a free target gets a pass if the walk lacks a row, and the drafter is
+   asked for more (`Session.handle`). So the order of events may change what an output costs and, where it draws from
+   rows, which of the equally right outputs it is. It does not change their distribution, because nothing that decides
+   a token looks at a draft token before the walk has asked for it (`verification.walk`).
+
+The session waits for three things only, each with a deadline: for draft tokens while the target stands idle
+(`Timer.STALL`), for what the drafter owes (`Timer.DRAFTER`), and for a target (`Timer.TARGET`). What a target owes, the
+link to it watches.
+"""
+
+from enum import Enum
+from typing import Any, Protocol
+
+from crossdraft.session.events import Cancelled, Event, Expired, IllegalEventError, Ready, Replied, Reply, Request
+from crossdraft.types.messages import (
+    Advance,
+    Draft,
+    Drafted,
+    FetchRow,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    RunTo,
+    Score,
+    Scored,
+    ScorePrompt,
+)
+
+
+class State(Enum):
+    """The states of a session."""
+
+    NEW = "new"
+    OPENING = "waits for its services to open"
+    RUNNING = "under way"
+    DONE = "over"
+
+
+class TargetState(Enum):
+    """The states of a lane to a target."""
+
+    __hash__ = object.__hash__  # as fast as looking up at every reply asks for
+    OPENING = "is being opened"
+    IDLE = "owes no pass"
+    SCORING = "scores the prompt"
+    PASSING = "makes a pass, or a run of them"
+
+
+class DrafterState(Enum):
+    """The states of a lane to a drafter."""
+
+    __hash__ = object.__hash__
+    OPENING = "is being opened"
+    IDLE = "knows of no running epoch"
+    DRAFTING = "drafts the running epoch, or has drafted all that was asked for"
+    SCORING = "owes scores of the running epoch's draft"
+
+
+LaneState = TargetState | DrafterState
+_T, _D = TargetState, DrafterState
+
+# What may be sent (the upper lines) and may come (the lower ones) in each state, and the states that may follow. Of two
+# the second follows what is the last of its kind: a reply without `more`, an `Advance` to no draft token. If a drafter
+# has sent all that was asked for when an epoch ends, it becomes idle without a message.
+TRANSITIONS: dict[LaneState, dict[type[Ready | Request | Reply], tuple[LaneState, ...]]] = {
+    _T.OPENING: {
+        Ready: (_T.IDLE,),
+    },
+    _T.IDLE: {
+        ScorePrompt: (_T.SCORING,), Pass: (_T.PASSING,), FetchRow: (_T.IDLE,),
+        RowFetched: (_T.IDLE,),
+    },
+    _T.SCORING: {
+        PromptScored: (_T.SCORING, _T.IDLE),
+    },
+    _T.PASSING: {
+        FetchRow: (_T.PASSING,), RunTo: (_T.PASSING,),
+        PassDone: (_T.PASSING, _T.IDLE),
+    },
+    _D.OPENING: {
+        Ready: (_D.IDLE,),
+    },
+    _D.IDLE: {
+        Draft: (_D.DRAFTING,),
+    },
+    _D.DRAFTING: {
+        Draft: (_D.DRAFTING,), Advance: (_D.DRAFTING, _D.IDLE), Score: (_D.SCORING,),
+        Drafted: (_D.DRAFTING,),
+    },
+    _D.SCORING: {
+        Drafted: (_D.SCORING,), Scored: (_D.DRAFTING,),
+    },
+}  # fmt: skip
+
+
+class Conversation(Protocol):
+    """One lane, as far as the rules ask."""
+
+    @property
+    def state(self) -> LaneState:
+        """Read off what was asked and not answered."""
+        ...
+
+    def outdated(self, reply: Any, /) -> bool:
+        """Whether a reply is about what another request has followed."""
+        ...
+
+    def expects(self, reply: Any, /) -> bool:
+        """Whether a reply of a kind that may come is the one that is due."""
+        ...
+
+
+def admits(event: Event, state: State, lane: Conversation | None) -> bool:
+    """Whether an event is to be taken; False: it is outdated.
+
+    Args:
+        event: what happened.
+        state: of the session.
+        lane: where it happened; None: on none, or on one that is over.
+
+    Raises:
+        IllegalEventError: it breaks a rule.
+    """
+    if state is State.NEW:
+        raise IllegalEventError("the session has not begun")
+    if state is State.DONE:
+        return False
+    match event:
+        case Expired() | Cancelled():
+            return True
+        case Replied(_, reply) if lane is not None and lane.outdated(reply):
+            return False
+    if lane is None:
+        return False
+    legal = TRANSITIONS[lane.state]
+    match event:
+        case Ready() if Ready not in legal:
+            raise IllegalEventError("the lane is open already")
+        case Replied(_, reply) if Ready in legal:
+            raise IllegalEventError(f"{type(reply).__name__} from a lane that is not open")
+        case Replied(_, reply) if type(reply) not in legal or not lane.expects(reply):
+            raise IllegalEventError(_unexpected(reply))
+    return True
+
+
+def _unexpected(reply: Reply) -> str:
+    match reply:
+        case PassDone():
+            return f"pass {reply.number} with {len(reply.nodes)} answers was not asked for"
+        case RowFetched():
+            return f"row {reply.node} of pass {reply.number} was not asked for"
+        case PromptScored():
+            return f"{len(reply.tokens)} tokens of the prompt from place {reply.first} on were not due"
+        case Drafted():
+            return f"draft tokens of epoch {reply.epoch} from place {reply.first} on were not due"
+    return f"scores of epoch {reply.epoch} were not asked for"
