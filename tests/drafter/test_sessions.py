@@ -238,18 +238,11 @@ async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningMod
         assert [len(reply.draft_tokens) for reply in epoch.replies] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (Advance(1, 69), "may advance from 4 draft tokens to at most 68, not to 69"),
-        (Draft(2, 99, NOTHING, 4), "cannot rewind to letter 99"),
-    ],
-)
-async def test_what_cannot_be_ends_the_session(drafter: DrafterClient, bad: Advance | Draft, complaint: str) -> None:
+async def test_what_cannot_be_ends_the_session(drafter: DrafterClient) -> None:
     async with drafter.session(OPEN) as session:
         await session.draft(Draft(1, 0, NOTHING, 4))
-        await session.send(bad)
-        with pytest.raises(ProtocolBroken, match=complaint):
+        await session.send(Draft(2, 99, NOTHING, 4))
+        with pytest.raises(ProtocolBroken, match="cannot rewind to letter 99"):
             await session.receive()
     async with drafter.session(OPEN) as session:
         assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4

@@ -4,11 +4,10 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
-from tests.endtoend.stack import AT_ONCE, TARGET, model
+from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
 from tests.prompts import prompts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,18 +39,6 @@ PACE = "15,0"  # of a target: what is killed is in the middle of it
 def request(overlap: Overlap) -> GenerationRequest:
     text = prompts()[3].text
     return GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
-
-
-@dataclass(frozen=True)
-class Copying:
-    """A drafter that copies, which takes less time to start than one with a model."""
-
-    role: str = "drafter"
-
-    def command(self) -> list[str]:
-        """As it would be typed."""
-        options = ("--min-ngram", "1", "--grace-seconds", "0", "--until-stdin-ends")
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "ngram", *options]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

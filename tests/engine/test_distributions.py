@@ -160,15 +160,6 @@ def test_a_bad_word_does_not_begin_in_the_prompt() -> None:
     assert (found[0, 3], bool(found[0, 8] > 0)) == (0, True)
 
 
-def test_temperature_zero_is_the_best_of_the_penalised_logits() -> None:
-    options = SamplingOptions(temperature=0, repetition_penalty=1.9, presence_penalty=2, logit_bias=((0, 3.0),))
-    warm = SamplingOptions(temperature=1, repetition_penalty=1.9, presence_penalty=2, logit_bias=((0, 3.0),))
-    found = distribution(LOGITS, options, HISTORY)
-    assert torch.equal(found.argmax(-1), distribution(LOGITS, warm, HISTORY).argmax(-1))
-    assert torch.equal(found.sum(-1), torch.ones(6, dtype=torch.float64))
-    assert set(found.unique().tolist()) == {0.0, 1.0}
-
-
 def test_tiny_temperatures_do_not_overflow() -> None:
     assert torch.equal(
         distribution(LOGITS, SamplingOptions(temperature=1e-300)), distribution(LOGITS, SamplingOptions(temperature=0))

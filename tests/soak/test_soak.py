@@ -24,6 +24,7 @@ import pytest
 from crossdraft.console.processes import EngineOptions, Running, Wanted, running
 from crossdraft.lab.services import Killable
 from crossdraft.text.letters import common_length
+from tests.endtoend.stack import Copying
 from tests.prompts import prompts
 from tests.rpc.clock import HANGS
 from tests.rpc.linked import News
@@ -63,18 +64,6 @@ GREEDY = (
 )
 VLLM_FIELDS = ("bad_words", "repetition_penalty")  # that OpenAI's client does not know
 PROMPTS = [prompt.text for prompt in prompts()[:6]]
-
-
-@dataclass(frozen=True)
-class Ngram:
-    """A drafter that copies."""
-
-    role: str = "drafter"
-
-    def command(self) -> list[str]:
-        """As it would be typed."""
-        options = ("--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning")
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "ngram", *options]
 
 
 @dataclass(frozen=True)
@@ -233,7 +222,7 @@ async def started(stack: AsyncExitStack, logs: Path) -> Soak:
         Wanted(role, model, 1, (*more, "--metrics-port", "0"), logging_to(logs / f"{role}.log"), ENGINE)
         for role, model in (("target", "bundled:target"), ("drafter", "bundled:drafter-a"))
     ]
-    found = await stack.enter_async_context(running([*kept, Ngram()]))
+    found = await stack.enter_async_context(running([*kept, Copying(more)]))
     target, drafter, copying = found
     victims = [
         await Killable.started(replace(one, more=more, prefix=logging_to(logs / f"killed-{one.role}.log")), stack)

@@ -186,17 +186,6 @@ async def test_bad_openings_are_refused_at_once(target: TargetClient, opening, e
         assert len((await session.run(a_pass(tree=TokenTree()))).nodes) == 1
 
 
-async def test_a_session_that_is_cancelled_gives_back_its_place(target: TargetClient, target_model) -> None:
-    session = await target.open(OpenTarget(PROMPT, GREEDY, None))
-    await session.run(a_pass())
-    assert target_model.thread.engine.slots_in_use == 64
-    await session.send(a_pass(number=2, committed=(5,)))
-    await session.close()
-    async with asyncio.timeout(60):
-        while target_model.thread.engine.slots_in_use:
-            await target.describe()
-
-
 PENALISED = SamplingOptions(temperature=0.7, presence_penalty=0.5)
 OPENING = OpenTarget(PROMPT, PENALISED, None, head=300)
 DEEP_TREE = TokenTree((5, 6, 7, 90, 8), (ROOT, 0, 0, ROOT, 3))  # 5 6, 5 7, 90 8

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crossdraft.text.frequencies import FrequenciesError, TokenFrequencies, count_frequencies, read_frequencies
 from crossdraft.text.letters import Side, from_bytes
@@ -31,23 +33,14 @@ def test_a_corpus_without_tokens_has_no_ranking() -> None:
         count_frequencies(some.json, some.tokenization(Side.DRAFTER), [""])
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "always", "kept"),
-    [
-        (1, 6, (), [2]),
-        (2, 6, (), [0, 2]),
-        (3, 6, (), [0, 2, 3]),
-        (5, 6, (), [0, 1, 2, 3, 5]),
-        (6, 6, (), [0, 1, 2, 3, 4, 5]),
-        (3, 6, (4,), [0, 2, 4]),
-        (1, 6, (4,), [4]),
-        (5, 9, (8,), [0, 2, 3, 5, 8]),
-        (7, 9, (), [0, 1, 2, 3, 4, 5, 6]),
-        (2, 3, (), [0, 2]),
-    ],
-)
-def test_the_most_frequent_ids(count: int, size: int, always: tuple[int, ...], kept: list[int]) -> None:
-    assert RANKING.most_frequent(count, size, always).tolist() == kept
+@given(st.integers(1, 9), st.sets(st.integers(0, 8), max_size=2), st.data())
+def test_the_most_frequent_ids(size: int, always: set[int], data: st.DataObject) -> None:
+    """And those that are always kept; of equals the lowest. Ids that were never seen count as 0."""
+    always &= {*range(size)}
+    count = data.draw(st.integers(max(1, len(always)), size))
+    counts = [*RANKING.counts.tolist(), *[0] * 9][:size]
+    order = sorted(range(size), key=lambda token: (token not in always, -counts[token], token))
+    assert RANKING.most_frequent(count, size, tuple(always)).tolist() == sorted(order[:count])
     for wrong in (-1, 0, size + 1):
         with pytest.raises(ValueError, match=f"must be between 1 and {size}, the size of the vocabulary, got {wrong}"):
             RANKING.most_frequent(wrong, size)

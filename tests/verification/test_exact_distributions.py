@@ -18,6 +18,7 @@ from crossdraft.verification.methods import (
     SLRS,
     STANDARD,
     TLI,
+    TOKENTIMING,
     UNION,
     Guess,
     Method,
@@ -26,7 +27,6 @@ from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_resid
 from tests.tables import ToyDrafter
 from tests.verification.enumerating import distance, distribution_of, few_or_full, full
 from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
-from tests.vocabularies import pair_of
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
@@ -67,16 +67,6 @@ def named(setup: Setup) -> str:
     return f"{setup.method.name}-{setup.toy.name}-K{setup.draft_tokens}-{setup.length}-T{setup.temperature:g}"
 
 
-@pytest.mark.parametrize("toy", ALIKE, ids=lambda toy: toy.name)
-def test_padding_rows_and_other_ends_leave_a_vocabulary_the_same(toy: Toy) -> None:
-    """Control symbols are then the same by id, also where only one side ends with them."""
-    pair = pair_of(toy.target, toy.drafter)
-    assert pair.same_vocabulary
-    assert pair.shared_drafter_ids.tolist() == list(range(min(len(toy.target), len(toy.drafter))))
-    for ignoring in (False, True):
-        assert error(Setup(toy, STANDARD, 2, 3, ignore_end=ignoring)) < EXACT
-
-
 @pytest.mark.parametrize("setup", cells(), ids=named)
 def test_output_distribution_is_the_targets(setup: Setup) -> None:
     assert error(setup) < EXACT
@@ -107,7 +97,7 @@ def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Met
     assert distance(wanted(setup), wanted(replace(setup, options=None))) > 0.05
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
 @pytest.mark.parametrize(("draft_tokens", "length"), [(2, 2), full(1, 3), full(2, 3), full(3, 2)])
 def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int) -> None:
     toy = ENDING.with_itself() if method.same_vocabulary else ENDING
@@ -127,7 +117,7 @@ def test_what_a_drafter_leaves_out_of_its_context_changes_no_distribution(
     assert error(Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3)) < EXACT
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [*METHODS, SLRS, TOKENTIMING], ids=lambda method: method.name)
 @pytest.mark.parametrize("draft_tokens", [1, 3])
 def test_temperature_zero_is_the_greedy_text(method: Method, draft_tokens: int) -> None:
     for toy in suitable(method):

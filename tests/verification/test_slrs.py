@@ -21,7 +21,7 @@ from crossdraft.verification.prefixes import PieceDistribution
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Walk, WalkStep, undrafted
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full, full
-from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, wanted
+from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error
 from tests.vocabularies import greedy_tokens, pair_of
 
 LATE = Toy("excluded by a piece before the last", ("a", "b", "aba"), ("a", "b"))
@@ -52,19 +52,6 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
 @pytest.mark.parametrize("toy", few_or_full(PAIRS, lambda toy: toy in (NESTED, ENDING, LATE)), ids=lambda toy: toy.name)
 def test_truncated_rows_have_the_same_distribution(toy: Toy, head: int) -> None:
     assert error(Setup(toy, SLRS, 2, 2, head=head)) < EXACT
-
-
-@pytest.mark.parametrize(("draft_tokens", "length"), [full(1, 3), (2, 2), full(2, 3), full(3, 2)])
-def test_ignoring_the_end_symbol(draft_tokens: int, length: int) -> None:
-    assert error(Setup(ENDING, SLRS, draft_tokens, length, ignore_end=True)) < EXACT
-
-
-def test_temperature_zero_is_the_greedy_text() -> None:
-    for toy in PAIRS:
-        setup = Setup(toy, SLRS, 3, 4, temperature=0)
-        distribution = distribution_of(setup.run)
-        assert distribution == wanted(setup), toy.name
-        assert len(distribution) == 1
 
 
 class Unconditional(PieceDistribution):

@@ -13,15 +13,17 @@ from tests.serving.http.conftest import KEY, front
 from tests.serving.http.faults import COMPLETIONS, fault
 
 
-async def test_keys_are_asked_for_under_v1_only(outputs: FakeBackend) -> None:
+async def test_keys_are_asked_for_where_a_model_is_used(outputs: FakeBackend) -> None:
     async with front(outputs, HttpOptions(Keys.of({"me": KEY}))) as guarded:
         assert (await guarded.openai.models.list()).data[0].id == "toy"
         with pytest.raises(AuthenticationError, match="this API key is not known") as caught:
             await guarded.openai.with_options(api_key=KEY + "!").models.list()
         assert caught.value.response.headers["www-authenticate"] == "Bearer"
         assert caught.value.code == "invalid_api_key"
-        anonymous = await guarded.http.post(COMPLETIONS, headers={"authorization": ""}, json={})
-        assert (anonymous.status_code, fault(anonymous)["type"]) == (401, "authentication_error")
+        for path in (COMPLETIONS, "/tokenize", "/detokenize"):
+            anonymous = await guarded.http.post(path, headers={"authorization": ""}, json={})
+            assert (anonymous.status_code, fault(anonymous)["type"]) == (401, "authentication_error")
+        assert (await guarded.post("/tokenize", prompt="Say")).status_code == 200
         for path in ("/health", "/ready", "/openapi.json", "/"):
             assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
 

@@ -87,14 +87,6 @@ async def test_what_cannot_be_tokenized(direct: httpx.AsyncClient, body: dict[st
     assert (refused.status_code, fault(refused)["message"]) == (400, "the body: give either prompt or messages")
 
 
-async def test_the_tokenizer_needs_a_key_where_there_are_keys(outputs: FakeBackend) -> None:
-    async with front(outputs, HttpOptions(Keys.given(None, [KEY]))) as guarded:
-        for path in ("/tokenize", "/detokenize"):
-            anonymous = await guarded.http.post(path, headers={"authorization": ""}, json={})
-            assert anonymous.status_code == 401
-        assert (await guarded.post("/tokenize", prompt="Say")).status_code == 200
-
-
 async def test_ids_of_prompt_and_output(served: Front) -> None:
     body = {"extra_body": {"return_token_ids": True}}
     done = await served.openai.completions.create(model="toy", prompt=["Say", "So"], **body)
