@@ -1,7 +1,7 @@
 """A drafter's text as ids that fit its model: rewound, re-tokenized where it must be, cut where it is too long."""
 
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, to_bytes
@@ -54,10 +54,12 @@ class Context:
         """The output's letters between two offsets, as far as there are any."""
         return Letters(self._text[self._origin + first : self._origin + end])
 
-    def append(self, token: int) -> None:
-        self._text = Letters(self._text + self._tokenization.vocabulary.letters[token])
-        self._tokens.append(token)
-        self._ends.append(len(self._text))
+    def append(self, *tokens: int) -> None:
+        written = [self._tokenization.vocabulary.letters[token] for token in tokens]
+        ends = accumulate(map(len, written), initial=len(self._text))
+        self._ends += islice(ends, 1, None)
+        self._tokens += tokens
+        self._text = Letters("".join((self._text, *written)))  # once for all: the text may be long
 
     def rewind(self, offset: int, letters: Letters) -> None:
         """The output becomes what it was up to `offset`, then `letters`.

@@ -301,6 +301,7 @@ class Drafting:
             for token, distribution in found.drawn:
                 self._tree.grow(self._tip)
                 self._extend_draft(Draw(token, [], distribution))
+            state.context.append(*(token for token, _ in found.drawn))
 
     @property
     def _drafts(self) -> bool:
@@ -339,13 +340,15 @@ class Drafting:
         besides = self._shape.candidates if drafts else 0
         draws = iter((yield from self._state.source.draw(logits, self._draws, offsets, besides)))
         if drafts:
-            self._extend_draft(next(draws))
+            draw = next(draws)
+            self._extend_draft(draw)
+            self._state.source.append(self._state.context, draw.token)
         for branch, draw in zip(due, draws, strict=True):
             self._extend_branch(branch, draw)
         self._open_branches = [one for one in self._open_branches if len(one.draft_tokens) < self._shape.depth]
 
     def _extend_draft(self, draw: Draw) -> None:
-        """The next token of the draft, and the branches beside it."""
+        """The next token of the draft, and the branches beside it; the context does not have it yet."""
         if len(self._drafted) < MOST_DRAFT_TOKENS:
             if draw.distribution is not None:
                 self._scoring.drawn(tuple(self._drafted), draw.distribution)
@@ -354,7 +357,6 @@ class Drafting:
             self._begin_branches(draw)
         self._replies.add(self._draft_token(draw))
         self._tip.token = draw.token
-        self._state.source.append(self._state.context, draw.token)
 
     def _begin_branches(self, draw: Draw) -> None:
         state, offset = self._state, self._state.context.offset
