@@ -18,13 +18,14 @@ from crossdraft.drafter.conversation import (
     ReplyBuffer,
     Send,
 )
-from crossdraft.drafter.drafting import DraftTree, Tip
+from crossdraft.drafter.drafting import DraftTree, Tip, branch_keys
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT
 from tests.rpc.linked import Direct
+from tests.vocabularies import toy_vocabulary
 
 NOTHING = Letters("")
 
@@ -56,6 +57,16 @@ def test_what_cannot_be_is_refused_and_changes_nothing(act, complaint: str) -> N
     with pytest.raises(ProtocolBroken, match=complaint):
         act(epochs)
     assert (epochs.number, epoch.count, epoch.over) == (5, 5, False)
+
+
+def test_a_newer_epoch_ends_the_one_before() -> None:
+    epochs = Epochs()
+    older, newer = epochs.begin(draft(1)), epochs.begin(draft(4))
+    assert (older.over, newer.over) == (True, False)
+    assert epochs.advance(Advance(1, 50)) is None
+    assert epochs.advance(Advance(4, 6)) is newer
+    assert newer.count == 6
+    assert not older.wanted
 
 
 @given(
@@ -93,6 +104,11 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
     ].tolist()
     assert epoch.aside
     assert not epoch.wanted
+
+
+def test_keys_are_text_that_was_not_drawn_each_once() -> None:
+    vocabulary = toy_vocabulary(("a", "b", "\ue000", "a", "c", "b"))
+    assert list(branch_keys([3, 2, 5, 1, 4, 0], 0, vocabulary)) == [5, 4]
 
 
 @given(st.data())

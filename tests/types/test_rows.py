@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.types.rows import Row
+from crossdraft.types.rows import NO_IDS, Row
 from tests.verification.toys import as_ids, row_of
 
 HEAD = Row(as_ids(7, 2, 5), np.array([0.5, 0.2, 0.1]), 0.2)
@@ -32,6 +32,15 @@ def test_a_whole_row_gives_nothing_to_others() -> None:
     assert whole.probability(3) == 0
     assert whole.probabilities_of(as_ids(3, 7)).tolist() == [0, 0.75]
     assert whole.lists([3, 4])
+
+
+def test_an_empty_row_is_all_tail() -> None:
+    empty = Row(NO_IDS, np.empty(0), 1.0)
+    assert not empty.lists([1])
+    assert empty.lists([])
+    assert empty.places(as_ids(1, 2)).tolist() == [-1, -1]
+    with pytest.raises(KeyError):
+        empty.probability(1)
 
 
 def test_another_row_is_aligned_to_this_one() -> None:

@@ -14,7 +14,7 @@ from tests.serving.http.faults import COMPLETIONS, fault
 
 
 async def test_keys_are_asked_for_where_a_model_is_used(outputs: FakeBackend) -> None:
-    async with front(outputs, HttpOptions(Keys.of({"me": KEY}))) as guarded:
+    async with front(outputs, HttpOptions(Keys.given(None, [KEY]))) as guarded:
         assert (await guarded.openai.models.list()).data[0].id == "toy"
         with pytest.raises(AuthenticationError, match="this API key is not known") as caught:
             await guarded.openai.with_options(api_key=KEY + "!").models.list()
