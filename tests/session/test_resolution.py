@@ -19,7 +19,7 @@ from crossdraft.session.models import (
     without_trust,
 )
 from crossdraft.session.resolution import resolve
-from crossdraft.speculation.arms import Limits
+from crossdraft.speculation.arms import TREES, arms_for
 from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Side
@@ -267,23 +267,22 @@ def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
     request = GenerationRequest("x", "coupled", speculation=True, **settings)  # type: ignore[arg-type]
     controller = resolve(request, models(), targets=2).controller
     assert isinstance(controller, OutputController)
-    assert controller.limits == Limits(
-        max_draft_tokens=7, min_draft_tokens=2, branch_depth=3, branch_width=1, targets=2
-    )
+    assert (controller.arms, controller.targets) == (arms_for(7, 2, branches=(3, 1), targets=2), 2)
     whole = resolve(GenerationRequest("x", "slrs"), models()).controller
     assert isinstance(whole, OutputController)
-    assert whole.limits.rounds_only
+    assert not any(arm.drafts and arm.overlap for arm in whole.arms)
 
 
 def test_the_salt_is_the_scope_of_the_drafter_and_bytes_may_be_more() -> None:
+    trees = tuple(nodes for _, nodes in TREES)
     for copies in (False, True):
         found = resolve(GenerationRequest("Hello", cache_salt="mine", method="slem"), models(copies=copies))
         assert found.open_drafter is not None
         assert found.open_drafter.scope == "mine"
         assert isinstance(found.controller, OutputController)
-        limits = found.controller.limits
-        assert (limits.copies, limits.rounds_only) == (copies, copies)
-        assert limits.max_draft_tokens == (64 if copies else 32)
+        assert found.controller.arms == (
+            arms_for(64, rounds_only=True, copies=True) if copies else arms_for(trees=trees)
+        )
 
 
 def test_outputs_share_the_controller_of_their_target() -> None:

@@ -25,7 +25,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
-from crossdraft.speculation.arms import Limits
+from crossdraft.speculation.arms import arms_for
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController
 from crossdraft.text.letters import NOTHING
@@ -109,7 +109,7 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     [
         (lock_step(3), "nothing rhymes"),
         (Fixed(Choice(4, 2)), "nothing rhymes"),
-        (TargetController().output(("slem", 1.0, None), Limits()), "nothing rhymes"),
+        (TargetController().output(("slem", 1.0, None), arms_for()), "nothing rhymes"),
         (Fixed(PLAIN), "plain decoding: no draft token raises the speed"),
     ],
     ids=["lock-step", "overlapped", "auto", "plain"],

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from crossdraft.engine.scheduler import Pause, ReadyRequest, Scheduler
-from crossdraft.speculation.arms import BRANCHED, NO_DRAFTER, TREES, Arm, Limits
+from crossdraft.speculation.arms import BRANCHED, TREES, arms_for
 from crossdraft.speculation.choice import (
     PLAIN,
     Choice,
@@ -26,7 +26,7 @@ from crossdraft.speculation.choice import (
     StallSeen,
     Started,
 )
-from crossdraft.speculation.controller import Kind, TargetController
+from crossdraft.speculation.controller import Arms, Kind, TargetController
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average
@@ -547,13 +547,9 @@ class Output:
             flight.run, flight.half = flight.run + min(choice.run, self._left), choice.run // 2
 
 
-def choice_of(arm: Arm) -> Choice:
+def choice_of(arm: Choice) -> Choice:
     """As a fixed one."""
-    if not arm.depth:
-        return PLAIN
-    if not arm.overlap:
-        return Choice(arm.depth, arm.depth, False, tree_nodes=arm.nodes)
-    return Choice(arm.depth, arm.wait, patience=30.0 if arm.wait else 0.0, chunk=2)
+    return replace(arm, chunk=2) if arm.overlap else arm
 
 
 def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: float, seed: int = 0) -> float:
@@ -563,26 +559,26 @@ def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: 
 
 KIND = ("coupled", 1.0, None)  # of all simulated requests
 TOKENS = 256  # of an output
-CHAINS = Limits()
-WITH_TREES = Limits(samples=True, tree_nodes=tuple(nodes for _, nodes in TREES))
+CHAINS = arms_for()
+WITH_TREES = arms_for(trees=tuple(nodes for _, nodes in TREES))
 
 
-def limits_of(world: World) -> Limits:
+def arms_of(world: World) -> Arms:
     """Of requests of a method whose target draws by itself, or of another one."""
     return WITH_TREES if world.samples else CHAINS
 
 
-def controllers(limits: Limits = CHAINS, kind: Kind = KIND) -> Callable[[], Controller]:
+def controllers(arms: Arms = CHAINS, kind: Kind = KIND) -> Callable[[], Controller]:
     """Makes controllers of outputs that share a new one."""
     shared = TargetController()
-    return lambda: shared.output(kind, limits)
+    return lambda: shared.output(kind, arms)
 
 
 @cache
-def arm_speeds(world: World, outputs: int) -> dict[Arm, float]:
+def arm_speeds(world: World, outputs: int) -> dict[Choice, float]:
     """Tokens a second of all outputs with each arm."""
     seconds = max(1.0, 150 * world.pass_base)
-    return {arm: fixed_speed(world, choice_of(arm), TOKENS, outputs, seconds) for arm in limits_of(world).arms}
+    return {arm: fixed_speed(world, choice_of(arm), TOKENS, outputs, seconds) for arm in arms_of(world)}
 
 
 @dataclass(frozen=True)
@@ -597,10 +593,10 @@ class Shares:
 def measured(world: World, outputs: int, seed: int = 1, first: int = 300, then: int = 500) -> Shares:
     """In a number of passes, after others in which the controller begins to learn, as benchmarks measure it."""
     speeds = arm_speeds(world, outputs)
-    simulation = Simulation(world, controllers(limits_of(world)), TOKENS, outputs, seed)
+    simulation = Simulation(world, controllers(arms_of(world)), TOKENS, outputs, seed)
     simulation.speed(first * world.pass_base)
     found = simulation.speed(then * world.pass_base)
-    best, plain = max(speeds.values()), speeds[NO_DRAFTER]
+    best, plain = max(speeds.values()), speeds[PLAIN]
     return Shares(found / best, found / plain, best / plain)
 
 
@@ -613,6 +609,6 @@ def cold(world: World, outputs: int = 5, tokens: int = 96, seed: int = 1) -> Sha
         simulation = Simulation(world, make, tokens, 1, seed)
         return simulation.until_ended(outputs) - simulation.target.stalled - simulation.drafter.stalled
 
-    auto = seconds(world, controllers(limits_of(world)))
-    fastest, plain = (seconds(replace(world, stall=0.0), partial(Fixed, choice_of(arm))) for arm in (best, NO_DRAFTER))
+    auto = seconds(world, controllers(arms_of(world)))
+    fastest, plain = (seconds(replace(world, stall=0.0), partial(Fixed, choice_of(arm))) for arm in (best, PLAIN))
     return Shares(fastest / auto, plain / auto, plain / fastest)

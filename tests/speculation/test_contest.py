@@ -5,23 +5,29 @@ from random import Random
 
 import pytest
 
-from crossdraft.speculation.arms import NO_DRAFTER, Arm, Limits, Round
-from crossdraft.speculation.contest import CREDIT, EARNED, Account, Contest
+from crossdraft.speculation.arms import Round, arms_for
+from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.speculation.contest import CREDIT, EARNED, EXCUSES, PER_EXCUSE, Account, Contest
 
 PASS = 0.01  # seconds
-PLAIN = Round(1.0, PASS)
-ARMS = [arm for arm in Limits().arms if arm.depth]
-Cost = Callable[[int, Arm], tuple[float, float]]  # seconds and tokens of a round
+ARMS = arms_for()[1:]
+Cost = Callable[[int, Choice], tuple[float, float]]  # seconds and tokens of a round
 
 
-def guessed(speed: float = 1.5) -> dict[Arm, Round]:
+def contest_of(like: Contest | None = None) -> Contest:
+    return Contest(Account(), arms_for(), like)
+
+
+def guessed(speed: float = 1.5) -> dict[Choice, Round]:
     """Of an arm that is this many times as fast as no drafter."""
-    return {NO_DRAFTER: PLAIN} | {arm: Round(speed, PASS) for arm in ARMS}
+    return {PLAIN: Round(1.0, PASS)} | {arm: Round(speed, PASS) for arm in ARMS}
 
 
-def run(cost: Cost, tokens: float, contest: Contest | None = None, guesses: Mapping[Arm, Round] | None = None) -> float:
+def run(
+    cost: Cost, tokens: float, contest: Contest | None = None, guesses: Mapping[Choice, Round] | None = None
+) -> float:
     """Seconds until so many tokens are emitted, in which each round is pure."""
-    contest, seconds, emitted, number = contest or Contest(Account()), 0.0, 0.0, 0
+    contest, seconds, emitted, number = contest or contest_of(), 0.0, 0.0, 0
     while emitted < tokens:
         took, brought = cost(number, contest.current)
         contest.add(took, brought, True, guesses or guessed(), 1)
@@ -29,10 +35,10 @@ def run(cost: Cost, tokens: float, contest: Contest | None = None, guesses: Mapp
     return seconds
 
 
-def of(speeds: Mapping[Arm, float], noise: float = 0.0, seed: int = 0) -> Cost:
+def of(speeds: Mapping[Choice, float], noise: float = 0.0, seed: int = 0) -> Cost:
     random = Random(seed)
 
-    def cost(_: int, arm: Arm) -> tuple[float, float]:
+    def cost(_: int, arm: Choice) -> tuple[float, float]:
         return PASS * random.lognormvariate(0, noise), speeds.get(arm, 1.0)
 
     return cost
@@ -40,8 +46,8 @@ def of(speeds: Mapping[Arm, float], noise: float = 0.0, seed: int = 0) -> Cost:
 
 @pytest.mark.parametrize("best", [ARMS[0], ARMS[3], ARMS[-1]])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_the_fastest_arm_is_found_and_used(best: Arm, noise: float) -> None:
-    contest = Contest(Account())
+def test_the_fastest_arm_is_found_and_used(best: Choice, noise: float) -> None:
+    contest = contest_of()
     speeds = dict.fromkeys(ARMS, 1.3) | {best: 2.0}
     run(of(speeds, noise), 600, contest)
     assert contest.usual == best
@@ -54,19 +60,52 @@ def test_the_fastest_arm_is_found_and_used(best: Arm, noise: float) -> None:
 def test_the_loss_is_bounded_whatever_arms_cost_and_however_much_they_promise(
     speed: float, hoped: float, seed: int
 ) -> None:
-    """At most 2 % and 60 tokens, and a round of those of which a stall's part is counted."""
+    """At most 2 % and 60 tokens, and the round that empties the account."""
     for tokens in (50, 500, 5000):
         seconds = run(of(dict.fromkeys(ARMS, speed), 0.08, seed), tokens, guesses=guessed(hoped))
         assert seconds <= PASS * (1.02 * (1 + EARNED) * tokens + CREDIT + 10)
 
 
+LONG = 0.3  # seconds of a stall
+ADVERSARIES: dict[str, Cost] = {
+    "useless from then on": lambda number, arm: (PASS, 2.0 if number < 300 else 0.1),
+    "useless now and then": lambda number, arm: (PASS, 2.0 if number // 100 % 2 == 0 else 0.1),
+    "good for as long as a trial lasts": lambda number, arm: (PASS, 2.0 if number % 12 < 6 else 0.2),
+    "each fourth round stalls": lambda number, arm: (PASS + LONG * (number % 4 == 0), 2.0),
+    "each second round stalls": lambda number, arm: (PASS + LONG * (number % 2 == 0), 3.0),
+    "stalls while it is tried": lambda number, arm: (PASS + LONG * (number % 20 < 10), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+@pytest.mark.parametrize("outputs", [1, 16])
+def test_the_loss_is_bounded_whatever_is_done_to_deceive(name: str, outputs: int) -> None:
+    """Stalls that are excused apart, at any time: EXCUSES of them, and one in PER_EXCUSE rounds."""
+    contest, lost, emitted = contest_of(), 0.0, 0.0
+    for number in range(4000):
+        excused, arm = contest.account.excuses, contest.current
+        seconds, tokens = ADVERSARIES[name](number, arm) if arm.drafts else (PASS, 1.0)
+        contest.add(seconds, tokens, True, guessed(), outputs)
+        stall = contest.account.excuses < excused
+        lost += (PASS if stall else seconds) / PASS - tokens
+        emitted += tokens
+        assert lost <= EARNED * emitted + CREDIT + (LONG + PASS) / PASS
+
+
+def test_as_many_stalls_are_excused_as_first_uses_and_then_one_in_many_rounds() -> None:
+    account = Account()
+    assert sum(account.excused(True) for _ in range(1000)) == pytest.approx(EXCUSES + 1000 / PER_EXCUSE, abs=1)
+    assert not any(account.excused(False) for _ in range(int(PER_EXCUSE) + 2))
+    assert account.excused(True)
+
+
 def test_an_arm_that_ceases_to_pay_is_left_and_one_that_pays_again_is_found() -> None:
-    contest, speeds = Contest(Account()), {ARMS[2]: 2.0}
+    contest, speeds = contest_of(), {ARMS[2]: 2.0}
     run(of(speeds), 500, contest)
     assert contest.usual == ARMS[2]
-    slow = lambda _, arm: (PASS * (3.0 if arm.depth else 1.0), 2.0 if arm.depth else 1.0)  # noqa: E731
+    slow = lambda _, arm: (PASS * (3.0 if arm.drafts else 1.0), 2.0 if arm.drafts else 1.0)  # noqa: E731
     assert run(slow, 200, contest) < 1.25 * 200 * PASS
-    assert not contest.usual.depth
+    assert not contest.usual.drafts
     run(of(speeds), 3000, contest)
     assert contest.usual == ARMS[2]
 
@@ -74,45 +113,46 @@ def test_an_arm_that_ceases_to_pay_is_left_and_one_that_pays_again_is_found() ->
 def test_a_stall_is_nobodys_and_what_always_takes_long_is_a_cost() -> None:
     slow = ARMS[2]
     for often, used in ((97, True), (1, False)):
-        contest = Contest(Account())
+        contest = contest_of()
 
-        def cost(number: int, arm: Arm, often: int = often) -> tuple[float, float]:
+        def cost(number: int, arm: Choice, often: int = often) -> tuple[float, float]:
             stalled = arm == slow and number % often == 0
-            return PASS + 0.3 * stalled, 2.0 if arm == slow else 0.9 if arm.depth else 1.0
+            return PASS + 0.3 * stalled, 2.0 if arm == slow else 0.9 if arm.drafts else 1.0
 
         run(cost, 2000, contest)
         assert (contest.usual == slow) is used
 
 
 def test_an_outage_keeps_no_drafter_away_for_long() -> None:
-    contest, speeds = Contest(Account()), {ARMS[2]: 2.0}
+    contest, speeds = contest_of(), {ARMS[2]: 2.0}
     run(of(speeds), 500, contest)
-    for _ in range(2):
+    for _ in range(int(EXCUSES) + 3):
         contest.add(60.0, 2.0, True, guessed(), 1)
-    assert not contest.usual.depth
+    assert not contest.usual.drafts
     run(of(speeds), 3 * CREDIT / EARNED, contest)
     assert contest.usual == ARMS[2]
 
 
 def test_what_another_load_has_shown_is_a_guess() -> None:
-    contest = Contest(Account())
+    contest = contest_of()
     run(of({ARMS[2]: 2.0}), 800, contest)
-    other = contest.at_another_load()
-    assert not other.usual.depth
-    assert other.speed(ARMS[2], guessed()) > other.speed(ARMS[0], guessed())
+    other = contest_of(contest)
+    assert not other.usual.drafts
+    speeds = other.speeds(guessed())
+    assert speeds[ARMS[2]] > speeds[ARMS[0]]
     for _ in range(3):
         other.add(PASS, 1.0, True, guessed(), 1)
-    assert other.usual == ARMS[2]
+    assert other.current == ARMS[2]
 
 
 def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
-    contest = Contest(Account())
+    contest = contest_of()
     for _ in range(3):
         contest.add(PASS, 1.0, True, guessed(), 1)
     tried = contest.current
-    assert tried.depth
+    assert tried.drafts
     for _ in range(4):
         contest.add(PASS, 1.4, False, guessed(), 1)
-    assert contest.windows(tried) == 0
+    assert contest.records[tried].windows == 0
     contest.add(PASS, 0.0, False, guessed(), 1)
     assert contest.account.credit < CREDIT

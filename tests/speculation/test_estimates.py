@@ -2,8 +2,9 @@
 
 import pytest
 
-from crossdraft.speculation.arms import LATEST, NO_DRAFTER, Arm, Costs, Times
-from crossdraft.speculation.estimates import HOPED, MEMORY, Acceptance, Fared
+from crossdraft.speculation.arms import Costs, Round
+from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.speculation.estimates import HOPED, LATEST, MEMORY, Acceptance, Fared, Times
 
 
 def test_a_step_of_any_size_is_on_the_line_between_those_that_were_seen() -> None:
@@ -21,16 +22,25 @@ def test_pauses_of_the_machine_are_no_cost_and_a_real_change_is() -> None:
     for number in range(LATEST):
         times.add(0.3 if number % 3 == 1 else 0.01)
     assert times.seconds() == 0.01
-    for _ in range(LATEST // 2 + 1):
+    for _ in range(LATEST):
         times.add(0.02)
     assert times.seconds() == 0.02
+
+
+def test_first_uses_of_two_sizes_in_one_octave_say_nothing_of_it() -> None:
+    times = Times()
+    for size, seconds in ((1, 0.02), (1, 0.02), (1, 0.02), (6, 0.3), (8, 0.3)):
+        times.add(seconds, size)
+    assert times.seconds(7) < 0.021
+    times.add(0.03, 7)
+    assert times.seconds(7) == 0.03
 
 
 def test_rounding_makes_no_time_negative() -> None:
     times = Times()
     for seconds, size in ((0.48592769656281265, 1.0), (0.0, 7.0)):
-        times.add(seconds, size)
-        times.add(seconds, size)
+        for _ in range(3):
+            times.add(seconds, size)
     assert times.seconds(7.0) == 0.0
 
 
@@ -44,17 +54,21 @@ def test_what_many_cost_is_still_known_after_a_time_with_few() -> None:
 
 def test_rounds_cost_what_their_steps_do() -> None:
     costs = Costs()
-    costs.target.add(0.02, 1)
-    costs.target.add(0.03, 11)
+    for seconds, tokens in 3 * [(0.02, 1), (0.03, 11)]:
+        costs.target.add(seconds, tokens)
     costs.steps[False].add(0.002)
     costs.trips[False].add(0.005)
-    lock_step = costs.round(Arm(4), 1, 1, [1.0] * 8, 1.0)
-    assert lock_step.tokens == 5
-    assert lock_step.seconds == pytest.approx(0.024 + 0.005 + 4 * 0.002)
-    assert costs.round(NO_DRAFTER, 1, 1, [1.0] * 8, 1.0).speed == pytest.approx(50)
-    good, bad = (costs.round(Arm(8, overlap=True), 1, 1, [chance] * 8, 1.0) for chance in (0.9, 0.1))
-    assert good.speed > 2 * bad.speed
-    assert bad.speed == pytest.approx(50, rel=0.25)
+
+    def round_of(arm: Choice, chance: float = 1.0) -> Round:
+        return costs.round(arm, 1, 1, [chance] * 16, 1.0)
+
+    assert round_of(Choice(4, 4, False)) == (5, pytest.approx(0.024 + 0.005 + 4 * 0.002))
+    assert round_of(PLAIN) == (1, 0.02)
+    good, bad = (round_of(Choice(16, 0, True), chance) for chance in (0.9, 0.1))
+    assert good.tokens / good.seconds > 2 * bad.tokens / bad.seconds
+    assert bad.tokens / bad.seconds == pytest.approx(50, rel=0.25)
+    full = round_of(Choice(16, 0, True))  # half of those that may be ahead are in each pass
+    assert full.tokens == 9
 
 
 def test_acceptance_is_known_by_place() -> None:

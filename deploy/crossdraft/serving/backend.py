@@ -20,7 +20,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Repl
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method
-from crossdraft.speculation.drafters import DrafterChoice, Gains
+from crossdraft.speculation.contest import DrafterChoice, Gains
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -248,7 +248,7 @@ class LocalBackend:
 
     All are opened at the start; of those of default drafters it is awaited. One that cannot be opened is tried again
     with the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default
-    drafter's pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
+    drafter's pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.contest`).
 
     Args:
         models: that are served.

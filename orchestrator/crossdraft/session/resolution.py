@@ -8,7 +8,7 @@ from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.models import Models, choose_method, with_defaults
 from crossdraft.session.output import fault_of_committed
 from crossdraft.session.prompts import Prompts, prompts_of, sampling_of
-from crossdraft.speculation.arms import TREES, Limits
+from crossdraft.speculation.arms import MOST_AHEAD, TREES, arms_for
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController
 from crossdraft.text.letters import from_bytes
@@ -98,19 +98,17 @@ def controller_of(
             return lock_step(request.num_speculative_tokens, nodes)
         case Overlap.ON:
             return Fixed(_always_overlapped(request))
-    limits = Limits(
-        rounds_only=method.whole_draft or copies,  # what is copied is there at once: nothing is drafted meanwhile
-        samples=method.samples,
-        tree_nodes=_tree_sizes(request, method, copies),
-        max_draft_tokens=most_draft_tokens(request, copies),
-        min_draft_tokens=request.min_draft_tokens,
-        branch_depth=request.branches or 0,
-        branch_width=request.branch_width or 1,
-        targets=targets,
-        copies=copies,
+    arms = arms_for(
+        most_draft_tokens(request, copies),
+        request.min_draft_tokens,
+        _tree_sizes(request, method, copies),
+        method.whole_draft or copies,  # what is copied is there at once: nothing is drafted meanwhile
+        copies,
+        (request.branches or 0, request.branch_width or 1),
+        targets,
     )
     kind = method.name, request.options.temperature, request.drafter_temperature
-    return (shared or TargetController()).output(kind, limits)
+    return (shared or TargetController()).output(kind, arms, targets, copies)
 
 
 def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> tuple[int, ...]:
@@ -125,7 +123,7 @@ def most_draft_tokens(request: GenerationRequest, copies: bool = False) -> int:
     if request.max_draft_tokens is not None:
         return request.max_draft_tokens
     in_round = request.num_speculative_tokens
-    controlled = MOST_DRAFT_TOKENS if copies else Limits().max_draft_tokens
+    controlled = MOST_DRAFT_TOKENS if copies else MOST_AHEAD
     usual = {Overlap.OFF: in_round, Overlap.ON: 2 * in_round, Overlap.AUTO: controlled}[request.overlap]
     return min(MOST_DRAFT_TOKENS, max(usual, request.min_draft_tokens or 0))
 

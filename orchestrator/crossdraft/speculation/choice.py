@@ -33,30 +33,22 @@ class Choice:
     reason: str = ""  # shown to users
 
     def __post_init__(self) -> None:
-        if not (0 <= self.min_draft_tokens <= self.max_draft_tokens <= MOST_DRAFT_TOKENS and self.patience >= 0):
-            raise ValueError(
-                f"0 <= min_draft_tokens <= max_draft_tokens <= {MOST_DRAFT_TOKENS} and patience >= 0 must hold, "
-                f"got min_draft_tokens {self.min_draft_tokens}, max_draft_tokens {self.max_draft_tokens}, "
-                f"patience {self.patience:g}"
-            )
-        if not (0 <= self.branch_depth <= MOST_DRAFT_TOKENS and 1 <= self.branch_width <= MOST_DRAFT_TOKENS):
-            raise ValueError(
-                f"0 <= branch_depth <= {MOST_DRAFT_TOKENS} and 1 <= branch_width <= {MOST_DRAFT_TOKENS} must hold, "
-                f"got depth {self.branch_depth}, width {self.branch_width}"
-            )
-        if self.tree_nodes and (self.overlap or not self.max_draft_tokens < self.tree_nodes <= MOST_NODES):
-            raise ValueError(
-                f"tree_nodes must be 0, or above max_draft_tokens and at most {MOST_NODES} without overlap, "
-                f"got {self.tree_nodes}"
-            )
-        if not 0 <= self.least_likely <= 1:
-            raise ValueError(f"least_likely must be between 0 and 1, got {self.least_likely}")
-        if not 1 <= self.chunk <= MOST_DRAFT_TOKENS:
-            raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
-        if not 1 <= self.run <= MOST_RUN:
-            raise ValueError(f"run must be between 1 and {MOST_RUN}, got {self.run}")
-        if self.review_after < 0:
-            raise ValueError(f"review_after must not be negative, got {self.review_after}")
+        nodes = self.tree_nodes
+        valid = (
+            0 <= self.min_draft_tokens <= self.max_draft_tokens <= MOST_DRAFT_TOKENS
+            and 0 <= self.branch_depth <= MOST_DRAFT_TOKENS
+            and 1 <= self.branch_width <= MOST_DRAFT_TOKENS
+            and (not nodes or (not self.overlap and self.max_draft_tokens < nodes <= MOST_NODES))
+            and 0 <= self.least_likely <= 1
+            and 1 <= self.chunk <= MOST_DRAFT_TOKENS
+            and 1 <= self.run <= MOST_RUN
+            and min(self.patience, self.review_after) >= 0
+        )
+        if not valid:
+            raise ValueError(f"a value is out of its range: {self}")
+
+    def __hash__(self) -> int:
+        return hash((self.max_draft_tokens, self.tree_nodes, self.min_draft_tokens))  # arms are looked up in each round
 
     @property
     def drafts(self) -> bool:
@@ -160,9 +152,15 @@ Observation = DraftSeen | PassSeen | Judged | StallSeen | DrafterSeen | Started 
 class Controller(Protocol):
     """Decides how each epoch of an output is run. It sees only times and revealed draft tokens, never hidden ones."""
 
+    waits_for_drafter: bool  # the session waits until a drafter has opened (lock-step for comparison)
+
+    def wants_drafter(self, now: float) -> bool:
+        """Whether a drafter is to be opened: asked at the beginning and now and then, until one has been."""
+        ...
+
     def observe(self, seen: Observation, now: float) -> None:
         """Learn from an observation; `now` in seconds of the session's clock."""
-        ...
+        return
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
@@ -170,38 +168,19 @@ class Controller(Protocol):
 
     def review(self, now: float) -> Choice:
         """How the running epoch, which is long, goes on; unless the choice is an overlapped one, the epoch ends."""
-        ...
-
-    @property
-    def waits_for_drafter(self) -> bool:
-        """Whether the session waits until a drafter has opened (lock-step for comparison)."""
-        ...
-
-    def wants_drafter(self, now: float) -> bool:
-        """Whether a drafter is to be opened: asked at the beginning and now and then, until one has been."""
-        ...
+        return self.choose(now)
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """The same choice always."""
+class Fixed(Controller):
+    """The same choice always; it learns nothing."""
 
-    choice: Choice
-
-    @property
-    def waits_for_drafter(self) -> bool:
-        return not self.choice.overlap and self.choice.drafts
+    def __init__(self, choice: Choice) -> None:
+        self.choice, self.waits_for_drafter = choice, not choice.overlap and choice.drafts
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts
 
-    def observe(self, seen: Observation, now: float) -> None:
-        """A fixed choice learns nothing."""
-
     def choose(self, now: float) -> Choice:
-        return self.choice
-
-    def review(self, now: float) -> Choice:
         return self.choice
 
 

@@ -1,118 +1,119 @@
-"""Which arm is used: what each has brought, trials of others, and the account that pays for them.
+"""Which arm is used, and which of several drafters: what each has brought, trials of others, and what these may cost.
 
-All that share a target use one arm. What it brings is seen in windows of a few rounds, in tokens a second beside what
-was expected, so that what is learned holds when acceptance or costs change. An arm of which little was seen may be
-better than it seems, and is tried for one window if the account can pay for it.
+An account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
+round with a drafter loses beside no drafter, as that was measured, is taken from it, and what it wins is added, up to
+CREDIT; a trial is charged with what it loses beside the arm that it interrupts. While nothing is in it no drafter is
+used. So EARNED of all tokens and CREDIT of each output are lost at most, and what the round that empties it lost more:
+of that no more than CREDIT is earned again, else an outage of minutes kept drafters away for hours.
 
-The account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted; what
-trials lose beside the usual arm is taken from it, and so is what the usual arm loses beside no drafter. While nothing
-is in it no drafter is used. So about 2 % and 60 tokens of each output are lost beside no drafter as it was measured,
-and a round more. Such a round may be an outage of minutes: its loss is earned again up to CREDIT tokens, so that
-drafting rests for thousands of tokens only. Rounds that stall once and outputs that are decided for alone are not
-charged.
+A round that takes STALL times as long as expected is nobody's, as a capture, a garbage collection or a first use is:
+it counts as one that took as long as expected. EXCUSES rounds are so excused, and one in PER_EXCUSE further ones.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
-from crossdraft.speculation.arms import NO_DRAFTER, Arm, Round
+from crossdraft.speculation.arms import Round
+from crossdraft.speculation.choice import Choice
 
-CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred; a quarter is not for trials
+CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
-FREE = 5  # trials after which a trial begins only when what the one before it has lost is earned again
-LEAST = 2.0  # tokens that a trial may lose at least: two rounds show next to nothing
+SPARE = 15.0  # tokens that are won of which as many may be lost again: acceptance and times vary
+LEAST = 3.0  # tokens that a trial may lose at least: until all outputs have begun it shows nothing
+PART = 1 / 3  # of the account that a trial may lose: a first one that fails leaves enough for four more
+STALL, EXCUSES, PER_EXCUSE = 4.0, 8.0, 100.0  # as above; the first uses of an accelerator's shapes are about as many
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
-STALL = 4.0  # times as long as expected that a round takes which is nobody's: a capture, a garbage collection
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.3  # of its speed, that an arm may be faster than thought before a window of it was seen
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 LUCK = 12.0  # tokens that the expected number weighs beside the emitted one
-JUMP = 1.3  # times as slow, or as fast, as before that makes an arm's window count more than all before it
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 
 
 @dataclass
 class Account:
-    """What may be lost, in tokens of each output."""
+    """What may be lost, in tokens of each output, and how many stalls are excused."""
 
     credit: float = CREDIT
-    behind: float = 0.0  # that the usual arm has lost beside no drafter; what it has won counts up to a quarter
+    spare: float = 0.0  # tokens that drafting has won lately, from which what it loses is taken first
+    excuses: float = EXCUSES
 
     @property
     def pays(self) -> bool:
-        """Whether the usual arm may go on."""
-        return self.behind <= max(0.0, self.credit)
+        """Whether drafting may go on."""
+        return self.credit > 0 or self.spare > 0
 
     def add(self, tokens: float) -> None:
         self.credit = max(-CREDIT, min(CREDIT, self.credit + tokens))
 
-    def compare(self, lost: float) -> None:
-        self.behind = max(-CREDIT / 4, self.behind + lost)
+    def compare(self, won: float) -> None:
+        """Drafting has won so many tokens beside no drafter, or lost them."""
+        self.spare = min(SPARE, self.spare + won)
+        self.add(min(0.0, self.spare))
+        self.spare = max(0.0, self.spare)
 
-    def settle(self) -> None:
-        """Another arm is usual from now on."""
-        self.add(-max(0.0, self.behind))
-        self.behind = 0.0
+    def excused(self, stalled: bool) -> bool:
+        """Whether the round that is over is a stall that does not count."""
+        self.excuses = min(EXCUSES, self.excuses + 1 / PER_EXCUSE)
+        excused = stalled and self.excuses >= 1
+        self.excuses -= excused
+        return excused
 
 
 @dataclass
 class Record:
-    """What an arm has brought."""
+    """What an arm has brought, over windows of rounds."""
 
     windows: float = 0.0  # that count
     slower: float = 0.0  # sum over windows: the seconds of a round beside those expected
     tokens: float = 0.0
     expected: float = 0.0  # tokens
 
-    def kept(self, part: float) -> "Record":
-        return Record(part * self.windows, part * self.slower, part * self.tokens, part * self.expected)
+    def keep(self, part: float) -> None:
+        self.windows, self.slower = part * self.windows, part * self.slower
+        self.tokens, self.expected = part * self.tokens, part * self.expected
 
 
-Guesses = Mapping[Arm, Round]
+Guesses = Mapping[Choice, Round]
 
 
-@dataclass
 class Contest:
     """The arms at one load. `usual` is what all use but while `trial` is set; guesses are what is expected by now."""
 
-    account: Account
-    records: dict[Arm, Record] = field(default_factory=dict)
-    usual: Arm = NO_DRAFTER
-    trial: Arm | None = None
-    _rounds: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, tokens, seconds as expected
-    _tried: int = 0  # rounds since the trial began
-    _least: float = 0.0  # of the account, with which the trial ends
-    _began: float = 0.0  # the account when the trial began
-    _trials: int = 0  # begun; only after FREE of them is anything owed
-    _owed: float = 0.0  # tokens that the latest trial has lost, and that are to be earned again before the next one
-    _stalled: bool = False  # the latest round
+    def __init__(self, account: Account, arms: Sequence[Choice], like: "Contest | None" = None) -> None:
+        self.account, self.usual = account, arms[0]
+        self.trial: Choice | None = None
+        self.records = {arm: Record() for arm in arms}
+        for arm, seen in like.records.items() if like is not None else ():  # another load is a better guess than none
+            if arm.drafts and seen.windows:
+                self.records[arm] = Record(seen.windows, seen.slower, seen.tokens, seen.expected)
+                self.records[arm].keep(min(1.0, GUESS / seen.windows))
+        self._rounds = 0  # of the window that count
+        self._tried = 0  # since the trial began, whether they count or not
+        self._floor = 0.0  # of the account, with which the trial ends
 
     @property
-    def current(self) -> Arm:
+    def current(self) -> Choice:
         return self.trial or self.usual
 
-    def at_another_load(self) -> "Contest":
-        """One that begins with what this one has seen: a better guess than none. No drafter is measured anew."""
-        seen = {arm: one for arm, one in self.records.items() if arm.depth and one.windows}
-        return Contest(self.account, {arm: one.kept(min(1.0, GUESS / one.windows)) for arm, one in seen.items()})
+    def speeds(self, guesses: Guesses) -> dict[Choice, float]:
+        """Tokens a second of each output, as far as they were measured.
 
-    def windows(self, arm: Arm) -> float:
-        return self.records[arm].windows if arm in self.records else 0.0
+        Where a way of drafting disappoints, as where services share few processors, those like it are expected to.
+        """
+        found = {}
+        for arm, guess in guesses.items():
+            one, slower = self.records.get(arm, Record()), 1.0
+            if arm.drafts:
+                alike = [of for other, of in self.records.items() if other.drafts and other.overlap == arm.overlap]
+                slower = (1 + sum(of.slower for of in alike)) / (1 + sum(of.windows for of in alike))
+            lasts = guess.seconds * (one.slower + GUESS * slower) / (one.windows + GUESS)
+            found[arm] = guess.tokens * (one.tokens + LUCK) / (one.expected + LUCK) / max(lasts, 1e-9)
+        return found
 
-    def speed(self, arm: Arm, guesses: Guesses) -> float:
-        """Tokens a second of each output, as far as they were measured."""
-        record, slower = self.records.get(arm, Record()), 1.0
-        if (
-            arm.depth
-        ):  # where one way of drafting disappoints, as where services share few processors, those like it will
-            alike = [one for other, one in self.records.items() if other.depth and other.overlap == arm.overlap]
-            slower = (1 + sum(one.slower for one in alike)) / (1 + sum(one.windows for one in alike))
-        lasts = (record.slower + GUESS * slower) / (record.windows + GUESS)
-        return guesses[arm].speed * (record.tokens + LUCK) / (record.expected + LUCK) / lasts
-
-    def hope(self, arm: Arm, guesses: Guesses) -> float:
-        """What the speed may be."""
-        return self.speed(arm, guesses) * (1 + HOPE / (1 + self.windows(arm)))
+    def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
+        """What the speeds may be."""
+        return {arm: speed * (1 + HOPE / (1 + self.records[arm].windows)) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
         """A round of all outputs: how long it took, and what it brought to each.
@@ -121,79 +122,105 @@ class Contest:
             pure: all outputs used `current`, and had begun to before the round.
         """
         arm, guess, account = self.current, guesses[self.current], self.account
-        plain = self.speed(NO_DRAFTER, guesses) if NO_DRAFTER in guesses else 0.0
-        stalled, before = seconds > STALL * guess.seconds, self._stalled
-        counted, self._stalled = (guess.seconds if stalled and not before else seconds), stalled
+        speeds, part = self.speeds(guesses), min(2.0, outputs**0.5) / WINDOW
+        plain = next((speeds[one] for one in speeds if not one.drafts), 0.0)
+        if arm.drafts and account.excused(seconds > STALL * guess.seconds):
+            seconds = guess.seconds
+        account.add(EARNED * tokens)
         if self.trial is not None:
-            self._tried += 1
-            account.add(tokens - counted * max(plain, self.speed(self.usual, guesses)))
-        else:
-            account.add(EARNED * tokens)
-            self._owed -= EARNED * tokens
-            account.compare(counted * plain - tokens if arm.depth else 0.0)
+            account.add(tokens - seconds * max(plain, speeds[self.usual]))
+        elif arm.drafts:
+            account.compare(tokens - seconds * plain)
+            if not account.spare:  # it loses what it has won: what it brought before says little
+                self.records[arm].keep(min(1.0, 1.0 / max(self.records[arm].windows, 1e-9)))
+        self._tried += 1
         if pure:
-            self._rounds.append((seconds, tokens, guess.seconds))
-        window = max(3, WINDOW - outputs.bit_length() + 1)
-        if self._given_up(guesses) or len(self._rounds) >= (window if arm.depth else 3):
-            self._close(arm, guess, outputs)
-            self._decide(guesses, window, arm)
+            self._rounds += 1
+            for other, record in self.records.items():
+                record.keep(KEPT ** (part if other == arm else 0.2 * part))
+            record = self.records[arm]
+            record.windows += part
+            record.slower += part * seconds / max(guess.seconds, 1e-9)
+            record.tokens, record.expected = record.tokens + outputs * tokens, record.expected + outputs * guess.tokens
+        window = max(3, WINDOW - outputs.bit_length() + 1) if arm.drafts else 3
+        hopeless = self.trial is not None and self._tried > 1 and self.hope(speeds)[arm] < speeds[self.usual]
+        spent = account.credit <= self._floor if self.trial is not None else not account.pays
+        if hopeless or (arm.drafts and spent) or self._rounds >= window:
+            self._decide(guesses, window)
 
     def interrupt(self) -> None:
-        """What has changed meanwhile makes the running window worthless."""
-        self._rounds.clear()
-        self._owed = 0.0
+        """What has changed makes the running window worthless."""
+        self._rounds = 0
 
     def end_trial(self) -> None:
-        self.trial = None
-        self._rounds.clear()
+        self.trial, self._rounds, self._floor = None, 0, 0.0
 
-    def _given_up(self, guesses: Guesses) -> bool:
-        if self.trial is None:
-            return not self.account.pays
-        hopeless = self._tried > 1 and self.hope(self.trial, guesses) < self.speed(self.usual, guesses)
-        return hopeless or self.account.credit < self._least
-
-    def _close(self, arm: Arm, guess: Round, outputs: int) -> None:
-        """The window is over: its stalls do not count, unless they are many."""
-        rounds, self._rounds = self._rounds, []
-        kept = [one for one in rounds if one[0] <= STALL * one[2]]
-        kept = kept if 3 * len(kept) >= 2 * len(rounds) else rounds
-        if len(kept) < 2:
-            return
-        self.records = {other: one.kept(KEPT if other == arm else KEPT**0.2) for other, one in self.records.items()}
-        record, slower = self.records.get(arm, Record()), sum(one[0] for one in kept) / sum(one[2] for one in kept)
-        if record.windows and not 1 / JUMP < slower * record.windows / record.slower < JUMP:
-            record = record.kept(min(1.0, GUESS / record.windows))
-        self.records[arm] = record
-        part = min(1.0, len(kept) / WINDOW * outputs**0.5)
-        record.windows += part
-        record.slower += part * slower
-        record.tokens += outputs * sum(one[1] for one in kept)
-        record.expected += outputs * len(kept) * guess.tokens
-
-    def _decide(self, guesses: Guesses, window: int, used: Arm) -> None:
-        """Which arm is usual from now on, and whether another one is tried. After no drafter one has to be tried."""
-        if self.trial is not None:
-            self._owed = max(0.0, self._began - self.account.credit)
+    def _decide(self, guesses: Guesses, window: int) -> None:
+        """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
+        speeds, used, free = self.speeds(guesses), self.current, self.account.credit - CREDIT / 2
         self.end_trial()
-        account, before = self.account, self.usual
-        seen = [
-            arm for arm in guesses if self.windows(arm) and (before.depth or not self._trials or arm in (before, used))
-        ]
-        best = max(seen, key=lambda arm: self.speed(arm, guesses), default=before)
-        if NO_DRAFTER in guesses and (not account.pays or (account.credit <= 0 and not before.depth)):
-            best = self.usual = NO_DRAFTER
-        if self.speed(best, guesses) > (MARGIN if best.depth else 1.0) * self.speed(before, guesses):
-            self.usual = best
-        if self.usual != before:
-            account.settle()
-        if NO_DRAFTER in guesses and NO_DRAFTER not in self.records:
-            return
-        usual, others = self.speed(self.usual, guesses), [arm for arm in guesses if arm != self.usual]
-        tried = max(others, key=lambda arm: self.hope(arm, guesses), default=self.usual)
-        lost = window * guesses[tried].seconds * max(0.0, usual - self.speed(tried, guesses))
-        free = account.credit - CREDIT / 4
-        may = free > max(LEAST, lost) and (self._trials < FREE or self._owed <= 0)
-        if may and self.hope(tried, guesses) > MARGIN * usual:
-            self.trial, self._tried, self._least = tried, 0, account.credit - max(LEAST, free / 3)
-            self._began, self._trials = account.credit, self._trials + 1
+        plain = next((one for one in speeds if not one.drafts), self.usual)
+        for arm, margin in ((used, MARGIN), (plain, 1.0)):
+            if speeds[arm] > margin * speeds[self.usual] and self.records[arm].windows:
+                self.usual = arm
+        if not self.account.pays:
+            self.usual = plain
+        hope = self.hope(speeds)
+        tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
+        lost = window * guesses[tried].seconds * max(0.0, speeds[self.usual] - speeds[tried])
+        may, known = max(LEAST, PART * free), self.records[plain].windows or plain.drafts
+        if known and free > LEAST and lost < may and hope[tried] > MARGIN * speeds[self.usual]:
+            self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
+
+
+# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
+# outputs were; 0: nothing was seen.
+Gains = Mapping[str, float]
+
+
+class DrafterChoice:
+    """Which of several drafters of one model a new output gets.
+
+    The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried
+    in turn, with one output at a time, as far as an account can pay for it; what an output has lost beside the fastest
+    drafter is taken from it. Beside no drafter each controller bounds the loss by itself.
+    """
+
+    def __init__(self) -> None:
+        self._account = Account()
+        self._usual: dict[Hashable, str] = {}  # by kind of request
+        self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
+
+    def usual(self, kind: Hashable, gains: Gains) -> str:
+        """The fastest; until one was seen, and where they are as fast, the one before, and at first the default one."""
+        usual, best = self._usual.get(kind, ""), max(gains, key=lambda name: gains[name])
+        usual = usual if usual in gains else next(iter(gains))
+        usual = self._usual[kind] = best if gains[best] > MARGIN * gains[usual] else usual
+        return usual
+
+    def begun(self, kind: Hashable, gains: Gains) -> tuple[str, bool]:
+        """The drafter of a new output, of at least one; and whether this is a trial of it."""
+        usual = self.usual(kind, gains)
+        for name in gains:
+            self._turns.setdefault(name, False)
+        for name, busy in self._turns.items() if gains[usual] else ():
+            may = name in gains and name != usual and not busy
+            if may and (
+                gains[name] >= gains[usual] or self._account.credit > CREDIT * _lost(gains[name], gains[usual])
+            ):
+                del self._turns[name]
+                self._turns[name] = True
+                return name, True
+        return usual, False
+
+    def ended(self, kind: Hashable, name: str, trial: bool, tokens: int, gains: Gains) -> None:
+        """An output that began so has emitted so many tokens."""
+        lost = _lost(gains[name], gains[self.usual(kind, gains)]) if trial and name in gains else 0.0
+        if trial:
+            self._turns[name] = False
+        self._account.add((EARNED - lost) * tokens)
+
+
+def _lost(gain: float, usual: float) -> float:
+    """Of each token; nothing is known to be lost with a drafter that was not seen."""
+    return max(0.0, 1 - gain / usual) if gain else 0.0

@@ -6,16 +6,18 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log2
+from statistics import fmean
 
-from crossdraft.speculation.arms import NO_DRAFTER, Arm, Costs, Limits, Round, Times
+from crossdraft.speculation.arms import Costs, Round
 from crossdraft.speculation.choice import (
     ASIDE,
     LONG_RUN,
     PLAIN,
     Choice,
+    Controller,
     DrafterSeen,
     DraftSeen,
     Ended,
@@ -25,19 +27,21 @@ from crossdraft.speculation.choice import (
     StallSeen,
     Started,
 )
-from crossdraft.speculation.contest import Account, Contest, Guesses
-from crossdraft.speculation.estimates import Acceptance, Fared
+from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
+from crossdraft.speculation.estimates import Acceptance, Fared, Times
 
 PATIENCE, FIRST_PATIENCE = 3.0, 0.05  # times the expected wait that a pass waits at most; seconds, where none is known
-SHORT_RUN = 8  # tokens of a plain run while a trial may be near; two of them are an overlapped epoch's until its review
+SHORT_RUN = (
+    4  # tokens of a plain run while a trial may be near; four of them are an overlapped epoch's until its review
+)
 CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work for the event loop
 ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
 RECENTLY = 24.0, 60.0  # judged draft tokens, of all and of one output, that are compared with usual ones
-PLAINLY = 3.0  # windows without a drafter after which one that was never tried counts as of no use
 MOST_LIKELY = 0.7  # probability that a draft's next tokens are reached with which it goes on whatever they cost
 SILENT, EMPTY = 5.0, 4  # seconds, and drafts in a row, without a draft token: a drafter is then shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
+Arms = Sequence[Choice]
 
 
 class TargetController:
@@ -46,11 +50,10 @@ class TargetController:
     def __init__(self) -> None:
         self.costs, self.account = Costs(), Account()
         self.outputs: dict[OutputController, None] = {}  # under way, in their order
-        self.contest = Contest(self.account)  # of the load and most outputs' limits
-        self._arms: Sequence[Arm] = (NO_DRAFTER,)  # of the contest
-        self.contests: dict[tuple[int, Limits], Contest] = {}
-        self._load = 0  # binary logarithm of the outputs
-        self._limits: Counter[Limits] = Counter()  # of outputs
+        self.contest = Contest(self.account, (PLAIN,))  # of the load and most outputs' arms
+        self.contests: dict[tuple[int, Arms], Contest] = {}  # by the binary logarithm of the load
+        self.speed = 1.0  # tokens a second of each output, as of the latest round
+        self._octave = 0
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._acceptance: dict[Kind, Acceptance] = {}
         self._recent = Fared(RECENTLY[0])
@@ -61,40 +64,38 @@ class TargetController:
         self._tokens = self._passes = 0.0
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
-        self.pace = Times()  # seconds of a token of each output
-        self._asked: dict[OutputController, float] = {}  # who waits for draft tokens, and since when in seconds
+        self._asked: float | None = None  # seconds: since when the drafter owes an answer
         self._empty = 0  # drafts in a row without any draft token
 
-    def output(self, kind: Kind, limits: Limits) -> "OutputController":
-        """The controller of a new output."""
+    def output(self, kind: Kind, arms: Arms, targets: int = 1, copies: bool = False) -> "OutputController":
+        """The controller of a new output.
+
+        Args:
+            arms: of `arms_for`.
+            targets: that outputs like this one are spread over.
+            copies: its drafter copies: it may find nothing now, and something soon.
+        """
         method, temperature, drafting = kind
         kind = method, round(temperature, 1), drafting and round(drafting, 1)  # draft tokens fare alike within a tenth
-        return OutputController(self, limits, self._acceptance.setdefault(kind, Acceptance()), temperature == 0)
+        acceptance = self._acceptance.setdefault(kind, Acceptance())
+        return OutputController(self, arms, acceptance, targets, copies, temperature == 0)
 
     # What outputs report.
 
     def begun(self, output: "OutputController") -> None:
         self.outputs[output] = None
-        self._limits[output.limits] += 1
         self._choose_contest()
 
     def ended(self, output: "OutputController") -> None:
-        if output in self.outputs:
-            del self.outputs[output]
-            self._limits[output.limits] -= 1
-            self._limits = +self._limits  # only of those that are under way
-        self._asked.pop(output, None)
+        self.outputs.pop(output, None)
         if not self.outputs:
-            self._began = None  # the time until the next one is nobody's
+            self._began = self._asked = None  # the time until the next one is nobody's
 
-    def asked(self, output: "OutputController", now: float) -> None:
-        self._asked.setdefault(output, now)
+    def asked(self, now: float) -> None:
+        self._asked = now if self._asked is None else self._asked
 
-    def answered(self, output: "OutputController", drafted: int | None = None) -> None:
-        """An output waits for nothing any more, perhaps because so many draft tokens came."""
-        self._asked.pop(output, None)
-        if drafted is not None:
-            self._empty = 0 if drafted else self._empty + 1
+    def answered(self, drafted: bool) -> None:
+        self._asked, self._empty = None, 0 if drafted else self._empty + 1
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
         """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
@@ -114,35 +115,33 @@ class TargetController:
         self._recent.add(accepted, chances)
         seen = self._recent.accepted
         if seen.seen >= RECENTLY[0] / 3 and self._recent.factor != 1:  # all fare otherwise than they did
-            for acceptance in _acceptances(self.outputs):
+            for acceptance in {one.acceptance for one in self.outputs}:
                 acceptance.reset(seen.held, seen.seen)
             self._recent, self._pure = Fared(RECENTLY[0]), False
             self.contest.interrupt()
 
     def _end_round(self, now: float) -> None:
-        contest, arm, number = self.contest, self.contest.current, len(self._sharing)
+        contest, number = self.contest, len(self._sharing)
         if self._began is not None and number and self._tokens:
+            arm, guesses = contest.current, self.guesses(self._sharing, [*contest.records])
             seconds, tokens = now - self._began, self._tokens / number
-            self.pace.add(seconds / tokens)
-            contest.add(seconds, tokens, self._pure, self.guesses(self._sharing, self._arms), number)
-            if not arm.depth and self._pure:
+            contest.add(seconds, tokens, self._pure, guesses, number)
+            self.speed = contest.speeds(guesses)[contest.current]
+            if not arm.drafts and self._pure:
                 self.costs.handling.add(seconds / tokens - self.costs.target.seconds(self.load), number)
-                for acceptance in _acceptances(self._sharing):
+                for acceptance in {one.acceptance for one in self._sharing}:
                     acceptance.fade(2 * tokens)
         self._choose_contest()
         sharing = self._sharing = [one for one in self.outputs if one.shares]
-        if self.contest.current != arm:
-            for one in self.outputs:
-                one.settled = False
-        self._pure = sum(not one.settled for one in sharing) <= len(sharing) // 10
-        self._began, self._tokens, self._passes = now, 0.0, 0.0
+        late = sum(one.used != self.contest.current for one in sharing)
+        self._began, self._tokens, self._passes, self._pure = now, 0.0, 0.0, late <= len(sharing) // 10
 
     # What is decided.
 
     @property
     def _own(self) -> float:
         """Outputs of this orchestrator that share a target."""
-        return len(self.outputs) / max((limits.targets for limits in self._limits), default=1)
+        return len(self.outputs) / max((one.targets for one in self.outputs), default=1)
 
     @property
     def load(self) -> float:
@@ -150,59 +149,57 @@ class TargetController:
         return max(1.0, self._own + self._others.seconds())
 
     def _choose_contest(self) -> None:
-        """That of the load and of most outputs' limits; what another load has shown is a guess for a new one."""
-        if not self._limits:
+        """That of the load and of most outputs' arms; what another load has shown is a guess for a new one."""
+        if not self.outputs:
             return
-        if abs(log2(self.load) - self._load) > 0.7:
-            self._load = round(log2(self.load))
-        key = self._load, self._limits.most_common(1)[0][0]
-        self._arms = key[1].arms
+        if abs(log2(self.load) - self._octave) > 0.7:
+            self._octave = round(log2(self.load))
+        numbers = Counter(id(one.arms) for one in self.outputs)  # `arms_for` makes each once
+        key = self._octave, max((one.arms for one in self.outputs), key=lambda arms: numbers[id(arms)])
         if key not in self.contests:
-            like = [one for one in self.contests if one[1] == key[1]]
-            nearest = min(like, key=lambda one: abs(one[0] - key[0]), default=None)
-            self.contests[key] = Contest(self.account) if nearest is None else self.contests[nearest].at_another_load()
+            self.contests[key] = Contest(self.account, key[1], self.nearest(key[1], self._octave))
         if self.contests[key] is not self.contest:
             self.contest.end_trial()
             self.contest, self._pure = self.contests[key], False
 
+    def nearest(self, arms: Arms, octave: float) -> Contest | None:
+        """The contest of these arms at the nearest load."""
+        like = [key for key in self.contests if key[1] == arms]
+        return self.contests[min(like, key=lambda one: abs(one[0] - octave))] if like else None
+
     def guesses(
-        self, outputs: Sequence["OutputController"], arms: Sequence[Arm], factor: float = 1.0, load: float = 0.0
+        self, outputs: Sequence["OutputController"], arms: Arms, factor: float = 1.0, load: float = 0.0
     ) -> Guesses:
         """What is expected of each arm, on average over these outputs, now or at another load."""
         drafting, load = load or len(self.outputs), load or self.load
-        found = [
-            {arm: self.costs.round(arm, load, drafting, one.chances(factor), one.worth.mean(1.0)) for arm in arms}
-            for one in _acceptances(outputs)
-        ]
-        if len(found) == 1:
-            return found[0]
-        return {arm: Round.mean([one[arm] for one in found]) for arm in arms}
+        of = [(one.chances(factor), one.worth.mean(1.0)) for one in {one.acceptance for one in outputs}]
+        found = {arm: [self.costs.round(arm, load, drafting, *one) for one in of] for arm in arms}
+        return {arm: Round(*map(fmean, zip(*rounds, strict=True))) for arm, rounds in found.items()}
 
     def idle(self, now: float) -> str:
         """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""
-        if now - min(self._asked.values(), default=now) > SILENT:
+        if self._asked is not None and now - self._asked > SILENT:
             return "does not answer"
         if self._empty >= EMPTY:
             return "drafts nothing: it cannot go on with these texts"
-        paused = not self.contest.current.depth and any(arm.depth for arm in self.contest.records)
+        tried = any(one.windows for arm, one in self.contest.records.items() if arm.drafts)
+        paused = tried and not self.contest.current.drafts
         return "paused: outputs are faster without it; tried again now and then" if paused else ""
 
 
-def _acceptances(outputs: Iterable["OutputController"]) -> Iterable[Acceptance]:
-    """Each once."""
-    return {id(one.acceptance): one.acceptance for one in outputs}.values()
-
-
-class OutputController:
+class OutputController(Controller):
     """Decides how the epochs of one output are run, as a part of its target's controller."""
 
     waits_for_drafter = False
 
-    def __init__(self, target: TargetController, limits: Limits, acceptance: Acceptance, greedy: bool) -> None:
-        self.target, self.limits, self.acceptance = target, limits, acceptance
+    def __init__(
+        self, target: TargetController, arms: Arms, acceptance: Acceptance, targets: int, copies: bool, greedy: bool
+    ) -> None:
+        self.target, self.arms, self.acceptance, self.targets = target, arms, acceptance, targets
+        self._copies = copies
         self._greedy = greedy  # then a tree that ends by confidence is faster; at temperature 0.8 it was not
-        self.settled = True  # it has begun to use the arm of all
-        self._arm = NO_DRAFTER  # of the running epoch
+        self.used = PLAIN  # the arm of the latest tokens
+        self._arm = PLAIN  # of the running epoch
         self._fared = Fared(RECENTLY[1])
         self._alone = False  # it has decided for itself
         self._there = True  # its drafter
@@ -219,7 +216,6 @@ class OutputController:
         return self._there and not self._aside and not self._alone
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Learn from an observation; `now` in seconds of the session's clock."""
         match seen:
             case PassSeen():
                 self._in_run = not seen.asked
@@ -229,12 +225,10 @@ class OutputController:
             case Judged():
                 self._judged(seen)
             case StallSeen():
-                self.settled = True
+                self.used = self._arm
             case DrafterSeen(there):
                 self._there = there
-                if not there:
-                    self._arm = NO_DRAFTER
-                    self.target.answered(self)
+                self._arm = self._arm if there else PLAIN
             case Started():
                 self.target.begun(self)
             case Ended():
@@ -244,11 +238,11 @@ class OutputController:
         target, costs, overlap = self.target, self.target.costs, self._arm.overlap
         self._drafted += seen.draft_tokens
         self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
-        target.answered(self, None if self.limits.copies else seen.draft_tokens)
+        target.answered(seen.draft_tokens > 0 or self._copies)
         if seen.draft_tokens:
-            drafting = sum(one._arm.depth > 0 for one in target.outputs)
+            drafting = sum(one._arm.drafts for one in target.outputs)
             costs.steps[overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
-        if seen.waited is not None:
+        if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
             costs.trips[overlap].add(seen.waited - seen.seconds - seen.queued, len(target.outputs))
 
     def _judged(self, seen: Judged) -> None:
@@ -256,9 +250,9 @@ class OutputController:
         self._aside -= min(self._aside, seen.tokens)
         if self.shares:
             self.target.emitted(seen.tokens)
-        if not self._arm.depth or self._drafted:
-            self.settled = True
-        if not self._arm.depth:
+        if not self._arm.drafts or self._drafted:
+            self.used = self._arm
+        if not self._arm.drafts:
             self._fared.fade(seen.tokens / 2)
         compared = min(self._behind, seen.accepted)
         self._behind -= compared
@@ -271,105 +265,84 @@ class OutputController:
             self.acceptance.add(first, accepted, refused)
             if accepted:
                 self.acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
-        drafting = self._arm.depth > 0 and not self._in_run  # what follows a run is chosen before its end
+        drafting = self._arm.drafts and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
-        arms, contests = self.limits.arms, self.target.contests.items()
-        near = {abs(at - log2(load)): one for (at, limits), one in contests if limits.arms == arms}
-        contest = near[min(near)] if near else self.target.contest
-        seen = [arm for arm in arms if contest.windows(arm)]
-        if not any(arm.depth for arm in seen) and contest.windows(NO_DRAFTER) < PLAINLY:
+        contest = self.target.nearest(self.arms, log2(load))
+        seen = [] if contest is None else [arm for arm in self.arms if contest.records[arm].windows]
+        if contest is None or len(seen) < 2:
             return 0.0
-        guesses = self.target.guesses([self], self.limits.arms, load=load)
-        speeds = [contest.speed(arm, guesses) for arm in (NO_DRAFTER, *seen)]
-        return max(speeds) / speeds[0]
+        speeds = contest.speeds(self.target.guesses([self], self.arms, load=load))
+        return max(speeds[arm] for arm in seen) / speeds[PLAIN]
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""
         target, contest = self.target, self.target.contest
-        costs = target.costs
-        if not costs.target.known:
+        if not target.costs.target.known:
             return ["nothing is known yet"]
-        guesses, load = target.guesses([self], self.limits.arms), target.load
+        guesses, load = target.guesses([self], self.arms), target.load
         lines = [
-            f"a pass of {load:.0f} outputs takes {1e3 * guesses[NO_DRAFTER].seconds:.3g} ms; "
+            f"a pass of {load:.0f} outputs takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
             f"{self.acceptance.mean:.0%} of draft tokens are accepted",
-            f"{'':34}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
+            f"{'':44}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
         ]
-        for arm, guess in guesses.items():
-            seen = contest.windows(arm)
-            measured = f"{load * contest.speed(arm, guesses):.1f}" if seen else "not tried"
-            lines.append(f"{arm!s:34}{load * guess.speed:12.1f}{measured:>12}")
-        return [*lines, f"in use: {contest.current}; trials may cost {max(0, target.account.credit):.0f} tokens more"]
-
-    def choose(self, now: float) -> Choice:
-        """How the next epoch is run."""
-        choice = self.review(now)
-        self._behind = self._drafted = 0
-        if choice.drafts:
-            self.target.asked(self, now)
-        return choice
+        for arm, speed in contest.speeds(guesses).items():
+            seen = arm in contest.records and contest.records[arm].windows
+            expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speed:.1f}"
+            lines.append(f"{arm.settings:44}{expected:12.1f}{measured if seen else 'not tried':>12}")
+        credit = max(0.0, target.account.credit - CREDIT / 2)
+        return [*lines, f"in use: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
 
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft."""
-        return not self.target.costs.target.known or self.target.contest.current.depth > 0
+        return not self.target.costs.target.known or self.target.contest.current.drafts
+
+    def choose(self, now: float) -> Choice:
+        choice = self.review(now)
+        self._behind = self._drafted = 0
+        if choice.drafts:
+            self.target.asked(now)
+        return choice
 
     def review(self, now: float) -> Choice:
-        """How the running epoch goes on."""
-        target = self.target
         arm, reason = self._best()
         if self._aside:
-            arm, reason = NO_DRAFTER, ASIDE.format(self._why)
-        self.settled = self.settled and arm == self._arm
+            arm, reason = PLAIN, ASIDE.format(self._why)
         self._arm = arm
-        if arm.depth:
-            self._run = SHORT_RUN // 2
+        if arm.drafts:
+            self._run = 1
             return self._choice(arm, reason)
-        target.answered(self)
-        self._run = min(SHORT_RUN if target.account.credit > 0 else LONG_RUN, 2 * self._run)
+        contest, paid = self.target.contest, self.target.account.credit > 0
+        most = (SHORT_RUN if contest.records[contest.usual].windows else 2) if paid else LONG_RUN
+        self._run = min(most, 2 * self._run)
         return replace(PLAIN, run=self._run, reason=reason)
 
-    def _best(self) -> tuple[Arm, str]:
+    def _best(self) -> tuple[Choice, str]:
         """The arm of all, or its own where its draft tokens fare otherwise; and why, in words."""
         target, contest, arm = self.target, self.target.contest, self.target.contest.current
         if not target.costs.target.known:
-            return NO_DRAFTER, "the first tokens show what a pass takes"
-        differs = len(target.outputs) > 1 and self._fared.factor != 1
-        self._alone = differs or arm not in self.limits.arms
+            return PLAIN, "the first tokens show what a pass takes"
+        factor = self._fared.factor if len(target.outputs) > 1 else 1.0
+        self._alone = factor != 1 or arm not in self.arms
         if self._alone:
-            guesses = target.guesses([self], self.limits.arms, self._fared.factor if differs else 1.0)
-            arm = max(guesses, key=lambda one: contest.speed(one, guesses))
-            return arm, f"{arm}: its draft tokens fare {'better' if self._fared.factor > 1 else 'worse'} than usual"
-        if contest.trial is not None:
-            return arm, f"trying {arm}"
-        return arm, f"{arm}: the fastest so far"
+            speeds = contest.speeds(target.guesses([self], self.arms, factor))
+            arm = max(speeds, key=lambda one: speeds[one])
+            return arm, f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
+        return arm, "it is tried" if contest.trial is not None else "the fastest so far"
 
-    def _choice(self, arm: Arm, reason: str) -> Choice:
-        costs, limits, many = self.target.costs, self.limits, len(self.target.outputs)
+    def _choice(self, arm: Choice, reason: str) -> Choice:
+        """An arm, with what suits the costs."""
+        costs, many = self.target.costs, len(self.target.outputs)
+        step = max(costs.step(arm, many), 1e-6)
+        chunk = max(1, min(CHUNK, int(costs.target.seconds(self.target.load) / 3 / step))) if arm.overlap else 1
+        due = arm.min_draft_tokens + (chunk if arm.overlap else 0)
         known = any(times.known for times in costs.steps.values())
-        chunk = CHUNK
+        patience = PATIENCE * costs.arrival(arm, many, due) if known else FIRST_PATIENCE
         if arm.overlap:
-            chunk = max(
-                1, min(CHUNK, int(costs.target.seconds(self.target.load) / 3 / max(costs.step(arm, many), 1e-6)))
-            )
-        wait = arm.wait + chunk if arm.overlap else arm.depth
-        patience = PATIENCE * costs.arrival(arm, many, wait) if known else FIRST_PATIENCE
-        if not arm.overlap:
-            worth = costs.step(arm, many) / max(self.target.pace.seconds(), 1e-9)  # tokens of the time of a step
-            least = min(MOST_LIKELY, worth) if arm.nodes and known and self._greedy else 0.0
-            return Choice(
-                arm.depth, arm.depth, False, patience, tree_nodes=arm.nodes, least_likely=least, reason=reason
-            )
-        return Choice(
-            arm.depth,
-            arm.wait,
-            patience=patience if arm.wait else 0.0,
-            branch_depth=limits.branch_depth,
-            branch_width=limits.branch_width,
-            chunk=chunk,
-            speculate=limits.targets > 1,
-            review_after=2 * SHORT_RUN,
-            reason=reason,
-        )
+            patience = patience if arm.min_draft_tokens else 0.0
+            return replace(arm, patience=patience, chunk=chunk, review_after=4 * SHORT_RUN, reason=reason)
+        worth = step * self.target.speed  # tokens of the time of a step
+        least = min(MOST_LIKELY, worth) if arm.tree_nodes and known and self._greedy else 0.0
+        return replace(arm, patience=patience, least_likely=least, reason=reason)

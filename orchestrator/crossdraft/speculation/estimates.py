@@ -1,14 +1,55 @@
-"""How draft tokens fare."""
+"""What is measured besides arms: what steps take, and how draft tokens fare."""
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from math import log2
+from statistics import median
 
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
+LATEST = 9  # durations of which the median counts: four that are nobody's, such as captures, do not show
+SLOPE = 1 / 400  # of a step, that a further token costs until it is known: accelerators are limited by memory
 PLACES = (0, 1, 2, 4, 8, 16)  # begins of the ranges of places with one acceptance each: later ones are seen less often
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
+
+
+class Times:
+    """What steps take, by their size: the usual of the latest of each octave, and straight lines between these."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[tuple[float, float]]] = {}  # sizes and seconds
+        self._points: list[tuple[float, float]] = []  # usual ones, ascending; as long as nothing is added
+
+    def add(self, seconds: float, size: float = 1.0) -> None:
+        self._seen.setdefault(round(log2(max(1.0, size))), deque(maxlen=LATEST)).append((size, max(0.0, seconds)))
+        self._points = []
+
+    @property
+    def known(self) -> bool:
+        return bool(self._seen)
+
+    def seconds(self, size: float = 1.0) -> float:
+        """Of a step of this size; 0 if none was seen."""
+        if not self._points:  # of an octave that was seen twice nothing is known: both may have been stalls
+            seen = [one for one in self._seen.values() if len(one) > 2] or self._seen.values()
+            self._points = sorted(map(_usual, seen))
+        points = self._points
+        if len(points) < 2:
+            return points[0][1] * (1 + SLOPE * max(0.0, size - points[0][0])) if points else 0.0
+        place = min(max(1, bisect_right(points, (size,))), len(points) - 1)
+        (x, y), (x1, y1) = points[place - 1 : place + 1]
+        slope = (y1 - y) / (x1 - x)
+        return max(0.0, y1 + max(0.0, slope) * (size - x1) if size > x1 else y + slope * max(0.0, size - x))
+
+
+def _usual(seen: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The median size, and the seconds at the end of the lower third: most of what is above may be stalls."""
+    sizes, seconds = zip(*seen, strict=True)
+    return median(sizes), sorted(seconds)[(len(seconds) - 1) // 3]
 
 
 class Share:
@@ -35,9 +76,9 @@ class Share:
 class Acceptance:
     """How draft tokens of one kind of request fare, by place in their epoch."""
 
-    def __init__(self, held: float = 0.0, seen: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
-        self.reset(held, seen)
+        self.reset(0.0, 0.0)
 
     def reset(self, held: float, seen: float) -> None:
         """Nothing counts but so many draft tokens."""
@@ -52,8 +93,7 @@ class Acceptance:
     def add(self, first: int, accepted: int, refused: bool) -> None:
         """So many draft tokens from this place on were accepted, and the next one perhaps refused."""
         for place in range(first, first + accepted + refused):
-            found = max(number for number, begin in enumerate(PLACES) if begin <= place)
-            self._places[found].add(float(place < first + accepted), 1)
+            self._places[bisect_right(PLACES, place) - 1].add(float(place < first + accepted), 1)
         self._all.add(accepted, accepted + refused)
         self._chances = []
 
@@ -76,22 +116,21 @@ class Fared:
     """How the latest draft tokens fared beside those of usual texts; after `memory` of them one weighs 1/e."""
 
     def __init__(self, memory: float) -> None:
-        self.accepted, self._expected, self._variance = (Share(memory=memory) for _ in range(3))
+        self.accepted, self.expected = Share(memory=memory), Share(memory=memory)
 
     def add(self, accepted: int, chances: Sequence[float]) -> None:
         """So many were accepted, each of which has this chance in a usual text."""
         self.accepted.add(accepted, len(chances))
-        self._expected.add(sum(chances), len(chances))
-        self._variance.add(sum(chance * (1 - chance) for chance in chances), len(chances))
+        self.expected.add(sum(chances), len(chances))
 
     def fade(self, tokens: float) -> None:
-        for share in (self.accepted, self._expected, self._variance):
-            share.fade(tokens)
+        self.accepted.fade(tokens)
+        self.expected.fade(tokens)
 
     @property
     def factor(self) -> float:
         """Times as many as usual that are accepted; 1 unless it is clear that they fare otherwise."""
-        accepted, expected = self.accepted.held, self._expected.held
-        if (accepted - expected) ** 2 <= CLEAR**2 * (0.5 + self._variance.held):
-            return 1.0
-        return (accepted + 1) / (expected + 1)
+        accepted, expected, seen = self.accepted.held, self.expected.held, self.accepted.seen
+        variance = expected * (1 - expected / max(seen, 1.0))
+        clear = (accepted - expected) ** 2 > CLEAR**2 * (0.5 + variance)
+        return (accepted + 1) / (expected + 1) if clear else 1.0

@@ -11,7 +11,7 @@ Chances are counted on all that drafts would have proposed, whether it was or no
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -19,10 +19,10 @@ from operator import mul
 
 from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
-from crossdraft.speculation.arms import NO_DRAFTER, ROUNDS, Arm, Round, Times
-from crossdraft.speculation.choice import DraftSeen
-from crossdraft.speculation.contest import Account, Contest
-from crossdraft.speculation.estimates import Acceptance, Share
+from crossdraft.speculation.arms import ROUNDS, Round
+from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen
+from crossdraft.speculation.contest import Account, Contest, Guesses
+from crossdraft.speculation.estimates import Acceptance, Share, Times
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 log = logging.getLogger(__name__)
@@ -102,8 +102,8 @@ class Pacing:
     """
 
     def __init__(self, most: int, longest: float, always: bool = False) -> None:
-        arms = [Arm(depth) for depth in (*(one for one in ROUNDS if one < most), most)]
-        self._arms = arms if always else [NO_DRAFTER, *arms]
+        arms = [Choice(depth, depth, False) for depth in (*(one for one in ROUNDS if one < most), most)]
+        self._arms = arms if always else [PLAIN, *arms]
         self._pauses = Seldom(log)
         self.target = Times()  # of a step, by its tokens
         self._beside = Times()  # from the end of a step to the next one, by requests
@@ -136,16 +136,16 @@ class Pacing:
         before, guesses = contest.current, self._guesses(requests)
         self._beside.add(max(0.0, seconds - guesses[before].seconds + self._beside.seconds(requests)), requests)
         contest.add(seconds, tokens / requests, True, guesses, requests)
-        if not before.depth:
+        if not before.drafts:
             self._acceptance.fade(2 * tokens / requests)
-        if before.depth and not contest.current.depth:
-            best = max(contest.speed(arm, guesses) for arm in self._arms if arm.depth)
-            self._paused(requests, 1 - best / contest.speed(NO_DRAFTER, guesses))
+        if before.drafts and not contest.current.drafts:
+            speeds = contest.speeds(guesses)
+            self._paused(requests, 1 - max(speeds[arm] for arm in self._arms if arm.drafts) / speeds[PLAIN])
 
     def drafts(self, requests: int) -> bool:
         """Whether a step of so many requests drafts."""
         self._requests = requests
-        return self._contest(requests).current.depth > 0
+        return self._contest(requests).current.drafts
 
     def pull(self, pace: DrafterPace) -> Pull:
         """How much is asked of a drafter for each request.
@@ -187,7 +187,7 @@ class Pacing:
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
         """How many of each request's guessed tokens are proposed: all that are as likely as a usual request's last."""
-        depth = self._contest(self._requests).current.depth
+        depth = self._contest(self._requests).current.max_draft_tokens
         least = prod(self._acceptance.chances()[:depth])
         alive = [accumulate(offer.chances, mul) for offer in offers]
         return [
@@ -195,18 +195,18 @@ class Pacing:
             for each in alive
         ]
 
-    def _guesses(self, requests: int) -> Mapping[Arm, Round]:
+    def _guesses(self, requests: int) -> Guesses:
         alive = list(accumulate(self._acceptance.chances()[: self._most], mul, initial=1.0))
         beside = self._beside.seconds(requests)
         return {
-            arm: Round(sum(alive[: arm.depth + 1]), beside + self.target.seconds(requests * (1 + arm.depth)))
-            for arm in self._arms
+            arm: Round(sum(alive[: depth + 1]), beside + self.target.seconds(requests * (1 + depth)))
+            for arm, depth in ((arm, arm.max_draft_tokens) for arm in self._arms)
         }
 
     def _contest(self, requests: int) -> Contest:
         size = (requests - 1).bit_length()
         if size not in self._contests:
-            self._contests[size] = Contest(self._account, usual=self._arms[0])
+            self._contests[size] = Contest(self._account, self._arms)
         return self._contests[size]
 
     def _paused(self, requests: int, loss: float) -> None:
