@@ -175,7 +175,11 @@ class Fixed(Controller):
     """The same choice always; it learns nothing."""
 
     def __init__(self, choice: Choice) -> None:
-        self.choice, self.waits_for_drafter = choice, not choice.overlap and choice.drafts
+        self.choice = choice
+
+    @property
+    def waits_for_drafter(self) -> bool:  # type: ignore[override]
+        return not self.choice.overlap and self.choice.drafts
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts
