@@ -15,9 +15,9 @@ from crossdraft.audit.checks import AuditPlan, Result
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
 from crossdraft.audit.report import FEW_DRAFTED, Report, verdict_of
 from crossdraft.cli.audit import Audit
-from crossdraft.cli.options import ReportFile
-from crossdraft.console.processes import STARTED
-from crossdraft.console.running import PROMPTS, CommandFailed
+from crossdraft.cli.running import PROMPTS, CommandFailed
+from crossdraft.config.commands import ReportFile
+from crossdraft.config.engine import STARTED
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.metrics import MeasuredBackend, Metrics

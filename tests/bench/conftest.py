@@ -14,8 +14,8 @@ import pytest
 
 from crossdraft.bench import controller, dataplane, workload
 from crossdraft.bench.services import Distant, Killable, Served
+from crossdraft.cli.processes import Running, Wanted
 from crossdraft.client import Statistics
-from crossdraft.console.processes import Running, Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening, Serving

@@ -9,7 +9,7 @@ import pytest
 from crossdraft.bench.acceptance import cell_of
 from crossdraft.bench.harness import SEED
 from crossdraft.bench.workload import Setting, settings_of
-from crossdraft.console.processes import Wanted
+from crossdraft.cli.processes import Wanted
 from tests.bench.conftest import Measure, figures
 from tests.cli.conftest import Cli
 

@@ -22,7 +22,7 @@ from crossdraft.bench.controller import (
 from crossdraft.bench.harness import Timed
 from crossdraft.bench.services import Served
 from crossdraft.bench.workload import AUTO, WITHOUT_DRAFTER
-from crossdraft.console.processes import Wanted
+from crossdraft.cli.processes import Wanted
 from tests.bench.conftest import PROCESS, Measure, figures
 from tests.cli.conftest import Cli
 

@@ -11,8 +11,8 @@ import pytest
 
 from crossdraft.bench.faults import OutputStream, check_undisturbed, verdict_of
 from crossdraft.bench.services import Killable
-from crossdraft.console.processes import Wanted
-from crossdraft.console.running import CommandFailed
+from crossdraft.cli.processes import Wanted
+from crossdraft.cli.running import CommandFailed
 from tests.bench.conftest import PROMPTS, Measure
 from tests.cli.conftest import Cli
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from crossdraft.bench import harness
 from crossdraft.bench.harness import LEAST, Benchmark, Ratio, Timed, fit_of, in_turns, speed_of, speed_ratio
-from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError
+from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError
 
 
 @dataclass(frozen=True)

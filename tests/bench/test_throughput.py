@@ -29,9 +29,9 @@ from crossdraft.bench.throughput import (
     streaming,
 )
 from crossdraft.bench.transformers_peer import Answer, Made, Question, TransformersProcess
+from crossdraft.cli.processes import Running, Wanted
+from crossdraft.cli.running import CommandFailed, UsageError
 from crossdraft.client import SamplingOptions
-from crossdraft.console.processes import Running, Wanted
-from crossdraft.console.running import CommandFailed, UsageError
 from tests.bench.conftest import PROMPTS, Measure, figures
 
 

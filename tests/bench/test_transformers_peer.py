@@ -5,7 +5,7 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.bench.transformers_peer import AssistedGeneration, Assisting, Question, TransformersProcess
-from crossdraft.console.running import CommandFailed
+from crossdraft.cli.running import CommandFailed
 from crossdraft.engine.loader import load_model
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]

@@ -49,4 +49,4 @@ def test_texts_that_differ_are_told_apart() -> None:
 
 def test_what_cannot_be_asked_for(cli: Cli) -> None:
     ended = cli("demo", "-k", "0")
-    assert (ended.code, ended.err) == (2, "crossdraft: num_speculative_tokens must be between 1 and 64, got 0\n")
+    assert (ended.code, ended.err) == (2, "crossdraft: --num-speculative-tokens must be between 1 and 64, got 0\n")

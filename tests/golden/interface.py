@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from crossdraft.cli.app import app
-from crossdraft.cluster.config import Configuration
+from crossdraft.cluster.config import WHOLE
 from crossdraft.serving.http import make_app
 from tests.serving.fakes import FakeBackend
 
@@ -22,7 +22,7 @@ def written() -> dict[str, str]:
     return {
         "commands.txt": "\n".join(_help(typer.main.get_command(app), "crossdraft")),
         "http.json": _json({"paths": list(schema["paths"]), "bodies": schema["components"]["schemas"]}),
-        "cluster.json": _json(Configuration.model_json_schema()),
+        "cluster.json": _json(WHOLE.json_schema()),
     }
 
 

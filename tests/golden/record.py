@@ -1,4 +1,5 @@
-"""Makes the golden files again, from the code as it is: `python -m tests.golden.record [messages] [sessions] [interface]`.
+"""Makes the golden files again, from the code as it is: `python -m tests.golden.record [messages] [sessions]
+[interface]`.
 
 To be run only after a deliberate change of the wire, of what a session decides or of what users write; the diff is the
 change.

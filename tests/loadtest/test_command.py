@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from crossdraft.cli.loadtest import LoadTest, Stages, generate_of
-from crossdraft.cli.options import LoadOptions, LoadRequests, ReportFile
-from crossdraft.console.running import CommandFailed, run_to_end
+from crossdraft.cli.running import CommandFailed, run_to_end
+from crossdraft.config.commands import LoadOptions, LoadRequests, ReportFile
 from crossdraft.loadtest.report import LoadReport
 from crossdraft.loadtest.requests import Prompt, Request
 from crossdraft.loadtest.runner import Chunk, LoadClient, Pieces, RequestFailedError
@@ -135,11 +135,11 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--clients", "0"], "Invalid value for '--clients'"),
-        (["--requests", "0"], "Invalid value for '--requests'"),
-        (["--seed", "-1"], "Invalid value for '--seed'"),
-        (["--timeout", "0"], "Invalid value for '--timeout'"),
-        (["--max-tokens", "0"], "Invalid value for '--max-tokens'"),
+        (["--clients", "0"], "--clients must be "),
+        (["--requests", "0"], "--requests must be "),
+        (["--seed", "-1"], "--seed must be "),
+        (["--timeout", "0"], "--timeout must be "),
+        (["--max-tokens", "0"], "--max-tokens must be "),
         (["--method", "nonsense"], "nonsense"),
         (["--temperature", "-1"], "temperature"),
         (["--delay-ms", "a"], "--delay-ms takes numbers"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cli.loadtest import generate_of
-from crossdraft.cli.options import LoadRequests
+from crossdraft.config.commands import LoadRequests
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.requests import Prompt, requests_over
 from crossdraft.types.request import Chat, Message, Overlap

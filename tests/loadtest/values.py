@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 
 from crossdraft.cli.loadtest import conditions_of
-from crossdraft.cli.options import LoadOptions, LoadRequests
+from crossdraft.config.commands import LoadOptions, LoadRequests
 from crossdraft.loadtest.runner import OutputFigures, RequestTimeline
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 

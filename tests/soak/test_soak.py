@@ -22,7 +22,8 @@ import openai
 import pytest
 
 from crossdraft.bench.services import Killable
-from crossdraft.console.processes import EngineOptions, Running, Wanted, running
+from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.config.engine import EngineOptions
 from crossdraft.text.letters import common_length
 from tests.prompts import prompts
 from tests.rpc.clock import HANGS

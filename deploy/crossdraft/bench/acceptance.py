@@ -28,9 +28,9 @@ from crossdraft.bench.workload import (
     settings_of,
     settings_wanted,
 )
+from crossdraft.cli.running import CommandFailed, ProgressCounter, checked_options
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
-from crossdraft.console.processes import STARTED, EngineOptions
-from crossdraft.console.running import CommandFailed, ProgressCounter, checked_options
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.engine.loader import load_model
 from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.letters import Side, to_bytes
@@ -272,8 +272,8 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
         for number in range(self.plan.count):
             yield GenerationRequest(
                 self.plan.prompt,
-                setting.method,
-                setting.k,
+                method=setting.method,
+                num_speculative_tokens=setting.k,
                 max_tokens=TOKENS,
                 drafter_temperature=OWN_TEMPERATURE if method.same_vocabulary else None,
                 seed=number if method.keyed else None,

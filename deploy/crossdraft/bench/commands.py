@@ -13,10 +13,11 @@ from typing import Annotated, TypeVar
 import typer
 from typer import Option
 
-from crossdraft.console import options
-from crossdraft.console.options import COMMAS, option
-from crossdraft.console.processes import DEFAULT_DRAFTER, STARTED, EngineOptions
-from crossdraft.console.running import METHODS
+from crossdraft.cli import commands as command_line
+from crossdraft.config.commands import DEFAULT_DRAFTER
+from crossdraft.config.engine import STARTED, Dtype, EngineOptions
+from crossdraft.config.fields import COMMAS, option
+from crossdraft.config.request import METHODS
 
 TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
@@ -56,7 +57,7 @@ def command(name: str, benchmark: str) -> Callable[[type[Planned]], type[Planned
 
         run.__annotations__["given"] = plan
         run.__doc__ = plan.__doc__
-        options.command(app, name)(run)
+        command_line.command(app, name)(run)
         return plan
 
     return register
@@ -202,7 +203,7 @@ class ThroughputPlan(PromptsPlan):
     method: Method = None
     cache_mib: CacheMib = 512
     threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
-    dtype: str = option("float32", "float32, bfloat16 or float16.")
+    dtype: Dtype = option("float32", "float32, bfloat16 or float16.")
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
     enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")

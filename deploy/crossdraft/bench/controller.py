@@ -43,9 +43,10 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Distant, Killable, Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.cli.processes import Wanted, patience
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, connect
-from crossdraft.console.processes import EngineOptions, Wanted, patience
-from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.config.engine import EngineOptions
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.emulation import Emulation, Pace
 from crossdraft.engine.served_model import ModelOptions

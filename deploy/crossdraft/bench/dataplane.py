@@ -29,9 +29,9 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.models import write_free
 from crossdraft.bench.services import Served, service
 from crossdraft.bench.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.cli.processes import patience
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import Statistics, connect
-from crossdraft.console.processes import patience
-from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.verification.methods import method_named

@@ -20,9 +20,9 @@ from crossdraft.bench.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.bench.harness import SEED, Columns, Table
 from crossdraft.bench.services import NO_DEFAULTS, Killable, Served
 from crossdraft.bench.workload import Prompted
+from crossdraft.cli.processes import Wanted, running
+from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
-from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.text.letters import common_length
 
@@ -124,7 +124,7 @@ class Streams:
 
     def _request(self, number: int) -> GenerationRequest:
         return GenerationRequest(
-            self.prompts[number], "seeded", max_tokens=self.max_tokens, seed=SEED, choice=number, ignore_eos=True
+            self.prompts[number], method="seeded", max_tokens=self.max_tokens, seed=SEED, choice=number, ignore_eos=True
         )
 
 

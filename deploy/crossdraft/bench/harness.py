@@ -28,8 +28,7 @@ import uvloop
 from rich import box
 from rich.table import Table as RichTable
 
-from crossdraft.client import Generation, Statistics
-from crossdraft.console.running import (
+from crossdraft.cli.running import (
     CommandFailed,
     ProgressCounter,
     Run,
@@ -41,6 +40,7 @@ from crossdraft.console.running import (
     run_to_end,
     write_text,
 )
+from crossdraft.client import Generation, Statistics
 from crossdraft.types.rows import Probabilities
 
 SEED = 0

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from crossdraft.bench.emulation import EmulatedHost, network
 from crossdraft.bench.harness import numbers_of, on_core
-from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
-from crossdraft.console.running import CommandFailed, UsageError, checked_options
+from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.cli.running import CommandFailed, UsageError, checked_options
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.engine.emulation import Pace
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.

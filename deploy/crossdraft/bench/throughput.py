@@ -33,16 +33,10 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.services import NO_DEFAULTS
 from crossdraft.bench.transformers_peer import Assisting, Made, Question, TransformersProcess
 from crossdraft.bench.workload import Prompted, gathered
+from crossdraft.cli.processes import Running, Wanted, patience, running
+from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, patience, running
-from crossdraft.console.running import (
-    STARTS_PROCESSES,
-    CommandFailed,
-    ProgressCounter,
-    Run,
-    UsageError,
-    checked_options,
-)
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -334,7 +328,9 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def request(self, temperature: float) -> GenerationRequest:
         """One output, whatever its prompt; raises ValueError."""
         options = SamplingOptions(temperature, top_k=self.plan.top_k)
-        return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
+        return GenerationRequest(
+            "x", method=self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True
+        )
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
         plan, most = self.plan, self.outputs(self.most_clients)

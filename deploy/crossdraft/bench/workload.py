@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from crossdraft.bench.commands import AcceptancePlan, PromptsPlan
 from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.bench.services import NO_DEFAULTS
+from crossdraft.cli.processes import Wanted, patience, running, threads_each
+from crossdraft.cli.running import UsageError, checked_options
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
-from crossdraft.console.running import UsageError, checked_options
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.loadtest.requests import read
 from crossdraft.session.resolution import fault_of_pair
@@ -48,10 +49,10 @@ class Setting:
         return [
             GenerationRequest(
                 text,
-                self.method,
-                self.k,
-                max_tokens,
-                SamplingOptions(self.temperature),
+                method=self.method,
+                num_speculative_tokens=self.k,
+                max_tokens=max_tokens,
+                options=SamplingOptions(self.temperature),
                 seed=seed,
                 choice=number,
                 allow_inexact=True,

@@ -16,7 +16,23 @@ from rich.console import Console
 from crossdraft.bench.harness import in_turns
 from crossdraft.bench.services import Served, delays_of, service
 from crossdraft.bench.workload import gathered
-from crossdraft.cli.options import (
+from crossdraft.cli.processes import MIN_OUTPUTS, HttpServer, base_url, check_addresses, patience, running
+from crossdraft.cli.running import (
+    STARTS_PROCESSES,
+    CommandFailed,
+    UsageError,
+    check_report,
+    checked_options,
+    counted,
+    needs_extra,
+    print_whole,
+    run_to_end,
+    write_report,
+)
+from crossdraft.cli.serve import tls_files
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
+from crossdraft.client.api import software
+from crossdraft.config.commands import (
     NO_DRAFTER,
     ExistingServers,
     LoadOptions,
@@ -24,20 +40,6 @@ from crossdraft.cli.options import (
     Over,
     ReportFile,
     StartedServices,
-    check_addresses,
-)
-from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.client.api import software
-from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, base_url, patience, running
-from crossdraft.console.running import (
-    STARTS_PROCESSES,
-    CommandFailed,
-    UsageError,
-    checked_options,
-    counted,
-    needs_extra,
-    print_whole,
-    run_to_end,
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
@@ -63,7 +65,7 @@ def check_addressed(given: ExistingServers) -> None:
     if given.url:
         base_url(given.url)
     if given.target:
-        given.tls.files()
+        tls_files(given)
     elif given.drafter:
         raise UsageError("--drafter has an address and --target has none; a server's drafter is named by --use-drafter")
 
@@ -124,14 +126,14 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClie
         if given.url:
             clients[HTTP] = await _http(stack, given.url, given.api_key)
         if given.server:
-            ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
+            ca = None if given.target else given.tls_ca  # with --target, --tls-... are for the services
             with checked_options():
                 tls = None if ca is None else trusting_credentials(ca)
             server = await stack.enter_async_context(Client(given.server, given.api_key, tls))
             clients[GRPC] = GrpcClient(server, await _chats(server))
         if given.target:
-            drafters, tls_files = given.drafter or None, given.tls.files()
-            services = connect(given.target, drafters, patience(), needs_drafter=drafters is not None, tls=tls_files)
+            drafters, files = given.drafter or None, tls_files(given)
+            services = connect(given.target, drafters, patience(), needs_drafter=drafters is not None, tls=files)
             clients[IN_PROCESS] = PipelineClient(await stack.enter_async_context(services))
         yield clients
 
@@ -164,7 +166,7 @@ def loadtest(
         UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    file.check()
+    check_report(file)
     drafted = asked.use_drafter != NO_DRAFTER
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
@@ -187,7 +189,7 @@ def generate_of(asked: LoadRequests) -> Generate:
     forced: dict[str, Any] = {} if k is None else {"overlap": Overlap.OFF, "num_speculative_tokens": k}
     sampling = SamplingOptions(asked.temperature)
     like = GenerationRequest(
-        "x", asked.method, max_tokens=asked.max_tokens, options=sampling, ignore_eos=asked.ignore_eos, **forced
+        "x", method=asked.method, max_tokens=asked.max_tokens, options=sampling, ignore_eos=asked.ignore_eos, **forced
     )
     requested_method(like)
     return Generate(like, model=asked.model, drafter="" if asked.use_drafter == NO_DRAFTER else asked.use_drafter)
@@ -221,7 +223,7 @@ class LoadTest:
             async for delay_ms, clients in stages:
                 report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
                 # After each stage: an interruption loses only the next.
-                self.file.write(plain(report))
+                write_report(self.file, plain(report))
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")

@@ -17,16 +17,10 @@ from statistics import stdev
 
 from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting, Skipped
+from crossdraft.cli.processes import Wanted, patience, running, threads_each
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, UsageError, checked_options, counted, run_to_end
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
-from crossdraft.console.running import (
-    STARTS_PROCESSES,
-    ProgressCounter,
-    UsageError,
-    checked_options,
-    counted,
-    run_to_end,
-)
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.verification.methods import method_named

@@ -5,43 +5,63 @@ process gets decide whether it must be replaced when another configuration is de
 """
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args, get_type_hints
 
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
+from pydantic.dataclasses import dataclass as part
 from pydantic_core import ErrorDetails
-from yaml.nodes import MappingNode, Node, SequenceNode
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from crossdraft.cluster.installed import installed
+from crossdraft.config.api import (
+    BodyOptions,
+    ConnectionOptions,
+    CorsOptions,
+    GrpcListening,
+    HttpListening,
+    KeyOptions,
+    OutputOptions,
+    RateOptions,
+)
+from crossdraft.config.cluster import (
+    LIFTED,
+    OLD,
+    ClusterOptions,
+    FrontReplicas,
+    Replicas,
+    ResourceOptions,
+    ScaleOptions,
+    Trust,
+)
+from crossdraft.config.engine import DrafterOptions, ModelSettings, NgramOptions, TargetOptions
+from crossdraft.config.fields import part_of
+from crossdraft.config.service import HostOptions, LogFormat, ServerCertificate, SessionOptions
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.backend import AUTO
-from crossdraft.serving.limits import ConnectionLimits, Keys, KeysError
-from crossdraft.serving.logs import LogFormat
+from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.types.messages import checked_settings
 
-Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
-Count = Annotated[int, Field(ge=1, le=1024)]
-
-
-def _resolved(path: Path, info: ValidationInfo) -> Path:
-    return Path(info.context or ".") / path
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # unknown names and other types are errors
+log = logging.getLogger(__name__)
 
 
 def _checked_name(name: str) -> str:
@@ -53,7 +73,15 @@ def _checked_name(name: str) -> str:
 
 
 Model = Annotated[str, AfterValidator(_checked_name)]  # a folder, a hub id, or bundled:NAME
-File = Annotated[Path, AfterValidator(_resolved)]  # relative to the folder of the configuration
+
+
+def _as_json(given: object) -> object:
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def _checked_settings(text: str) -> str:
+    checked_settings(json.loads(text))
+    return text
 
 
 class ConfigurationError(ValueError):
@@ -68,18 +96,23 @@ class _PartError(ValueError):
         self.location = location  # of that value, from the part on
 
 
-class Part(BaseModel):
-    """A part of the file; unknown names and values of other types are errors."""
+@part(frozen=True, kw_only=True, config=STRICT)
+class Part:
+    """A part of the file; its paths are relative to the file's folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    @model_validator(mode="after")
+    def _resolved(self, info: ValidationInfo) -> Self:
+        for one in fields(self):
+            if isinstance(path := getattr(self, one.name), Path):
+                object.__setattr__(self, one.name, Path(info.context or ".") / path)
+        return self
 
 
-class Resources(Part):
+@part(frozen=True, kw_only=True, config=STRICT)
+class Resources(ResourceOptions, Part):
     """Of one replica, in Ray's units."""
 
-    cpus: Annotated[float, Field(ge=0)] = 1.0
-    gpus: Annotated[float, Field(ge=0)] = 0.0
-    custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # as nodes offer when started: {"target": 1}
+    custom: dict[str, Annotated[float, Field(gt=0)]] = field(default_factory=dict)  # as nodes offer: {"target": 1}
 
     def divided(self, parts: int) -> "Resources":
         """Of one of so many equal parts."""
@@ -87,28 +120,9 @@ class Resources(Part):
         return Resources(cpus=self.cpus / parts, gpus=self.gpus / parts, custom=custom)
 
 
-class Sessions(Part):
-    """Limits of the sessions of one replica."""
-
-    most: Annotated[int, Field(ge=1)] = 1024  # open at once
-    per_peer: Annotated[int, Field(ge=1)] | None = None  # ... from one orchestrator's node; None: `most`
-    idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0  # after which a session without messages is ended
-
-    @model_validator(mode="after")
-    def _order(self) -> Self:
-        if self.per_peer is not None and self.per_peer > self.most:
-            raise ValueError(f"per_peer, {self.per_peer}, must not be above most, {self.most}")
-        return self
-
-
-class Scale(Part):
-    """Replicas by load, which Serve starts and ends."""
-
-    min: Count = 1
-    max: Count
-    outputs: Annotated[int, Field(ge=1)] = 16  # of one replica at once that are aimed at
-    up_seconds: Annotated[float, Field(ge=0)] = 15.0  # of more outputs, until there are more replicas
-    down_seconds: Annotated[float, Field(ge=0)] = 300.0  # of fewer, until there are fewer
+@part(frozen=True, kw_only=True, config=STRICT)
+class Scale(ScaleOptions, Part):
+    """Replicas by load; a number in the file is the least and the most of them."""
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -117,36 +131,31 @@ class Scale(Part):
         return self
 
 
-def _scale(given: object) -> object:
-    """A number of replicas is the least and the most of them."""
-    if isinstance(given, dict | Scale):
-        return given
-    if type(given) is not int:
-        raise ValueError("write a number of replicas, or {min: …, max: …}")
-    return {"min": given, "max": given}
-
-
-class Service(Part):
+@part(frozen=True, kw_only=True, config=STRICT)
+class Service(ModelSettings, SessionOptions, Replicas, Part):
     """Replicas of one model, each with its own gRPC server."""
 
     model: Model  # on every node where it may run
-    replicas: Count = 1
-    port: Port = 0  # of every replica, each on a node of its own then; 0: any free one
     resources: Resources = Resources()
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["int8"] | None = None  # of weights when they are loaded (torchao); None: as they are
-    device: str = "cpu"  # as torch names it, such as cuda:0
-    cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
-    enable_prefix_caching: bool = True  # share KV cache blocks between sessions with a common prefix
-    enforce_eager: bool = False  # no compiled layers, no CUDA graphs
-    # Tokens of the forwards that are captured as CUDA graphs at start; by default as memory allows.
-    cuda_graph_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = ()
-    max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
-    threads: Count | None = None  # of torch; by default torch decides
-    tensor_parallel_size: Count = 1  # of a target: processes that share a replica's model, and its resources
-    trust_remote_code: bool = False
-    chat_template: File | None = None  # a file with Jinja, on every node where it may run; None: the model's own
-    sessions: Sessions = Sessions()
+    tensor_parallel_size: int  # of a target: processes that share a replica's model, and its resources
+
+    @model_validator(mode="after")
+    def _computes_on_its_gpus(self) -> Self:
+        if self.resources.gpus and self.device == "cpu":
+            raise _PartError(("device",), "resources reserve a GPU, which cpu leaves idle: leave device out")
+        return self
+
+    @property
+    def settings(self) -> Self:
+        """The same, on one of the GPUs that are reserved: `auto` would fall back to the CPU where torch sees none."""
+        return replace(self, device="cuda") if self.resources.gpus and self.device == "auto" else self
+
+
+@part(frozen=True, kw_only=True, config=STRICT)
+class TargetService(TargetOptions, Service):
+    """Replicas of a target."""
+
+    override_generation_config: Annotated[str, BeforeValidator(_as_json), AfterValidator(_checked_settings)] = "{}"
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
@@ -157,40 +166,24 @@ class Service(Part):
         return self
 
 
-class TargetService(Service):
-    """Replicas of a target."""
-
-    # As in `serve target`: whose sampling settings requests get that leave them out, and settings in place of these.
-    generation_config: str = "auto"  # or vllm, or a folder
-    override_generation_config: Annotated[dict[str, int | float], AfterValidator(checked_settings)] = {}
-
-
-class DrafterService(Service):
-    """Replicas of a drafter."""
+@part(frozen=True, kw_only=True, config=STRICT)
+class DrafterService(DrafterOptions, NgramOptions, Trust, Service):
+    """Replicas of a drafter; the model `ngram` copies from the text."""
 
     name: Name  # that requests may choose
     tensor_parallel_size: Literal[1] = 1  # it has one device
-    trusted: bool = True  # False: only methods whose output does not depend on the rows it sends
-    vocab_keep: Annotated[int, Field(ge=1)] | None = None  # rows of its output layer that are kept
-    frequencies: File | None = None  # which ones: a file of `crossdraft frequencies`
-    affinity: File | None = None  # for rdk: a file of `crossdraft affinity`
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:
-        if (self.frequencies is None) != (self.vocab_keep is None):
-            raise ValueError("vocab_keep, a number of ids, and frequencies, the file that ranks them, go together")
-        return self
 
 
-class ServedService(Part):
-    """One model as clients see it: a target, drafters for it, and the orchestrators between them."""
+@part(frozen=True, kw_only=True, config=STRICT)
+class ServedService(OutputOptions, Part):
+    """One model as clients see it: a target, drafters for it, and the orchestrators between them, each of which has so
+    many outputs at once."""
 
     name: Name
     target: TargetService
     drafters: tuple[DrafterService, ...] = ()  # the default one first; none: plain decoding
-    orchestrators: Annotated[Scale, BeforeValidator(_scale)] = Scale(max=1)  # beside the targets; or their number
+    orchestrators: Scale = Scale()  # beside the targets; or their number
     orchestrator_resources: Resources = Resources()
-    outputs: Annotated[int, Field(ge=1)] = 64  # of one orchestrator at once
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -202,92 +195,59 @@ class ServedService(Part):
         return self
 
 
-class Front(Part):
+@part(frozen=True, kw_only=True, config=STRICT)
+class Front(HostOptions, RateOptions, FrontReplicas, Part):
     """A server for clients."""
 
-    host: str = "127.0.0.1"
-    port: Port = 0
-    replicas: Count | None = None  # None: one on each node that has room for it
+    port: int
     resources: Resources = Resources(cpus=0.1)
-    requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: unlimited
-    burst: Count = 10  # ... of which so many may come at once
-    stalled_seconds: Annotated[float, Field(gt=0, le=3600)] = (
-        60.0  # after which the stream of a client that does not read is ended
-    )
 
 
-class Http(Front):
-    """HTTP; the port is that of Serve's proxies, on every node with a replica of Serve's."""
-
-    port: Port = 8000
-    max_request_mib: Count = 4
-    max_requests_mib: Count = 256  # of all requests that one front holds; beyond it only small ones are taken
-    max_choices: Count = 32  # outputs of one request
-    # Of each of Serve's proxies, from its start on.
-    max_header_kib: Count = 64
-    header_seconds: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    body_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    max_connections_per_address: Count = 512
-    allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
-    allowed_methods: tuple[str, ...] = ("*",)  # for these
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
+@part(frozen=True, kw_only=True, config=STRICT)
+class Http(HttpListening, BodyOptions, ConnectionOptions, CorsOptions, Front):
+    """HTTP; the port is that of Serve's proxies, on every node with a replica of Serve's. The limits of connections are
+    of each proxy, from its start on."""
 
     @property
-    def connections(self) -> ConnectionLimits:
-        return ConnectionLimits(**{name: getattr(self, name) for name in vars(ConnectionLimits())})
-
-    @property
-    def cors(self) -> dict[str, object]:
-        """As in `HttpOptions`."""
-        names = ("origins", "methods", "headers")
-        lists: dict[str, object] = {f"allow_{name}": getattr(self, f"allowed_{name}") for name in names}
-        return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
+    def connections(self) -> ConnectionOptions:
+        return part_of(ConnectionOptions, self)
 
 
-class Grpc(Front):
+@part(frozen=True, kw_only=True, config=STRICT)
+class Grpc(GrpcListening, ServerCertificate, Front):
     """gRPC; several replicas with a fixed port are on different nodes."""
-
-    port: Port = 9000
-    max_request_mib: Count = 4
-    certificate: File | None = None  # for clients; None: plaintext
-    key: File | None = None
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key go together")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together")
         return self
 
 
+@part(frozen=True, kw_only=True, config=STRICT)
 class Tls(Part):
-    """Mutual TLS between services: files that are on every node (`crossdraft certs` makes them)."""
+    """Mutual TLS between services: files that are on every node (`crossdraft certs` makes them), as --tls-ca etc."""
 
-    ca: File
-    certificate: File
-    key: File
+    ca: Path
+    cert: Path
+    key: Path
 
 
-class Security(Part):
+@part(frozen=True, kw_only=True, config=STRICT)
+class Security(KeyOptions, Part):
     """Keys of clients, and TLS between services."""
 
-    api_keys: File | None = None  # as `serving.limits.Keys.read` says; None: everybody may use the API
     tls: Tls | None = None  # None: plaintext
 
 
-class Configuration(Part):
+@part(frozen=True, kw_only=True, config=STRICT)
+class Configuration(ClusterOptions, Part):
     """The whole file."""
 
     models: tuple[ServedService, ...]  # at least one
     http: Http = Http()
     grpc: Grpc | None = None  # None: no gRPC API
     security: Security = Security()
-    metrics: bool = True  # every process serves Prometheus on a port of its own; `crossdraft status` shows it
-    metrics_port: Port = 0  # of each node, where one process answers for all of the node; 0: none does
-    log_format: LogFormat = LogFormat.JSON
-    grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
-    target_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of an output without a target until it fails
-    reply_wait_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # of a service that owes a reply
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -299,10 +259,14 @@ class Configuration(Part):
         if self.metrics_port and self.metrics_port in (self.http.port, self.grpc and self.grpc.port):
             raise _PartError(("metrics_port",), f"a front has the same port, {self.metrics_port}")
         if self.grpc is not None and self.grpc.port == self.http.port != 0:
-            front = "http" if "port" in self.http.model_fields_set else "grpc"
+            front = "grpc" if self.http == replace(self.http, port=HttpListening.port) else "http"
             message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"
             raise _PartError((front, "port"), message)
         return self
+
+
+WHOLE = TypeAdapter(Configuration)
+STRING = "tag:yaml.org,2002:str"
 
 
 def load(path: Path) -> Configuration:
@@ -330,7 +294,7 @@ def check_security(path: Path, configuration: Configuration) -> None:
             Keys.read(security.api_keys)
         except KeysError as error:
             faults.append(("api_keys", str(error)))
-    for name, file in () if security.tls is None else security.tls:
+    for name, file in {} if security.tls is None else vars(security.tls).items():
         if not file.is_file():
             faults.append((f"tls.{name}", f"there is no file {file}: put it there, or correct its name"))
     if faults:
@@ -354,15 +318,17 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
         ConfigurationError: it is not YAML, or has errors.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        _rename(root, name)
+        values = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
     if not isinstance(root, MappingNode):
         raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
     try:
-        return Configuration.model_validate_json(json.dumps(values, default=str), context=folder)
+        return WHOLE.validate_json(json.dumps(values, default=str), context=folder)
     except ValidationError as error:
         raise ConfigurationError("\n".join(fault_of(name, root, *_told(one)) for one in error.errors())) from error
 
@@ -370,19 +336,23 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
 def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
     """Location and text of an error of pydantic's."""
     location, cause = error["loc"], error.get("ctx", {}).get("error")
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "dataclass_type" and location[-1] == "orchestrators":
+        return location, "write a number of replicas, or {min: …, max: …}"
+    if error["type"] == "unexpected_keyword_argument":
         return location, f"there is no such field; {_instead(location)}"
     return location + (cause.location if isinstance(cause, _PartError) else ()), error["msg"]
 
 
 def _instead(location: tuple[int | str, ...]) -> str:
     """The field that may be meant by one that there is not."""
-    part: type[Part] = Configuration
+    at: type[Part] = Configuration
     for step in location[:-1]:
         if isinstance(step, str):
-            part = next(_parts(part.model_fields[step].annotation))
-    near = get_close_matches(str(location[-1]), part.model_fields, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(part.model_fields)}"
+            at = next(_parts(get_type_hints(at)[step]))
+    own = vars(at).get("__annotations__", {})  # these first
+    names = sorted((one.name for one in fields(at)), key=lambda name: name not in own)
+    near = get_close_matches(str(location[-1]), names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
 
 def _parts(annotation: object) -> Iterator[type[Part]]:
@@ -391,6 +361,28 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
         yield annotation
     for one in get_args(annotation):
         yield from _parts(one)
+
+
+def _rename(node: Node | None, file: str, where: str = "") -> None:
+    """Gives keys of older files their names of now, with a warning for each; a number of orchestrators becomes both
+    their least and their most."""
+    if isinstance(node, SequenceNode):
+        for one in node.value:
+            _rename(one, file, where)
+    if not isinstance(node, MappingNode):
+        return
+    pairs: list[tuple[Node, Node]] = []
+    for key, value in node.value:
+        path = f"{where}{key.value}"
+        if path in OLD:
+            log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
+            key.value = OLD[path]
+        if path == "models.orchestrators" and value.tag == "tag:yaml.org,2002:int":
+            bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
+            value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
+        _rename(value, file, f"{path}.")
+        pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
+    node.value = pairs
 
 
 def _repeated(names: Sequence[str]) -> str:
@@ -463,7 +455,7 @@ class OrchestratorConfig:
         runs, tls = _runs(model.target), tls_of(configuration)
         metrics, form, wait = configuration.metrics, configuration.log_format, configuration.target_wait_seconds
         patience = Patience(reply_seconds=configuration.reply_wait_seconds, target_seconds=wait)
-        return OrchestratorConfig(model.name, runs, drafters, model.outputs, tls, metrics, form, patience)
+        return OrchestratorConfig(model.name, runs, drafters, model.max_outputs, tls, metrics, form, patience)
 
     @property
     def digest(self) -> str:
@@ -502,7 +494,7 @@ class FrontConfig:
 def tls_of(configuration: Configuration) -> TlsFiles | None:
     """For sessions between orchestrators and services."""
     tls = configuration.security.tls
-    return None if tls is None else TlsFiles(tls.ca, tls.certificate, tls.key)
+    return None if tls is None else TlsFiles(tls.ca, tls.cert, tls.key)
 
 
 def tls_paths(tls: TlsFiles | None) -> tuple[Path, ...]:
@@ -512,8 +504,9 @@ def tls_paths(tls: TlsFiles | None) -> tuple[Path, ...]:
 
 def _runs(service: Service) -> str:
     """Digest of what decides the outputs of a service's model."""
-    deciding = {"model", "dtype", "trust_remote_code", "generation_config", "override_generation_config"}
-    return digest_of(service.model_dump(include=deciding))
+    deciding = ["model", "dtype", "trust_remote_code", "lora_modules"]
+    deciding += ["generation_config", "override_generation_config"] * isinstance(service, TargetService)
+    return digest_of({name: getattr(service, name) for name in deciding})
 
 
 def slot_name(model: str, role: str, name: str, number: int) -> str:

@@ -151,25 +151,6 @@ class GenerationOptions:
             raise ValueError(f"stalled_seconds must be above 0, got {self.stalled_seconds}")
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What clients may send, and how slowly.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-
-    max_header_kib: int = 64  # of a request: its first line and its headers
-    header_seconds: float = 20.0  # until these have come, from the beginning of the connection or of a further request
-    body_seconds: float = 120.0  # from then on until the body has come
-    max_connections_per_address: int = 512
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 < value < 2**31:
-                raise ValueError(f"--{name.replace('_', '-')} must be above 0, and below 2**31, got {value}")
-
-
 @dataclass
 class _Bucket:
     left: float  # requests
