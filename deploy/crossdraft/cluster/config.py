@@ -6,263 +6,43 @@ process gets decide whether it must be replaced when another configuration is de
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic.dataclasses import dataclass as part
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from crossdraft.cluster.installed import installed
-from crossdraft.config.api import (
-    BodyOptions,
-    ConnectionOptions,
-    CorsOptions,
-    GrpcListening,
-    HttpListening,
-    KeyOptions,
-    OutputOptions,
-    RateOptions,
-)
-from crossdraft.config.cluster import (
-    LIFTED,
-    OLD,
-    ClusterOptions,
-    FrontReplicas,
-    Replicas,
-    ResourceOptions,
-    ScaleOptions,
-    Trust,
-)
-from crossdraft.config.engine import DrafterOptions, ModelSettings, NgramOptions, TargetOptions
-from crossdraft.config.fields import part_of
-from crossdraft.config.service import HostOptions, LogFormat, ServerCertificate, SessionOptions
+from crossdraft.config.cluster import LIFTED, OLD, Part, PartError
+from crossdraft.config.cluster import Configuration as Configuration
+from crossdraft.config.cluster import DrafterService as DrafterService
+from crossdraft.config.cluster import Front as Front
+from crossdraft.config.cluster import Grpc as Grpc
+from crossdraft.config.cluster import Http as Http
+from crossdraft.config.cluster import Resources as Resources
+from crossdraft.config.cluster import Scale as Scale
+from crossdraft.config.cluster import ServedService as ServedService
+from crossdraft.config.cluster import Service as Service
+from crossdraft.config.cluster import TargetService as TargetService
+from crossdraft.config.service import LogFormat
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
-from crossdraft.serving.backend import AUTO
 from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.types.messages import checked_settings
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # unknown names and other types are errors
 log = logging.getLogger(__name__)
-
-
-def _checked_name(name: str) -> str:
-    """Checks names of bundled models and sizes of inflated ones; folders are known to the nodes only."""
-    size_of(name)
-    if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
-        source_of(name)
-    return name
-
-
-Model = Annotated[str, AfterValidator(_checked_name)]  # a folder, a hub id, or bundled:NAME
-
-
-def _as_json(given: object) -> object:
-    return given if isinstance(given, str) else json.dumps(given)
-
-
-def _checked_settings(text: str) -> str:
-    checked_settings(json.loads(text))
-    return text
+PartT = TypeVar("PartT", bound=Part)
 
 
 class ConfigurationError(ValueError):
     """The file cannot be used; the text has one line for each error."""
-
-
-class _PartError(ValueError):
-    """What is wrong with a part because of one value in it."""
-
-    def __init__(self, location: tuple[str, ...], message: str) -> None:
-        super().__init__(message)
-        self.location = location  # of that value, from the part on
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Part:
-    """A part of the file; its paths are relative to the file's folder."""
-
-    @model_validator(mode="after")
-    def _resolved(self, info: ValidationInfo) -> Self:
-        for one in fields(self):
-            if isinstance(path := getattr(self, one.name), Path):
-                object.__setattr__(self, one.name, Path(info.context or ".") / path)
-        return self
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Resources(ResourceOptions, Part):
-    """Of one replica, in Ray's units."""
-
-    custom: dict[str, Annotated[float, Field(gt=0)]] = field(default_factory=dict)  # as nodes offer: {"target": 1}
-
-    def divided(self, parts: int) -> "Resources":
-        """Of one of so many equal parts."""
-        custom = {name: amount / parts for name, amount in self.custom.items()}
-        return Resources(cpus=self.cpus / parts, gpus=self.gpus / parts, custom=custom)
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Scale(ScaleOptions, Part):
-    """Replicas by load; a number in the file is the least and the most of them."""
-
-    @model_validator(mode="after")
-    def _order(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min, {self.min}, must not be above max, {self.max}")
-        return self
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Service(ModelSettings, SessionOptions, Replicas, Part):
-    """Replicas of one model, each with its own gRPC server."""
-
-    model: Model  # on every node where it may run
-    resources: Resources = Resources()
-    tensor_parallel_size: int  # of a target: processes that share a replica's model, and its resources
-
-    @model_validator(mode="after")
-    def _computes_on_its_gpus(self) -> Self:
-        if self.resources.gpus and self.device == "cpu":
-            raise _PartError(("device",), "resources reserve a GPU, which cpu leaves idle: leave device out")
-        return self
-
-    @property
-    def settings(self) -> Self:
-        """The same, on one of the GPUs that are reserved: `auto` would fall back to the CPU where torch sees none."""
-        return replace(self, device="cuda") if self.resources.gpus and self.device == "auto" else self
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class TargetService(TargetOptions, Service):
-    """Replicas of a target."""
-
-    override_generation_config: Annotated[str, BeforeValidator(_as_json), AfterValidator(_checked_settings)] = "{}"
-
-    @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        if self.tensor_parallel_size > 1 and self.resources.gpus % self.tensor_parallel_size:
-            raise ValueError("tensor_parallel_size must divide gpus")
-        if self.tensor_parallel_size > 1 and (self.port or self.quantization):
-            raise ValueError("with tensor_parallel_size port and quantization are left out: any free port is taken")
-        return self
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class DrafterService(DrafterOptions, NgramOptions, Trust, Service):
-    """Replicas of a drafter; the model `ngram` copies from the text."""
-
-    name: Name  # that requests may choose
-    tensor_parallel_size: Literal[1] = 1  # it has one device
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class ServedService(OutputOptions, Part):
-    """One model as clients see it: a target, drafters for it, and the orchestrators between them, each of which has so
-    many outputs at once."""
-
-    name: Name
-    target: TargetService
-    drafters: tuple[DrafterService, ...] = ()  # the default one first; none: plain decoding
-    orchestrators: Scale = Scale()  # beside the targets; or their number
-    orchestrator_resources: Resources = Resources()
-
-    @model_validator(mode="after")
-    def _names(self) -> Self:
-        repeated = _repeated([drafter.name for drafter in self.drafters])
-        if repeated:
-            raise ValueError(f"two drafters of model {self.name!r} have the name {repeated!r}")
-        if AUTO in (drafter.name for drafter in self.drafters):
-            raise ValueError(f"a drafter of model {self.name!r} has the name {AUTO!r}, which stands for the fastest")
-        return self
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Front(HostOptions, RateOptions, FrontReplicas, Part):
-    """A server for clients."""
-
-    port: int
-    resources: Resources = Resources(cpus=0.1)
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Http(HttpListening, BodyOptions, ConnectionOptions, CorsOptions, Front):
-    """HTTP; the port is that of Serve's proxies, on every node with a replica of Serve's. The limits of connections are
-    of each proxy, from its start on."""
-
-    @property
-    def connections(self) -> ConnectionOptions:
-        return part_of(ConnectionOptions, self)
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Grpc(GrpcListening, ServerCertificate, Front):
-    """gRPC; several replicas with a fixed port are on different nodes."""
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:
-        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ValueError("ssl_certfile and ssl_keyfile go together")
-        return self
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Tls(Part):
-    """Mutual TLS between services: files that are on every node (`crossdraft certs` makes them), as --tls-ca etc."""
-
-    ca: Path
-    cert: Path
-    key: Path
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Security(KeyOptions, Part):
-    """Keys of clients, and TLS between services."""
-
-    tls: Tls | None = None  # None: plaintext
-
-
-@part(frozen=True, kw_only=True, config=STRICT)
-class Configuration(ClusterOptions, Part):
-    """The whole file."""
-
-    models: tuple[ServedService, ...]  # at least one
-    http: Http = Http()
-    grpc: Grpc | None = None  # None: no gRPC API
-    security: Security = Security()
-
-    @model_validator(mode="after")
-    def _names(self) -> Self:
-        if not self.models:
-            raise ValueError("models is empty; name at least one")
-        repeated = _repeated([model.name for model in self.models])
-        if repeated:
-            raise ValueError(f"two models have the name {repeated!r}")
-        if self.metrics_port and self.metrics_port in (self.http.port, self.grpc and self.grpc.port):
-            raise _PartError(("metrics_port",), f"a front has the same port, {self.metrics_port}")
-        if self.grpc is not None and self.grpc.port == self.http.port != 0:
-            front = "grpc" if self.http == replace(self.http, port=HttpListening.port) else "http"
-            message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"
-            raise _PartError((front, "port"), message)
-        return self
 
 
 WHOLE = TypeAdapter(Configuration)
@@ -328,9 +108,45 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     if not isinstance(root, MappingNode):
         raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
     try:
-        return WHOLE.validate_json(json.dumps(values, default=str), context=folder)
+        configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
+        _check_models(configuration)
+        return configuration
+    except PartError as error:
+        raise ConfigurationError(fault_of(name, root, error.location, str(error))) from error
     except ValidationError as error:
-        raise ConfigurationError("\n".join(fault_of(name, root, *_told(one)) for one in error.errors())) from error
+        faults = sorted(error.errors(), key=lambda one: _line(root, one["loc"]))
+        raise ConfigurationError("\n".join(fault_of(name, root, *_told(one)) for one in faults)) from error
+
+
+def _resolved(part: PartT, folder: Path) -> PartT:
+    """With paths from this folder on."""
+    changed: dict[str, Any] = {}
+    for name, value in vars(part).items():
+        if isinstance(value, Path):
+            changed[name] = folder / value
+        elif isinstance(value, Part):
+            changed[name] = _resolved(value, folder)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Part):
+            changed[name] = tuple(_resolved(one, folder) for one in value)
+    return replace(part, **changed) if changed else part  # type: ignore[type-var]  # each part is a dataclass
+
+
+def _check_models(configuration: Configuration) -> None:
+    """Checks names of bundled models, sizes of inflated ones, and settings of generations; folders are known to the
+    nodes only. Raises PartError."""
+    for place, served in enumerate(configuration.models):
+        services = [("target", served.target), *((f"drafters.{one}", each) for one, each in enumerate(served.drafters))]
+        for where, service in services:
+            option = "model"
+            try:
+                size_of(name := service.model)
+                if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
+                    source_of(name)
+                if isinstance(service, TargetService):
+                    option = "override_generation_config"
+                    checked_settings(json.loads(service.override_generation_config))
+            except ValueError as error:
+                raise PartError(("models", str(place), *where.split("."), option), str(error)) from error
 
 
 def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
@@ -340,7 +156,7 @@ def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
         return location, "write a number of replicas, or {min: …, max: …}"
     if error["type"] == "unexpected_keyword_argument":
         return location, f"there is no such field; {_instead(location)}"
-    return location + (cause.location if isinstance(cause, _PartError) else ()), error["msg"]
+    return location + (cause.location if isinstance(cause, PartError) else ()), error["msg"]
 
 
 def _instead(location: tuple[int | str, ...]) -> str:
@@ -350,7 +166,7 @@ def _instead(location: tuple[int | str, ...]) -> str:
         if isinstance(step, str):
             at = next(_parts(get_type_hints(at)[step]))
     own = vars(at).get("__annotations__", {})  # these first
-    names = sorted((one.name for one in fields(at)), key=lambda name: name not in own)
+    names = sorted(vars(at)["__dataclass_fields__"], key=lambda name: name not in own)
     near = get_close_matches(str(location[-1]), names, 1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
@@ -377,17 +193,15 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
         if path in OLD:
             log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
             key.value = OLD[path]
+        if path == "models.target.override_generation_config" and isinstance(value, MappingNode):
+            settings = json.dumps(yaml.SafeLoader("").construct_document(value))  # as the command line has it
+            value = ScalarNode(STRING, settings, value.start_mark, value.end_mark)
         if path == "models.orchestrators" and value.tag == "tag:yaml.org,2002:int":
             bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
             value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
         _rename(value, file, f"{path}.")
         pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
     node.value = pairs
-
-
-def _repeated(names: Sequence[str]) -> str:
-    """The first name that occurs twice; empty if none does."""
-    return next((name for index, name in enumerate(names) if name in names[:index]), "")
 
 
 def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:
@@ -409,8 +223,8 @@ def _line(node: Node, location: tuple[int | str, ...]) -> int:
 
 def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
     """The value that one step leads to, and the line of its key."""
-    if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
-        return node.value[step], node.value[step].start_mark.line + 1
+    if isinstance(node, SequenceNode) and str(step).isdigit() and int(step) < len(node.value):
+        return node.value[int(step)], node.value[int(step)].start_mark.line + 1
     if isinstance(node, MappingNode):
         for key, value in node.value:
             if key.value == str(step):

@@ -75,6 +75,8 @@ from crossdraft.cluster.rollout import (
     starts,
 )
 from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
+from crossdraft.config.api import ConnectionOptions
+from crossdraft.config.fields import part_of
 from crossdraft.serving.http.connections import LIMITS
 from crossdraft.serving.logs import logged
 
@@ -243,7 +245,7 @@ def _serve_started(http: Http) -> Iterator[None]:
             )
         yield
         return
-    proxies = PROXY | {LIMITS: json.dumps(vars(http.connections))}
+    proxies = PROXY | {LIMITS: json.dumps(vars(part_of(ConnectionOptions, http)))}
     starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": proxies})  # which proxies inherit
     try:
         ray.get(starting.remote(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port}))

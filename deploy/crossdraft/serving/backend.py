@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
+from crossdraft.config.request import AUTO as AUTO
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
@@ -28,7 +29,6 @@ from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
-AUTO = "auto"  # likewise: the fastest
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY, MOST_NODES, MOST_PATHS
 from crossdraft.config.fields import LeftOutFloat, LeftOutInt, option
 
 # Of `verification.methods`, which imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
-MOST_DRAFT_TOKENS = 64  # that can be requested at once
-MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
-MOST_NODES = 63  # of a token tree, without its root
-MOST_PATHS = 16
+AUTO = "auto"  # in place of the name of a drafter: the fastest
 # Short names of fields, in keyword arguments, JSON and on the command line.
 ALIASES = {"k": "num_speculative_tokens", "window": "max_draft_tokens", "wait": "min_draft_tokens"}
 

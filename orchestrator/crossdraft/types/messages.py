@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from crossdraft.config import MOST_DRAFT_TOKENS as MOST_DRAFT_TOKENS
+from crossdraft.config import MOST_LIKELY as MOST_LIKELY
 from crossdraft.config.fields import LeftOut as LeftOut
 from crossdraft.config.fields import check
-from crossdraft.config.request import MOST_DRAFT_TOKENS as MOST_DRAFT_TOKENS
-from crossdraft.config.request import MOST_LIKELY as MOST_LIKELY
 from crossdraft.config.request import Sampling
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Self
 
+from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY
+from crossdraft.config import MOST_PATHS as MOST_PATHS
 from crossdraft.config.fields import OptionError, check, option
-from crossdraft.config.request import ALIASES, MOST_DRAFT_TOKENS, MOST_LIKELY, Output, Reading, Speculation, Watching
-from crossdraft.config.request import MOST_PATHS as MOST_PATHS
+from crossdraft.config.request import ALIASES, Output, Reading, Speculation, Watching
 from crossdraft.config.request import Overlap as Overlap
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.types.messages import LeftOut, SamplingOptions

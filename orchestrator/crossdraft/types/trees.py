@@ -6,8 +6,7 @@ from functools import cached_property
 from itertools import count
 from operator import lt
 
-# Of a tree that is drafted or evaluated: a node's ancestors are the bits of one number in the engine.
-from crossdraft.config.request import MOST_NODES as MOST_NODES
+from crossdraft.config import MOST_NODES as MOST_NODES
 
 ROOT = -1
 Path = tuple[int, ...]  # target token ids after the committed ones

@@ -29,8 +29,9 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
+from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
-from crossdraft.config.request import ALIASES, MOST_LIKELY, Output, Reading, Sampling, Speculation
+from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
 from crossdraft.types.request import Chat, Message, Prompt
 
