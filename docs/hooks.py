@@ -115,7 +115,8 @@ def _default(one: Any) -> str:
 def _meaning(one: Any) -> str:
     variable = f" In the environment: `{PREFIX}{one.name.upper()}`." if one.metadata["env"] else ""
     limits = range_of(one.metadata)
-    return one.metadata["description"] + (limits and f" {limits[0].upper()}{limits[1:]}.") + variable
+    text: str = one.metadata["description"]
+    return text + (limits and f" {limits[0].upper()}{limits[1:]}.") + variable
 
 
 def _plain(text: str) -> str:

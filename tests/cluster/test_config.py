@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cluster.config import ConfigurationError, OrchestratorConfig, Scale, load, parse
-from crossdraft.config.api import CorsOptions
+from crossdraft.config.api import HttpSettings
 
 SMALLEST = """\
 models:
@@ -42,7 +42,7 @@ def test_how_long_services_are_waited_for_is_a_setting() -> None:
 
 def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
     page = "https://a.example"
-    line = CorsOptions(allowed_origins=(page,), allowed_headers=("x-a", "x-b")).cors
+    line = HttpSettings(allowed_origins=(page,), allowed_headers=("x-a", "x-b")).cors
     text = (
         SMALLEST
         + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
@@ -50,7 +50,7 @@ def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path
     made = parse(text, folder=tmp_path)
     assert made.http.cors == line
     assert made.models[0].target.chat_template == tmp_path / "chat.jinja"
-    assert parse(SMALLEST).http.cors == CorsOptions().cors == {}
+    assert parse(SMALLEST).http.cors == HttpSettings().cors == {}
 
 
 def test_sizes_of_graphs_are_configured_as_on_the_command_line() -> None:

@@ -320,7 +320,8 @@ def test_each_pod_makes_a_certificate_of_its_own_and_cannot_make_another(chart: 
     *shell, script = init["command"]
     script = script.replace("/authority/", f"{authority}/").replace("/tls", str(own))
     subprocess.run([*shell, script], env=environment, check=True, timeout=600)
-    assert {path.name for path in own.iterdir()} == {path.name for path in vars(chart.configuration.security.tls).values()}
+    files = vars(chart.configuration.security.tls).values()
+    assert {path.name for path in own.iterdir()} == {path.name for path in files}
 
 
 @with_helm

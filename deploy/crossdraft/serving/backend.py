@@ -167,20 +167,12 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Limits of a process.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """Limits of a process."""
 
     max_outputs: int = 64  # at once
     patience: Patience = field(default_factory=Patience)
     tls: TlsFiles | None = None  # shown to services, whose certificates must be of the same CA; None: plaintext
     updated: bool = False  # as of `Pipeline`
-
-    def __post_init__(self) -> None:
-        if self.max_outputs < 1:
-            raise ValueError(f"--max-outputs must be at least 1, got {self.max_outputs}")
 
 
 class Connection:

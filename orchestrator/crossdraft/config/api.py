@@ -97,20 +97,16 @@ class ConnectionOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BodyOptions:
-    """How large a request of the HTTP API may be."""
+class HttpSettings(ConnectionOptions):
+    """Where the HTTP API listens, how large a request may be, and which pages of other servers may use it: these are
+    named as vLLM's options, whose JSON lists are taken, too."""
 
+    port: int = option(8000, PORT, min=0, max=65535)
     max_choices: int = option(32, "Max outputs of one request.", min=1)
     max_body_mib: float = option(4.0, "Max size of a request, in MiB.", above=0, max=MAX_MIB)
     max_bodies_mib: float = option(
         256.0, "Max size of all requests under way, in MiB; small ones are taken anyway.", above=0
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorsOptions:
-    """Which pages of other servers may use the HTTP API; named as vLLM's options, whose JSON lists are taken, too."""
-
     allowed_origins: tuple[str, ...] = option((), f"Origins of pages that may use the API, or *, {COMMAS}.")
     allowed_methods: tuple[str, ...] = option(("*",), f"HTTP methods for --allowed-origins, {COMMAS}.")
     allowed_headers: tuple[str, ...] = option(("*",), f"Headers for --allowed-origins, {COMMAS}.")
@@ -125,23 +121,7 @@ class CorsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpListening:
-    """Where the HTTP API listens."""
-
-    port: int = option(8000, PORT, min=0, max=65535)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpApiOptions(HttpListening, BodyOptions, ConnectionOptions, CorsOptions):
-    """What only the HTTP API has."""
-
-    grpc_port: int | None = option(
-        None, "Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one.", min=0, max=65535
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrpcListening:
+class GrpcSettings:
     """Where the gRPC API listens, and how large a request of it may be."""
 
     port: int = option(9000, PORT, min=0, max=65535)
@@ -149,12 +129,16 @@ class GrpcListening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedGrpc(GrpcListening, ApiOptions):
+class ServedGrpc(GrpcSettings, ApiOptions):
     """The gRPC API by itself."""
 
     metrics_port: int | None = option(None, METRICS_PORT, metavar="PORT", min=0, max=65535)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedHttp(HttpApiOptions, ApiOptions):
+class ServedHttp(HttpSettings, ApiOptions):
     """The HTTP API."""
+
+    grpc_port: int | None = option(
+        None, "Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one.", min=0, max=65535
+    )

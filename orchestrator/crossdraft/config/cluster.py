@@ -5,16 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from crossdraft.config.api import (
-    BodyOptions,
-    ConnectionOptions,
-    CorsOptions,
-    GrpcListening,
-    HttpListening,
-    KeyOptions,
-    OutputOptions,
-    RateOptions,
-)
+from crossdraft.config.api import GrpcSettings, HttpSettings, KeyOptions, OutputOptions, RateOptions
 from crossdraft.config.engine import DrafterOptions, ModelSettings, NgramOptions, TargetOptions
 from crossdraft.config.fields import Checked, option
 from crossdraft.config.request import AUTO
@@ -161,13 +152,13 @@ class Front(HostOptions, RateOptions, Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Http(HttpListening, BodyOptions, ConnectionOptions, CorsOptions, Front):
+class Http(HttpSettings, Front):
     """HTTP; the port is that of Serve's proxies, on every node with a replica of Serve's. The limits of connections are
     of each proxy, from its start on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grpc(GrpcListening, ServerCertificate, Front):
+class Grpc(GrpcSettings, ServerCertificate, Front):
     """gRPC; several replicas with a fixed port are on different nodes."""
 
     def _fault(self) -> str:
@@ -215,7 +206,7 @@ class Configuration(ProcessOptions, Waits, Part):
         if self.metrics_port and self.metrics_port in (self.http.port, self.grpc and self.grpc.port):
             raise PartError(("metrics_port",), f"a front has the same port, {self.metrics_port}")
         if self.grpc is not None and self.grpc.port == self.http.port != 0:
-            front = "grpc" if self.http.port == HttpListening.port else "http"
+            front = "grpc" if self.http.port == HttpSettings.port else "http"
             message = f"http and grpc have the same port, {self.http.port}: a node has a front of each"
             raise PartError((front, "port"), message)
         return ""
