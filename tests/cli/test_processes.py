@@ -12,7 +12,7 @@ import pytest
 
 from crossdraft.cli import processes
 from crossdraft.cli.processes import Wanted, running
-from crossdraft.cli.running import CommandFailed, Interrupted, run_to_end
+from crossdraft.cli.running import CommandFailed, Interrupted, UsageError, run_to_end
 from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.served_model import ModelOptions
 
@@ -105,6 +105,13 @@ async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: P
         async with running([wanted(program), wanted(FAILED, "drafter")]):
             raise AssertionError("it cannot have started")
     assert not alive(note.read_text())
+
+
+async def test_what_is_wrong_with_its_options_is_wrong_usage_here_too() -> None:
+    wrong = "import sys; print('crossdraft: the reason', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(UsageError, match="the target did not start: the reason"):
+        async with running([wanted(wrong)]):
+            raise AssertionError("it cannot have started")
 
 
 async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(
