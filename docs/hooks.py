@@ -3,6 +3,8 @@
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,24 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from crossdraft.cli.app import app
+from crossdraft.config.fields import PREFIX, default_of, range_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT_PAGES = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md", "BENCHMARKS.md": "benchmarks.md"}
 SOURCES = {page: source for source, page in ROOT_PAGES.items()}
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
+OPTIONS = {  # modules of `config`, and what their options are of
+    "engine": "Models",
+    "service": "Services",
+    "api": "HTTP and gRPC API",
+    "request": "Requests",
+    "cluster": "A cluster",
+}
+ABOUT_OPTIONS = (
+    "Generated from the code, where each is stated once. On the command line `max_model_len` is `--max-model-len`; "
+    "in the file of a [cluster](../cluster.md), in the body of an [HTTP](../http-api.md) request, in gRPC and in "
+    "[Python](../python.md) it has the name below. An empty default: it is left out, or what the text says."
+)
 LABORATORY = ("bench", "loadtest")  # commands that have a page of their own
 
 
@@ -27,6 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     commands = list(_commands(typer.main.get_command(app), "crossdraft"))
     measuring = [(name, command) for name, command in commands if name.split()[1] in LABORATORY]
     others = [(name, command) for name, command in commands if name.split()[1] not in LABORATORY]
+    files.append(File.generated(config, "reference/configuration.md", content=_configuration()))
     files.append(File.generated(config, "reference/cli.md", content=_reference("Command line", others)))
     files.append(File.generated(config, "reference/bench.md", content=_reference("The laboratory", measuring)))
     return files
@@ -70,6 +86,37 @@ def _reference(title: str, commands: Iterable[tuple[str, Any]]) -> str:
         if rows:
             parts.append("\n".join(["| argument or option | meaning |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def _configuration() -> str:
+    """A page: the options of each dataclass of `config`, by the names that they have everywhere."""
+    parts = ["# Options, files and fields", ABOUT_OPTIONS]
+    for name, title in OPTIONS.items():
+        parts.append(f"## {title}")
+        module = import_module(f"crossdraft.config.{name}")
+        for kind in vars(module).values():
+            own = vars(kind).get("__annotations__", {}) if getattr(kind, "__module__", "") == module.__name__ else {}
+            stated = [one for one in fields(kind) if one.name in own] if is_dataclass(kind) else []
+            shown = [one for one in stated if one.metadata.get("description")]
+            rows = [f"| `{one.name}` | {_cell(_default(one))} | {_cell(_meaning(one))} |" for one in shown]
+            if rows:
+                parts += [f"### {kind.__name__}", _plain(" ".join((kind.__doc__ or "").split()))]
+                parts.append("\n".join(["| name | default | meaning |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _default(one: Any) -> str:
+    default = default_of(one)
+    if isinstance(default, list | tuple):
+        return ", ".join(map(str, default))
+    return "" if default is None or default is MISSING else str(default)
+
+
+def _meaning(one: Any) -> str:
+    variable = f" In the environment: `{PREFIX}{one.name.upper()}`." if one.metadata["env"] else ""
+    limits = range_of(one.metadata)
+    text: str = one.metadata["description"]
+    return text + (limits and f" {limits[0].upper()}{limits[1:]}.") + variable
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,6 @@
 """An output from a server over gRPC, in Python.
 
-python deploy/examples/generate.py 127.0.0.1:8001 "def main(" --seed 7
+python deploy/examples/generate.py 127.0.0.1:9000 "def main(" --seed 7
 """
 
 import argparse

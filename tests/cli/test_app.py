@@ -15,8 +15,9 @@ import pytest
 import typer
 
 from crossdraft.cli import app, generate
-from crossdraft.console import running
-from crossdraft.console.options import COMMAS, LISTED
+from crossdraft.cli.commands import LISTED
+from crossdraft.config import request
+from crossdraft.config.fields import COMMAS
 from crossdraft.serving.limits import MIN_LENGTH
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import Cli
@@ -78,7 +79,7 @@ def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
     shown = cli("--help")
     assert shown.code == 0
     assert all(f"\n  {name} " in shown.out for name in ("serve", "generate", "demo", "inspect"))
-    assert tuple(METHODS) == running.METHODS
+    assert tuple(METHODS) == request.METHODS
     assert ",".join(METHODS) in "".join(cli("generate", "--help").out.split())  # lines are broken at hyphens, too
 
 

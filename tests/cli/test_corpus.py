@@ -145,7 +145,7 @@ import sys
 from pathlib import Path
 from crossdraft.cli.corpus import count_tokens, make_affinity
 from crossdraft.cli.inspect import inspect
-from crossdraft.cli.options import AffinityOptions
+from crossdraft.config.commands import AffinityOptions
 model, corpus, output = sys.argv[1], *map(Path, sys.argv[2:])
 make_affinity(model, model, corpus, output, AffinityOptions())
 count_tokens(model, corpus, output)
@@ -170,7 +170,7 @@ def test_frequencies_that_cannot_be_counted(cli: Cli, drafter_folder: Path, corp
     [
         (["--vocab-keep", "20"], "go together"),
         (["--frequencies", "FILE"], "go together"),
-        (["--vocab-keep", "0", "--frequencies", "FILE"], "Invalid value for '--vocab-keep'"),
+        (["--vocab-keep", "0", "--frequencies", "FILE"], "--vocab-keep must be at least 1, got 0"),
         (["--vocab-keep", "99999", "--frequencies", "FILE"], "the size of the vocabulary, got 99999"),
         (["--vocab-keep", "20", "--frequencies", "none"], "cannot read the frequencies"),
     ],

@@ -14,7 +14,7 @@ from tests.serving.fakes import figures
 def test_both_texts_and_their_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target_folder: Path, drafter_folder: Path
 ) -> None:
-    folders = replace(MODELS, target_model=str(target_folder), drafter_model=str(drafter_folder))
+    folders = MODELS | {"target_model": str(target_folder), "drafter_model": str(drafter_folder)}
     monkeypatch.setattr("crossdraft.cli.demo.MODELS", folders)
     demo("The quick", k=5, max_tokens=10, temperature=[0.0, 0.8], seed=3)
     shown = capsys.readouterr().out
@@ -49,4 +49,4 @@ def test_texts_that_differ_are_told_apart() -> None:
 
 def test_what_cannot_be_asked_for(cli: Cli) -> None:
     ended = cli("demo", "-k", "0")
-    assert (ended.code, ended.err) == (2, "crossdraft: num_speculative_tokens must be between 1 and 64, got 0\n")
+    assert (ended.code, ended.err) == (2, "crossdraft: --num-speculative-tokens must be between 1 and 64, got 0\n")

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ import pytest
 from crossdraft.cli import generate as module
 from crossdraft.cli.display import RATIOS
 from crossdraft.cli.generate import DEFAULT_PROMPT, without_effect
-from crossdraft.cli.options import ModelSettings, OwnModels, WhereToGenerate
 from crossdraft.client import GenerationRequest, Overlap
-from crossdraft.console.processes import EngineOptions
+from crossdraft.config.commands import WhereToGenerate
 from crossdraft.types.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
 
@@ -91,7 +91,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     [
         (("--method", "guess"), "unknown method 'guess'; this pair of models can do union, tli, coupled"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
-        (("-k", "0"), "num_speculative_tokens must be between 1 and"),
+        (("-k", "0"), "--num-speculative-tokens must be between 1 and"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
@@ -142,28 +142,27 @@ def test_options_that_change_nothing_are_noted() -> None:
         "--explain",
         "--untrusted-drafter",
     ]
-    assert without_effect(GenerationRequest("x"), WhereToGenerate(drafter="none"), alone=True, rounds=True) == [
+    request = GenerationRequest("x", num_speculative_tokens=4)
+    assert without_effect(request, WhereToGenerate(drafter="none"), alone=True) == [
         "-k has no effect without a drafter"
     ]
 
 
 @pytest.mark.parametrize(("overlap", "noted"), [("auto", 1), ("on", 0), ("off", 0)])
 def test_draft_tokens_of_a_round_are_noted_where_a_controller_decides(overlap: str, noted: int) -> None:
-    request = GenerationRequest("x", overlap=Overlap(overlap))
-    notes = without_effect(request, WhereToGenerate(server="a:1"), alone=False, rounds=True)
+    request = GenerationRequest("x", overlap=Overlap(overlap), num_speculative_tokens=4)
+    notes = without_effect(request, WhereToGenerate(server="a:1"), alone=False)
     assert [line[:29] for line in notes] == ["-k has no effect with --overl"] * noted
 
 
 def test_options_of_services_that_run_already_are_noted() -> None:
-    engine = EngineOptions(
-        cache_mib=9, device="cpu", threads=1, enable_prefix_caching=False
-    )  # cache_mib is in the environment
-    own = OwnModels(settings=ModelSettings(engine=engine))
-    notes = without_effect(GenerationRequest("x"), WhereToGenerate(target="a:1", own=own), alone=False)
+    # cache_mib is in the environment
+    where = WhereToGenerate(cache_mib=9, device="cpu", threads=1, enable_prefix_caching=False)
+    notes = without_effect(GenerationRequest("x"), replace(where, target="a:1"), alone=False)
     assert notes == [
         "no effect with --target, as the services run already: --device, --enable-prefix-caching, --threads"
     ]
-    assert without_effect(GenerationRequest("x"), WhereToGenerate(own=own), alone=False) == []
+    assert without_effect(GenerationRequest("x"), where, alone=False) == []
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:

@@ -17,8 +17,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from crossdraft.cli import serve
-from crossdraft.cli.options import ModelSettings, OwnModels
-from crossdraft.console.processes import EngineOptions
+from crossdraft.config.engine import OwnModels
 from crossdraft.engine.loader import load_model
 from crossdraft.serving.backend import LocalOptions
 from tests.cli.conftest import COMMAND, Cli
@@ -268,8 +267,7 @@ def test_a_pair_that_cannot_be_served(cli: Cli, target_folder: Path, target: str
 
 def test_the_length_of_a_session_is_the_targets() -> None:
     """A drafter with a shorter context keeps the newest text."""
-    shared = EngineOptions(dtype="float32", max_model_len=1000)
-    engine = OwnModels(drafter_device="cuda:1", settings=ModelSettings(engine=shared)).of_drafter(shared).engine
+    engine = OwnModels(drafter_device="cuda:1", dtype="float32", max_model_len=1000).of_drafter
     assert (engine.device, engine.dtype, engine.max_model_len) == ("cuda:1", "float32", None)
 
 
@@ -300,7 +298,7 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
         (["--max-outputs", "0"], "--max-outputs must be at least 1"),
         (["--max-body-mib", "0"], "--max-body-mib must be above 0"),
-        (["--rate", "0"], "requests a minute above 0"),
+        (["--rate", "0"], "--rate must be above 0, got 0"),
         (["--target-wait-seconds", "0"], "--target-wait-seconds must be above 0"),
         (["--reply-wait-seconds", "0"], "--reply-wait-seconds must be above 0"),
     ],

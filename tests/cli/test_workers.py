@@ -155,7 +155,7 @@ async def test_a_worker_may_print_before_and_after_its_ready_line() -> None:
 
 def test_what_cannot_be_served(cli: Cli) -> None:
     pair = ("--target", "127.0.0.1:9", "--model", "toy")
-    cli("serve", "http", *pair, "--workers", 0).failed("Invalid value for '--workers'")
+    cli("serve", "http", *pair, "--workers", 0).failed("--workers must be at least 1, got 0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cli("serve", "grpc", *pair, "--workers", 2, "--port", port).failed("choose another port", code=1)

@@ -91,7 +91,7 @@ models:
         resources: {{cpus: 0.5, custom: {{drafter: 1}}}}}}
 {drafters}
     orchestrators: 2
-    outputs: {OUTPUTS}
+    max_outputs: {OUTPUTS}
     orchestrator_resources: {{cpus: 0.1, custom: {{orchestrator: 1}}}}
 http: {{port: {self.http}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 grpc: {{host: {HEAD}, port: {self.grpc}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}

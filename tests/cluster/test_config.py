@@ -1,11 +1,12 @@
 """The configuration of a cluster: what is taken, and what is said of faults."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.options import CorsOptions
 from crossdraft.cluster.config import ConfigurationError, OrchestratorConfig, Scale, load, parse
+from crossdraft.config.api import HttpSettings
 
 SMALLEST = """\
 models:
@@ -41,15 +42,15 @@ def test_how_long_services_are_waited_for_is_a_setting() -> None:
 
 def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
     page = "https://a.example"
-    line = CorsOptions(allowed_origins=page, allowed_headers="x-a,x-b").settings
+    line = HttpSettings(allowed_origins=(page,), allowed_headers=("x-a", "x-b")).cors
     text = (
         SMALLEST
         + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
     )
     made = parse(text, folder=tmp_path)
-    assert {name: list(given) if isinstance(given, tuple) else given for name, given in made.http.cors.items()} == line
+    assert made.http.cors == line
     assert made.models[0].target.chat_template == tmp_path / "chat.jinja"
-    assert parse(SMALLEST).http.cors == CorsOptions().settings == {}
+    assert parse(SMALLEST).http.cors == HttpSettings().cors == {}
 
 
 def test_sizes_of_graphs_are_configured_as_on_the_command_line() -> None:
@@ -64,7 +65,8 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
     text = SMALLEST + "      generation_config: vllm\n      override_generation_config: {top_k: 20, temperature: 0.5}\n"
     assert parse(SMALLEST).models[0].target.generation_config == "auto"
     target = parse(text).models[0].target
-    assert (target.generation_config, target.override_generation_config) == ("vllm", {"top_k": 20, "temperature": 0.5})
+    settings = json.loads(target.override_generation_config)
+    assert (target.generation_config, settings) == ("vllm", {"top_k": 20, "temperature": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,8 @@ def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where
 def test_files_of_the_configuration_are_where_it_is_read(chart: Rendered, tmp_path: Path) -> None:
     security, grpc, secrets = chart.configuration.security, chart.configuration.grpc, chart.values["secrets"]
     assert grpc is not None
-    files = {*filter(None, (security.api_keys, grpc.certificate, grpc.key))}
-    files |= set() if security.tls is None else {path for _, path in security.tls}
+    files = {*filter(None, (security.api_keys, grpc.ssl_certfile, grpc.ssl_keyfile))}
+    files |= set() if security.tls is None else {*vars(security.tls).values()}
     assert len(files) == (6 if secrets["apiKeys"] else 0)
     for name, group in chart.groups.items():
         mounts = {one["mountPath"]: one["name"] for one in container(chart.pods[name])["volumeMounts"]}
@@ -320,7 +320,8 @@ def test_each_pod_makes_a_certificate_of_its_own_and_cannot_make_another(chart: 
     *shell, script = init["command"]
     script = script.replace("/authority/", f"{authority}/").replace("/tls", str(own))
     subprocess.run([*shell, script], env=environment, check=True, timeout=600)
-    assert {path.name for path in own.iterdir()} == {path.name for _, path in chart.configuration.security.tls}
+    files = vars(chart.configuration.security.tls).values()
+    assert {path.name for path in own.iterdir()} == {path.name for path in files}
 
 
 @with_helm

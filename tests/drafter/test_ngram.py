@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
+from crossdraft.config.engine import NgramOptions
 from crossdraft.drafter.ngram import (
     BOUNDARY,
     LEAST_LIKELY,
@@ -20,7 +21,6 @@ from crossdraft.drafter.ngram import (
     OCCURRENCES,
     OF_BLOCK,
     Block,
-    MatchLengths,
     NgramService,
     OwnText,
     ServeNgram,
@@ -148,12 +148,17 @@ def test_texts_of_one_scope_become_few_blocks_and_long_ones_are_cut() -> None:
     assert remembered(memory)["long"] < 2**20 / LETTER_BYTES
 
 
-@pytest.mark.parametrize(("longest", "shortest"), [(4, 0), (3, 4), (-1, -1)])
-def test_lengths_that_cannot_be_are_refused(longest, shortest):
-    with pytest.raises(
-        ValueError, match=f"--min-ngram must be between 1 and --max-ngram, got {shortest} and {longest}"
-    ):
-        MatchLengths(longest, shortest)
+@pytest.mark.parametrize(
+    ("longest", "shortest", "fault"),
+    [
+        (4, 0, "min_ngram must be at least 1, got 0"),
+        (3, 4, "min_ngram, 4, must not be above max_ngram, 3"),
+        (-1, -1, "max_ngram must be at least 1, got -1"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(longest, shortest, fault):
+    with pytest.raises(ValueError, match=fault):
+        NgramOptions(max_ngram=longest, min_ngram=shortest)
 
 
 async def test_it_describes_the_bytes_as_its_vocabulary(ngram: DrafterClient) -> None:
@@ -220,7 +225,7 @@ async def test_it_stands_aside_when_the_rest_has_not_been_seen(ngram: DrafterCli
 
 @asynccontextmanager
 async def remembering(memory_mib: int = 1) -> AsyncIterator[tuple[NgramService, DrafterClient]]:
-    service = NgramService(ServeNgram(memory_mib=memory_mib))
+    service = NgramService(ServeNgram(NgramOptions(memory_mib=memory_mib)))
     async with Server(DRAFTER, service, AT_ONCE) as server, DrafterClient(server.address) as client:
         yield service, client
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Statistics, connect
-from crossdraft.console.corpora import Named
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
@@ -91,7 +91,7 @@ async def serving(names: Sequence[str], affine: Sequence[str]) -> AsyncIterator[
 def affinities(drafter: str, folder: Path) -> Path:
     """The file of an affinity matrix from a drafter to the target, made of the prompts' text."""
     ours, theirs = (
-        Named.load(f"bundled:{name}", side) for name, side in ((TARGET, Side.TARGET), (drafter, Side.DRAFTER))
+        NamedTokenizer.load(f"bundled:{name}", side) for name, side in ((TARGET, Side.TARGET), (drafter, Side.DRAFTER))
     )
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
     seen = Alignment(pair, ours.tokenization, theirs.tokenization)

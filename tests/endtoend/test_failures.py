@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crossdraft.cli.processes import Running, Wanted, running
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
-from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine import engine
 from crossdraft.engine.kv_cache import KVCache
@@ -38,7 +38,7 @@ PACE = "15,0"  # of a target: what is killed is in the middle of it
 
 def request(overlap: Overlap) -> GenerationRequest:
     text = prompts()[3].text
-    return GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
+    return GenerationRequest(text, method="seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli.processes import Wanted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, connect
-from crossdraft.console.processes import Wanted
 from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
 from tests.endtoend.stack import TARGET
@@ -27,7 +27,7 @@ SECONDS = 300.0
 def generations(pipeline: Pipeline) -> list[Generation]:
     asked = [(text.text, seed) for seed, text in enumerate(prompts()[:STREAMS])]
     return [
-        pipeline.run(GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=seed, ignore_eos=True))
+        pipeline.run(GenerationRequest(text, method="seeded", max_tokens=TOKENS, seed=seed, ignore_eos=True))
         for text, seed in asked
     ]
 

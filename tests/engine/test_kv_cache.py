@@ -91,12 +91,6 @@ def test_what_does_not_fit_says_which_numbers_do(asked: bool) -> None:
     assert CachePlan.of(LLAMA_8B, int(sizes[0]), math.inf, CONTEXT, asked).length == (CONTEXT if asked else 64)
 
 
-def test_a_share_that_is_none_is_refused() -> None:
-    for wrong in (0.0, 1.1):
-        with pytest.raises(NumberOutOfRangeError, match="--gpu-memory-utilization must be above 0, up to 1"):
-            MemoryShare(wrong)
-
-
 @pytest.mark.parametrize("names", device.CONTAINER_MEMORY)
 def test_a_container_has_the_memory_that_it_is_limited_to(
     names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,7 +93,7 @@ DESCRIPTION = message(DescriptionMessage, encode_description, decode_description
 TO_FRONT = message(GenerateRequest, encode_request, decode_request)
 FROM_FRONT = message(GenerateReply, encode_reply, decode_reply)
 MODELS = message(ModelsReply, encode_models, decode_models)
-OPTIONS = SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, ((3, 2.5), (299, -100.0)))
+OPTIONS = SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, logit_bias=((3, 2.5), (299, -100.0)))
 BANS = SamplingOptions(
     frequency_penalty=0.5, allowed_token_ids=(1, 299), bad_word_ids=((1,), (2, 299)), min_tokens=3, end_ids=(7,)
 )

@@ -1,6 +1,8 @@
-"""Makes the golden files again, from the code as it is: `python -m tests.golden.record [messages] [sessions]`.
+"""Makes the golden files again, from the code as it is: `python -m tests.golden.record [messages] [sessions]
+[interface]`.
 
-To be run only after a deliberate change of the wire or of what a session decides; the diff is the change.
+To be run only after a deliberate change of the wire, of what a session decides or of what users write; the diff is the
+change.
 """
 
 import json
@@ -13,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from crossdraft.trace import recording
 from crossdraft.trace.replay import replay
-from tests.golden import sessions
+from tests.golden import interface, sessions
 from tests.golden.messages import VALUES
 
 MESSAGES = Path(__file__).parent / "messages.json"
@@ -74,7 +76,15 @@ def record_sessions() -> None:
     write_json(told, VERDICTS)
 
 
+def record_interface() -> None:
+    """The help, and the schemas."""
+    for name, text in interface.written().items():
+        (interface.FOLDER / name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
+    if "interface" in sys.argv[1:] or not sys.argv[1:]:
+        record_interface()
     if "messages" in sys.argv[1:] or not sys.argv[1:]:
         record_messages()
     if "sessions" in sys.argv[1:] or not sys.argv[1:]:

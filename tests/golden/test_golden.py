@@ -1,4 +1,5 @@
-"""Bytes on the wire and decisions of sessions are those of the committed files; `record.py` says how these are made."""
+"""Bytes on the wire, decisions of sessions and what users write are those of the committed files; `record.py` makes
+these."""
 
 import json
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from crossdraft.trace.recording import FileRecorder
 from crossdraft.trace.recording import read as read_recording
 from crossdraft.trace.replay import Replayed, replay
-from tests.golden import sessions
+from tests.golden import interface, sessions
 from tests.golden.messages import VALUES
 from tests.golden.record import CASES, MESSAGES, VERDICTS
 
@@ -40,3 +41,8 @@ def test_sessions_decide_the_same(name: str, tmp_path: Path) -> None:
     told = TOLD[name]
     assert {"rounds": told["rounds"], **sessions.verdicts(golden)} == told
     assert replay(read_recording(tmp_path / "record")) == Replayed(told["rounds"], len(told["ids"]), None)
+
+
+def test_options_keys_and_fields_are_named_and_explained_the_same() -> None:
+    for name, text in interface.written().items():
+        assert text.splitlines() == (interface.FOLDER / name).read_text(encoding="utf-8").splitlines(), name

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from crossdraft.cli.processes import Running, Wanted
 from crossdraft.client import Statistics
-from crossdraft.console.processes import Running, Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import controller, dataplane, workload

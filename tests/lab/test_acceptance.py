@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from crossdraft.console.measuring import SEED, Setting
-from crossdraft.console.processes import Wanted
+from crossdraft.cli.measuring import SEED, Setting
+from crossdraft.cli.processes import Wanted
 from crossdraft.lab.acceptance import cell_of
 from crossdraft.lab.workload import settings_of
 from tests.cli.conftest import Cli

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from crossdraft.console.processes import Wanted
+from crossdraft.cli.processes import Wanted
+from crossdraft.config.request import AUTO
 from crossdraft.lab import controller
 from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.controller import ALL, ControllerBenchmark, ControllerConditions, Curve, compared, covering, summary
 from crossdraft.lab.harness import Timed
 from crossdraft.lab.services import Served
-from crossdraft.lab.workload import AUTO, WITHOUT_DRAFTER
+from crossdraft.lab.workload import WITHOUT_DRAFTER
 from tests.cli.conftest import Cli
 from tests.lab.conftest import PROCESS, Measure, figures
 

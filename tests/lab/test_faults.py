@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.console.processes import Wanted
-from crossdraft.console.running import CommandFailed
+from crossdraft.cli.processes import Wanted
+from crossdraft.cli.running import CommandFailed
 from crossdraft.lab.faults import OutputStream, check_undisturbed, verdict_of
 from crossdraft.lab.services import Killable
 from tests.cli.conftest import Cli

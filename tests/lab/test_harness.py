@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from crossdraft.audit.statistics import LEAST, fit_of
-from crossdraft.console.running import CommandFailed, ProgressCounter, UsageError
+from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError
 from crossdraft.lab import harness
 from crossdraft.lab.harness import Benchmark, Ratio, Timed, in_turns, speed_of, speed_ratio
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from crossdraft.cli.processes import Running, Wanted
+from crossdraft.cli.running import CommandFailed, UsageError
 from crossdraft.client import SamplingOptions
-from crossdraft.console.processes import Running, Wanted
-from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.lab import throughput
 from crossdraft.lab.commands import ThroughputPlan
 from crossdraft.lab.throughput import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.console.running import CommandFailed
+from crossdraft.cli.running import CommandFailed
 from crossdraft.engine.loader import load_model
 from crossdraft.lab.transformers_peer import AssistedGeneration, Assisting, Question, TransformersProcess
 

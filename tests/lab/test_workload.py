@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.console.prompts import prompts_of
-from crossdraft.console.running import UsageError
+from crossdraft.cli.prompts import prompts_of
+from crossdraft.cli.running import UsageError
 
 
 def test_texts_are_read_up_to_a_limit(tmp_path: Path) -> None:

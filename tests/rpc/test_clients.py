@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Closed, NotServed, TimedOut, TooLarge, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
+from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters
@@ -37,7 +38,7 @@ from tests.serving.ports import free_port
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 REQUESTS = (OpenTarget, OpenDrafter, Pass, FetchRow, RunTo, Draft, Advance, Score)
-AT_ONCE = Listening(grace_seconds=0, sessions=SessionLimits(idle_seconds=1e9))
+AT_ONCE = Listening(grace_seconds=0, sessions=SessionOptions(idle_seconds=86_400.0))
 pytestmark = pytest.mark.usefixtures("carried")
 
 

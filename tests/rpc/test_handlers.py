@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
+from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import log_context
 from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, name_of
-from crossdraft.rpc.handlers import TARGET, Activity, SessionLimits, Tally
+from crossdraft.rpc.handlers import TARGET, Activity, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
@@ -21,7 +22,7 @@ OPEN = OpenTarget((1,), SamplingOptions(), None)
 
 async def test_peers_are_told_apart_by_certificate(tmp_path):
     cluster = Cluster(tmp_path / "ca")
-    tls, limits = cluster.files("target"), SessionLimits(sessions=2, per_peer=1)
+    tls, limits = cluster.files("target"), SessionOptions(max_sessions=2, max_sessions_per_peer=1)
     listening = Listening(grace_seconds=0, tls=tls, sessions=limits)
     clients = [client_credentials(cluster.files(name, (name, *LOOPBACK))) for name in ("front1", "front2")]
     async with (
@@ -39,20 +40,20 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ({"sessions": 0}, "--max-sessions must be at least 1, got 0"),
-        ({"sessions": 5, "per_peer": 6}, r"between 1 and --max-sessions \(5\), got 6"),
-        ({"per_peer": 0}, "got 0"),
-        ({"idle_seconds": 0}, "idle_seconds must be above 0, got 0"),
+        ({"max_sessions": 0}, "max_sessions must be at least 1, got 0"),
+        ({"max_sessions": 5, "max_sessions_per_peer": 6}, r"between 1 and max_sessions \(5\), got 6"),
+        ({"max_sessions_per_peer": 0}, "got 0"),
+        ({"idle_seconds": 0}, "idle_seconds must be above 0 and at most 86400, got 0"),
         ({"idle_seconds": float("nan")}, "idle_seconds must be above 0"),
     ],
 )
 def test_limits_are_checked_at_once(bad, complaint):
     with pytest.raises(ValueError, match=complaint):
-        SessionLimits(**bad)
+        SessionOptions(**bad)
 
 
 def test_peers_without_sessions_are_forgotten():
-    activity = Activity("target", SessionLimits(sessions=1))
+    activity = Activity("target", SessionOptions(max_sessions=1))
     for number in range(3):
         activity.end(activity.begin("", f"ipv4:10.0.0.{number}", ""), "closed")
     assert not activity._peers
@@ -116,7 +117,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
 
 
 def test_totals_do_not_fall_when_a_session_ends() -> None:
-    activity = Activity("target", SessionLimits())
+    activity = Activity("target", SessionOptions())
     entry = activity.begin("", "", "")
     entry.tally.sent(PassDone(1, (), 0.5), 2)
     during = activity.total()

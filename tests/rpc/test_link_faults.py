@@ -18,6 +18,7 @@ from grpc import StatusCode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crossdraft.config.service import SessionOptions
 from crossdraft.drafter.ngram import NgramService
 from crossdraft.rpc import clients, frames, handlers
 from crossdraft.rpc.clients import Patience
@@ -46,7 +47,7 @@ from crossdraft.rpc.frames import (
     Outbox,
     SessionEnded,
 )
-from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, TARGET, UNREAD_LIMITS, SessionLimits
+from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, TARGET, UNREAD_LIMITS
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
@@ -82,7 +83,7 @@ INVALID, NOT_DUE, TOO_LONG = (
 @asynccontextmanager
 async def serving(service: PuppetService, limit: MessageLimit | None = None, **limits: Any) -> AsyncIterator[Server]:
     listening = Listening(
-        port=linked.PORT, grace_seconds=0, sessions=SessionLimits(**limits), limit=limit or MessageLimit()
+        port=linked.PORT, grace_seconds=0, sessions=SessionOptions(**limits), limit=limit or MessageLimit()
     )
     async with Server(TARGET, service, listening) as server:
         yield server
@@ -317,7 +318,7 @@ async def test_nothing_follows_a_reply_that_cannot_be_sent(service):
 
 
 async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again(service):
-    async with serving(service, sessions=2) as server, RawLink(server.address) as link:
+    async with serving(service, max_sessions=2) as server, RawLink(server.address) as link:
         await opened(link, 1, 2)
         await link.send((3, OPEN))
         number, ended = await link.receive()
@@ -532,7 +533,7 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
 
     service.answer = answer
     async with (
-        serving(service, MessageLimit(1), sessions=100) as server,
+        serving(service, MessageLimit(1), max_sessions=100) as server,
         RawLink(server.address) as good,
         RawLink(server.address, options=SMALL_WINDOW) as stuck,
     ):
@@ -568,7 +569,7 @@ async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_wai
 async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeypatch, per_peer, links):
     """Workers of one host are one peer, and each of them has a link for every model and drafter."""
     monkeypatch.setattr(handlers, "MOST_LINKS", 1)
-    async with serving(service, sessions=4, per_peer=per_peer) as server, AsyncExitStack() as others:
+    async with serving(service, max_sessions=4, max_sessions_per_peer=per_peer) as server, AsyncExitStack() as others:
         for _ in range(links - 1):
             await opened(await others.enter_async_context(RawLink(server.address)), 1)
         async with RawLink(server.address) as link:
@@ -623,7 +624,7 @@ async def mutations(address: str, role: Any, way: str, count: int) -> Counter[St
 @pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=["target", "drafter"])
 @pytest.mark.wire
 async def test_damaged_frames_harm_no_other_link(role, count, caplog):
-    listening = Listening(port=linked.PORT, grace_seconds=0, sessions=SessionLimits(sessions=10_000))
+    listening = Listening(port=linked.PORT, grace_seconds=0, sessions=SessionOptions(max_sessions=10_000))
     service, way = (PuppetService(), "to a target") if role is TARGET else (NgramService(), "to a drafter")
     opening, asked = VALID[way][-1][:2]
     async with Server(role, service, listening) as server, RawLink(server.address, role) as good:

@@ -78,7 +78,6 @@ async def test_one_more_than_there_is_room_for() -> None:
         (lambda: LocalModel("", (NOWHERE,)), "a model needs a name"),
         (lambda: LocalModel("demo", ()), "at least one target"),
         (lambda: LocalModel("demo", (NOWHERE,), MODEL.drafters * 2), "have the same name: a, a"),
-        (lambda: LocalOptions(0), "--max-outputs must be at least 1"),
         (lambda: LocalBackend(()), "at least one model"),
         (lambda: LocalBackend((MODEL, MODEL)), "a name of its own"),
     ],

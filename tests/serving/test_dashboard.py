@@ -12,7 +12,8 @@ import yaml
 from crossdraft.client import GenerationRequest
 from crossdraft.cluster.failover import LossMetrics
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
-from crossdraft.rpc.handlers import CLOSED, Activity, SessionLimits
+from crossdraft.config.service import SessionOptions
+from crossdraft.rpc.handlers import CLOSED, Activity
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
@@ -44,7 +45,7 @@ async def front() -> str:
 @pytest.fixture
 def service() -> str:
     """What a service says after a session."""
-    registry, activity = Registry(), Activity("target", SessionLimits())
+    registry, activity = Registry(), Activity("target", SessionOptions())
     registry.register(ServiceMetrics("target", "toy", activity, lambda: USED))
     activity.end(activity.begin("", "", ""), CLOSED)
     return exposition(registry)[0].decode()

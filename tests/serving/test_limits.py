@@ -104,9 +104,3 @@ def test_buckets_of_those_who_asked_long_ago_are_forgotten() -> None:
         assert rates.take(str(client), 0.0) == 0
     assert rates.take(str(MAX_CLIENTS), 0.0) > 0
     assert rates.take("0", 0.0) == 0
-
-
-@pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, 1), (1, 0), (float("inf"), 1), (float("nan"), 1)])
-def test_a_rate_that_is_none(per_minute: float, burst: int) -> None:
-    with pytest.raises(ValueError, match="requests a minute above 0 and a burst of at least 1"):
-        RateLimit(per_minute, burst)

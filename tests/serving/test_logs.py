@@ -7,9 +7,10 @@ import logging
 import pytest
 
 from crossdraft.client import GenerationRequest
+from crossdraft.config.service import LogFormat, LogLevel
 from crossdraft.rpc.log_context import about
 from crossdraft.serving.backend import OutputRequest
-from crossdraft.serving.logs import LogFormat, LogLevel, logged
+from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from tests.serving.fakes import FakeBackend
 

@@ -6,11 +6,12 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from crossdraft.client import GenerationRequest, Overlap
+from crossdraft.config.service import LogFormat
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
-from crossdraft.serving.logs import LogFormat, logged
+from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.target.service import ServeTarget, target_server
 from tests.serving.exposed import samples, value

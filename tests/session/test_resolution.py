@@ -42,7 +42,7 @@ def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> 
 @pytest.mark.parametrize("method", INEXACT)
 @pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
 def test_an_inexact_method_must_be_allowed(method: str, options: SamplingOptions) -> None:
-    request = GenerationRequest("x", method, options=options)
+    request = GenerationRequest("x", method=method, options=options)
     with pytest.raises(RequestError, match=r"not have the target's distribution.*allow it with allow_inexact"):
         resolve(request, models())
     assert requested_method(replace(request, allow_inexact=True)) is METHODS[method]
@@ -50,7 +50,7 @@ def test_an_inexact_method_must_be_allowed(method: str, options: SamplingOptions
 
 @pytest.mark.parametrize("method", UNSEEDABLE)
 def test_a_seed_needs_a_method_that_takes_one_unless_greedy(method: str) -> None:
-    request = GenerationRequest("x", method, seed=1)
+    request = GenerationRequest("x", method=method, seed=1)
     with pytest.raises(RequestError, match=r"depends on timing.*use the method 'seeded'"):
         resolve(request, models())
     assert requested_method(replace(request, options=GREEDY)) is METHODS[method]
@@ -91,9 +91,9 @@ def test_no_request_gets_more_tokens_than_the_limit() -> None:
 
 
 def test_a_seed_with_any_method_where_the_model_is_greedy_by_itself() -> None:
-    assert resolve(GenerationRequest("x", "coupled", seed=1), owning()).method.name == "coupled"
+    assert resolve(GenerationRequest("x", method="coupled", seed=1), owning()).method.name == "coupled"
     with pytest.raises(RequestError, match="depends on timing"):
-        resolve(GenerationRequest("x", "coupled", seed=1), owning(SamplingDefaults(temperature=0.5)))
+        resolve(GenerationRequest("x", method="coupled", seed=1), owning(SamplingDefaults(temperature=0.5)))
 
 
 @pytest.mark.parametrize("moved", [copy, deepcopy, lambda one: replace(one, choice=1), lambda one: loads(dumps(one))])  # noqa: S301
@@ -139,7 +139,7 @@ def test_rdk_needs_an_affinity_for_this_target() -> None:
 def test_rdk_is_opened_with_the_targets_digest_and_no_other_method_is() -> None:
     pair = models(affinity=models().digest)
     for name in ("rdk", "tli", "coupled"):
-        opened = resolve(GenerationRequest("x", name), pair).open_drafter
+        opened = resolve(GenerationRequest("x", method=name), pair).open_drafter
         assert opened is not None
         assert opened.redistribute == (pair.digest if name == "rdk" else "")
         assert (opened.allowed is None) == (name == "coupled")
@@ -149,7 +149,7 @@ def test_no_method_is_refused_where_there_is_no_drafter() -> None:
     about = kind("gpt2").described(controls=())
     alone = Models(about, tokenization_of(about, Side.TARGET))
     for name in METHODS:
-        request = GenerationRequest("x", name, allow_inexact=True)
+        request = GenerationRequest("x", method=name, allow_inexact=True)
         assert resolve(request, alone).open_drafter is None
 
 
@@ -172,7 +172,7 @@ def test_the_method_that_is_used_unasked(settings: dict[str, object], drafter: s
 def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
     for name, method in METHODS.items():
         pair = models(drafter="gpt2" if method.same_vocabulary else "llama2", affinity=models().digest)
-        request = GenerationRequest("x", name, row_width=7, allow_inexact=True)
+        request = GenerationRequest("x", method=name, row_width=7, allow_inexact=True)
         plain, audited = resolve(request, pair), resolve(replace(request, audit=True), pair)
         assert plain.open_drafter is not None
         assert audited.open_drafter is not None
@@ -229,7 +229,7 @@ def test_requests_that_cannot_be(settings: dict[str, object], complaint: str) ->
 @pytest.mark.parametrize(("drafter", "possible"), [("gpt2", ["standard", "union"]), ("llama2", ["union", "tli"])])
 def test_an_unknown_method_is_refused_with_those_that_the_pair_can_do(drafter: str, possible: list[str]) -> None:
     with pytest.raises(RequestError, match=r"^unknown method 'magic'; this pair of models can do ") as raised:
-        resolve(GenerationRequest("x", "magic"), models(drafter=drafter))
+        resolve(GenerationRequest("x", method="magic"), models(drafter=drafter))
     names = str(raised.value).partition(" can do ")[2].split(", ")
     assert names[:2] == possible
     assert not {"rdk", "tokentiming"} & {*names}  # there is no affinity matrix; and it is not exact
@@ -243,7 +243,7 @@ def test_a_bias_is_for_an_id_that_the_target_has() -> None:
 
 
 def chosen(**settings: object) -> Choice:
-    request = GenerationRequest("x", "coupled", **settings)  # type: ignore[arg-type]
+    request = GenerationRequest("x", method="coupled", **settings)  # type: ignore[arg-type]
     return resolve(request, models()).controller.choose(0.0)
 
 
@@ -264,11 +264,11 @@ def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
 
 def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
     settings = {"max_draft_tokens": 7, "min_draft_tokens": 2, "branches": 3, "branch_width": 1}
-    request = GenerationRequest("x", "coupled", speculation=True, **settings)  # type: ignore[arg-type]
+    request = GenerationRequest("x", method="coupled", speculation=True, **settings)  # type: ignore[arg-type]
     controller = resolve(request, models(), targets=2).controller
     assert isinstance(controller, OutputController)
     assert (controller.arms, controller.targets) == (arms_for(7, 2, branches=(3, 1), targets=2), 2)
-    whole = resolve(GenerationRequest("x", "slrs"), models()).controller
+    whole = resolve(GenerationRequest("x", method="slrs"), models()).controller
     assert isinstance(whole, OutputController)
     assert not any(arm.drafts and arm.overlap for arm in whole.arms)
 
@@ -306,7 +306,7 @@ def test_without_a_drafter_nothing_is_drafted() -> None:
 
 
 def test_the_same_secrets_give_the_same_session() -> None:
-    request, drawn = GenerationRequest("x", "coupled", audit=True), Secrets.drawn()
+    request, drawn = GenerationRequest("x", method="coupled", audit=True), Secrets.drawn()
     one, other = (resolve(request, models(), drawn) for _ in range(2))
     assert one.open_target == other.open_target
     assert one.audit is not None
@@ -331,7 +331,7 @@ def test_the_same_secrets_give_the_same_session() -> None:
 def test_methods_whose_tokens_are_the_targets_own_need_no_trust(
     method: str | None, temperature: float, taken: str
 ) -> None:
-    request = GenerationRequest("a", method, options=SamplingOptions(temperature), allow_inexact=True)
+    request = GenerationRequest("a", method=method, options=SamplingOptions(temperature), allow_inexact=True)
     if taken:
         assert without_trust(request).method == taken
         assert METHODS[taken].samples

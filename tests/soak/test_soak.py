@@ -21,7 +21,8 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from crossdraft.console.processes import EngineOptions, Running, Wanted, running
+from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.config.engine import EngineOptions
 from crossdraft.lab.services import Killable
 from crossdraft.text.letters import common_length
 from tests.endtoend.stack import Copying

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import product
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import httpx2 as httpx
-
-from crossdraft.console.running import CommandFailed
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 TOPS = (20, 5, 1)  # numbers of listed tokens that are tried: limits of vLLM and of OpenAI, and the least
@@ -38,10 +36,8 @@ DRAFTED = re.compile(  # in /metrics of vLLM and of crossdraft
 SAME = 1e-3  # nats: two numbers for one log-probability in one reply
 
 
-class CannotBeAudited(CommandFailed):
+class CannotBeAudited(Exception):  # noqa: N818 - the name says what happened
     """The endpoint does not do what an audit needs; the text says what that is."""
-
-    exit_code: ClassVar[int] = 2
 
 
 class RequestRefused(CannotBeAudited):

@@ -15,31 +15,22 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli.options import (
+from crossdraft.cli.commands import command
+from crossdraft.cli.running import CommandFailed, Interrupted, checked_options
+from crossdraft.config.api import ServedGrpc, ServedHttp
+from crossdraft.config.commands import (
     AffinityOptions,
-    ApiOptions,
     AuditedEndpoint,
     AuditOptions,
     AuditReference,
     CertsOptions,
-    ConnectionOptions,
-    CorsOptions,
-    DrafterOptions,
-    HttpApiOptions,
-    MaxTokens,
-    MetricsPort,
-    ModelChoice,
-    Port,
     ReportFile,
     RequestOptions,
-    ServiceOptions,
-    TargetOptions,
-    Temperature,
     WhereToGenerate,
 )
-from crossdraft.console.options import COMMAS, command, option
-from crossdraft.console.processes import DEMO, STARTED, EngineOptions
-from crossdraft.console.running import CommandFailed, Interrupted, checked_options
+from crossdraft.config.engine import DEMO, STARTED, EngineOptions
+from crossdraft.config.fields import COMMAS, option
+from crossdraft.config.service import ServedDrafter, ServedNgram, ServedTarget
 from crossdraft.engine.names import LABORATORY, laboratory
 
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b"]
@@ -118,9 +109,9 @@ def _options(
 @command(app, runs="crossdraft.cli.demo:demo")
 def demo(
     prompt: Prompt = None,
-    k: int = option(6, "Draft tokens in a lock-step round.", "--num-speculative-tokens", "-k"),
-    max_tokens: MaxTokens = 30,
-    temperature: list[float] = option([0.0, 0.8], f"Sampling temperature, 0 is greedy; {COMMAS}."),
+    k: int = option(6, "Draft tokens in a lock-step round.", "--num-speculative-tokens", "-k", min=1, max=64),
+    max_tokens: int = option(30, "Max tokens to generate.", min=1),
+    temperature: list[float] = option([0.0, 0.8], f"Sampling temperature, 0 is greedy; {COMMAS}.", min=0),
     seed: int = option(14, "Random seed of both generations, so that their texts must be equal."),
     engine: EngineOptions = DEMO,
 ) -> None:
@@ -142,9 +133,8 @@ def generate(
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import generate as module
 
-    rounds = options.num_speculative_tokens is not None
     running = where.target is not None or where.server is not None
-    module.generate(module.request_of(prompt, options, running), where, as_json, rounds=rounds, verbose=verbose)
+    module.generate(module.request_of(prompt, options, running), where, as_json, verbose=verbose)
 
 
 @command(app, runs="crossdraft.cli.inspect:inspect")
@@ -202,16 +192,18 @@ def select(
         "--num-speculative-tokens",
         "--k",
         "-k",
+        min=1,
+        max=64,
     ),
-    temperature: Temperature = 0.0,
-    max_tokens: MaxTokens = 48,
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0),
+    max_tokens: int = option(48, "Max tokens to generate.", min=1),
     as_json: AsJson = False,
     engine: EngineOptions = STARTED,
 ) -> None:
     """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
     from crossdraft.cli import select as module
-    from crossdraft.console.prompts import prompts_of
-    from crossdraft.console.running import PROMPTS
+    from crossdraft.cli.prompts import prompts_of
+    from crossdraft.cli.running import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
@@ -257,7 +249,10 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
 
 
 @command(app, runs="crossdraft.cli.certs:certs")
-def certs(options: CertsOptions) -> None:
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Keep it private: the CA's key is in it.")],
+    options: CertsOptions,
+) -> None:
     """Make certificates for mutual TLS. The first call makes a private CA, each call a certificate for each --host."""
 
 
@@ -289,23 +284,17 @@ def undeploy(address: Cluster = "auto") -> None:
 
 
 @command(serve, "target", runs="crossdraft.cli.serve:serve_target")
-def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
+def serve_target(options: ServedTarget) -> None:
     """Serve the target. It is the large model, which verifies the draft tokens."""
 
 
 @command(serve, "drafter", runs="crossdraft.cli.serve:serve_drafter")
-def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
+def serve_drafter(options: ServedDrafter) -> None:
     """Serve a drafter. It is a small model, which proposes draft tokens."""
 
 
 @command(serve, "ngram", runs="crossdraft.cli.serve:serve_ngram")
-def serve_ngram(
-    *,
-    max_ngram: int = option(32, "Max length of a match, in bytes."),
-    min_ngram: int = option(4, "Min length of a match, in bytes."),
-    memory_mib: int = option(32, "Memory for earlier outputs, from which the same client's drafts are copied.", min=0),
-    service: ServiceOptions,
-) -> None:
+def serve_ngram(options: ServedNgram) -> None:
     """Serve a drafter without a model (prompt lookup). It proposes what followed earlier occurrences of the last bytes.
 
     It looks in the prompt, in the output, and in earlier outputs for the same client. A draft token is one byte.
@@ -313,18 +302,12 @@ def serve_ngram(
 
 
 @command(serve, "http", runs="crossdraft.cli.serve:serve_http")
-def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOptions, allowed: CorsOptions) -> None:
+def serve_http(api: ServedHttp) -> None:
     """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""
 
 
 @command(serve, "grpc", runs="crossdraft.cli.serve:serve_grpc")
-def serve_grpc(
-    *,
-    api: ApiOptions,
-    port: Port = 8001,
-    max_message_mib: int = option(4, "Max size of a request, in MiB."),
-    metrics_port: MetricsPort = None,
-) -> None:
+def serve_grpc(api: ServedGrpc) -> None:
     """Serve the gRPC API (crossdraft.v1.Generation). --ssl-... and --tls-... are as for `serve http`."""
 
 

@@ -8,21 +8,25 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from crossdraft.cli.options import AuditedEndpoint, AuditOptions, AuditReference, ReportFile, named
-from crossdraft.client.api import software
-from crossdraft.console.processes import MIN_OUTPUTS, EngineOptions, HttpServer, Wanted, base_url, running, threads_each
-from crossdraft.console.prompts import read, texts_of
-from crossdraft.console.running import (
+from crossdraft.cli.generate import named
+from crossdraft.cli.processes import MIN_OUTPUTS, HttpServer, Wanted, base_url, running, threads_each
+from crossdraft.cli.prompts import read, texts_of
+from crossdraft.cli.running import (
     PROMPTS,
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
+    check_report,
     checked_options,
     counted,
     needs_extra,
     print_whole,
     run_to_end,
+    write_report,
 )
+from crossdraft.client.api import software
+from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, ReportFile
+from crossdraft.config.engine import EngineOptions
 
 try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
@@ -38,10 +42,9 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
 
     Raises:
         UsageError: a value is out of its range, or options do not go together.
-        CannotBeAudited: the endpoint does not do what an audit needs.
-        CommandFailed: a fault was found, or the reference does not start.
+            CommandFailed: a fault was found, or the reference does not start.
     """
-    file.check()
+    check_report(file)
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
     if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):
@@ -64,7 +67,10 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     url = base_url(reference.reference_url, "--reference-url") if reference.reference_url else ""
     extra = fields_of("--reference-body", reference.reference_body)
     other = partial(Endpoint, prompt=prompt, key=reference.reference_api_key, extra=extra, pace=pace)
-    run_to_end(Audit(plan, audited, other, url, reference.model, reference.engine, file).run(), STARTS_PROCESSES)
+    try:
+        run_to_end(Audit(plan, audited, other, url, reference.model, reference.engine, file).run(), STARTS_PROCESSES)
+    except CannotBeAudited as error:
+        raise UsageError(str(error)) from error
 
 
 def fields_of(option: str, text: str) -> dict[str, Any]:
@@ -126,7 +132,7 @@ class Audit:
             print_whole(table)
         for line in reach_of(report):
             print(line)
-        self.file.write(plain(report))
+        write_report(self.file, plain(report))
         if all(check.verdict == NOT_CHECKED for check in report.result.checks):
             raise CannotBeAudited("nothing is checked")
         if report.result.faults:

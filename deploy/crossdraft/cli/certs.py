@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from crossdraft.cli.authority import AuthorityError, Issued, Purpose, Subject, ends, issue, new_authority, subject_of
-from crossdraft.cli.options import CertsOptions
-from crossdraft.console.running import CommandFailed, UsageError
+from crossdraft.cli.running import CommandFailed, UsageError
+from crossdraft.config.commands import CertsOptions
 
 CA = "ca"
 CA_DAYS = 3650  # how long a CA is valid
 
 
-def certs(options: CertsOptions) -> None:
+def certs(folder: Path, options: CertsOptions) -> None:
     """Makes the certificates, and prints which file belongs where.
 
     Raises:
@@ -20,24 +20,24 @@ def certs(options: CertsOptions) -> None:
         CommandFailed: files exist already, are missing or cannot be written.
     """
     try:
-        wanted = _to_renew(options) if options.renew else _to_make(options)
-        options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        authority, made = _authority(options.folder)
+        wanted = _to_renew(folder, options) if options.renew else _to_make(folder, options)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority, made = _authority(folder)
         issued = {name: issue(authority, subject, options.days) for name, subject in wanted.items()}
         if made:
-            _write(options.folder, CA, authority)
+            _write(folder, CA, authority)
         for name, one in issued.items():
-            _write(options.folder, name, one)
+            _write(folder, name, one)
     except AuthorityError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise CommandFailed(
-            f"{error.filename or options.folder}: {error.strerror}; name a folder that you may write to"
+            f"{error.filename or folder}: {error.strerror}; name a folder that you may write to"
         ) from error
-    print("\n".join(_instructions(options.folder, wanted, options.days, made)))
+    print("\n".join(_instructions(folder, wanted, options.days, made)))
 
 
-def _to_make(options: CertsOptions) -> dict[str, Subject]:
+def _to_make(folder: Path, options: CertsOptions) -> dict[str, Subject]:
     if not options.host:
         raise UsageError(
             "name the hosts: --host NAME_OR_ADDRESS; repeat it for more hosts, commas separate names of one"
@@ -48,22 +48,22 @@ def _to_make(options: CertsOptions) -> dict[str, Subject]:
         name = file_name(subject.hosts[0])
         if name == CA or name in wanted:
             raise UsageError(f"--host {host}: the name {name!r} is taken; put another name of the host first")
-        for path in _paths(options.folder, name):
+        for path in _paths(folder, name):
             if path.exists():
                 raise CommandFailed(f"{path} exists and is not overwritten: to replace it, add --renew")
         wanted[name] = subject
     return wanted
 
 
-def _to_renew(options: CertsOptions) -> dict[str, Subject]:
+def _to_renew(folder: Path, options: CertsOptions) -> dict[str, Subject]:
     """The named hosts, else all in the folder; names and addresses that a certificate lacks are added to it."""
     given = {file_name(hosts[0]): hosts for hosts in map(_separate, options.host or ())}
-    names = given or sorted(path.stem for path in options.folder.glob("*.pem") if path.stem != CA)
+    names = given or sorted(path.stem for path in folder.glob("*.pem") if path.stem != CA)
     if not names:
-        raise CommandFailed(f"{options.folder} has no certificates to renew: make them with --host, without --renew")
+        raise CommandFailed(f"{folder} has no certificates to renew: make them with --host, without --renew")
     wanted = {}
     for name in names:
-        path, _ = _paths(options.folder, name)
+        path, _ = _paths(folder, name)
         if not path.exists():
             raise CommandFailed(f"there is no certificate {path} to renew: make it without --renew")
         try:

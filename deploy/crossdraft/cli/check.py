@@ -10,20 +10,21 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.measuring import Columns, Table, finished, print_table
-from crossdraft.console.processes import EngineOptions
-from crossdraft.console.running import CommandFailed, check_output, run_to_end, write_text
+from crossdraft.cli.measuring import Columns, Table, finished, print_table
+from crossdraft.cli.running import CommandFailed, check_output, run_to_end, write_text
+from crossdraft.client import GenerationRequest, SamplingOptions, connect
+from crossdraft.config.engine import EngineOptions
+from crossdraft.config.request import Overlap
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
 from crossdraft.engine.loader import LoadedModel, architectures
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
-from crossdraft.engine.served_model import load
+from crossdraft.engine.served_model import ModelOptions, load
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.session.models import tokenization_of
@@ -111,7 +112,7 @@ async def _check_all(names: Sequence[str], drafter: str | None, engine: EngineOp
     async with AsyncExitStack() as stack:
         address = None
         if drafter is not None:
-            server = await drafter_server(ServeDrafter(engine.model_options(drafter, CACHE_MIB), AT_ONCE))
+            server = await drafter_server(ServeDrafter(_options(drafter, engine), AT_ONCE))
             address = (await stack.enter_async_context(server)).address
         for name in names:
             found.append(await _checked(name, address, engine))
@@ -135,9 +136,13 @@ def _logits(name: str, engine: EngineOptions) -> Conformance:
     return conformance(_loaded(name, engine).model, engine.max_model_len)
 
 
+def _options(name: str, engine: EngineOptions) -> ModelOptions:
+    return ModelOptions.of(name, replace(engine, cache_mib=engine.cache_mib or CACHE_MIB))
+
+
 def _loaded(name: str, engine: EngineOptions) -> LoadedModel:
     """As services load it, with a vocabulary that they serve; raises UnsupportedModelError, ModelLoadError."""
-    loaded = load(engine.model_options(name, CACHE_MIB))
+    loaded = load(_options(name, engine))
     try:
         tokenization_of(loaded.description, Side.TARGET)
     except ValueError as error:
@@ -156,7 +161,7 @@ def _expected(name: str, engine: EngineOptions) -> list[tuple[Ids, list[GreedyTo
 async def _outputs(name: str, drafter: str, engine: EngineOptions) -> tuple[dict[str, int], int]:
     """Of greedy outputs, by configuration, tokens that are those of `generate`; and draft tokens that were judged."""
     expected = await asyncio.to_thread(_expected, name, engine)
-    server = await target_server(ServeTarget(engine.model_options(name, CACHE_MIB), AT_ONCE))
+    server = await target_server(ServeTarget(_options(name, engine), AT_ONCE))
     equal, judged = dict.fromkeys(CONFIGURATIONS, 0), 0
     async with (
         server,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import grpc
 from rich.table import Table
 
-from crossdraft.cli.options import check_address
-from crossdraft.console.running import CommandFailed, UsageError, needs_extra, print_whole
+from crossdraft.cli.processes import check_address
+from crossdraft.cli.running import CommandFailed, UsageError, needs_extra, print_whole, warnings_shown
 
 MISSING = f"a cluster {needs_extra('cluster')}"
 try:
@@ -70,7 +70,7 @@ def exposed(wanted: Configuration) -> Iterator[str]:
 
     keys = bool(wanted.security.api_keys)
     for name, front in (("HTTP", wanted.http), ("gRPC", wanted.grpc)):
-        lacks = [*["API keys"][keys:], *["TLS"][bool(getattr(front, "certificate", None)) :]]
+        lacks = [*["API keys"][keys:], *["TLS"][bool(getattr(front, "ssl_certfile", None)) :]]
         if front is not None and lacks and not Listening(front.host).local:
             yield f"{name} listens on {front.host} without {' and '.join(lacks)}"
 
@@ -123,7 +123,8 @@ def undeploy(address: str) -> None:
 
 def _read(path: Path) -> Configuration:
     try:
-        configuration = load(path)
+        with warnings_shown():
+            configuration = load(path)
         check_security(path, configuration)
     except ConfigurationError as error:
         raise UsageError(*str(error).splitlines()) from error

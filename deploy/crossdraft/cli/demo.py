@@ -3,27 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from crossdraft.cli.display import STYLES, TAKEN, VISIBLE, legend, rows_of
 from crossdraft.cli.generate import read_prompt, services
-from crossdraft.cli.options import ModelSettings, OwnModels, WhereToGenerate
+from crossdraft.cli.processes import patience
+from crossdraft.cli.running import PlainConsole, checked_options, run_to_end
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
-from crossdraft.console.processes import DEMO, EngineOptions, patience
-from crossdraft.console.running import PlainConsole, checked_options, run_to_end
+from crossdraft.config.commands import WhereToGenerate
+from crossdraft.config.engine import DEMO, EngineOptions
 from crossdraft.engine.names import LABORATORY
 from crossdraft.text.letters import common_length
 
 # The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model. A
 # wheel has no laboratory to make it so large.
 PADDED = find_spec(LABORATORY) is not None
-MODELS = OwnModels(
-    target_model="inflated:16x1024:bundled:target" if PADDED else "bundled:target",
-    drafter_model="bundled:drafter-a",
-    settings=ModelSettings(engine=DEMO),
-)
+MODELS: dict[str, Any] = {
+    "target_model": "inflated:16x1024:bundled:target" if PADDED else "bundled:target",
+    "drafter_model": "bundled:drafter-a",
+}
 PROMPT = (
     "class Point:\n    @property\n    def x(self):\n        return self._x\n\n    @x.setter\n    def x(self, value):\n"
     "        self._x = value\n\n    @property\n    def y(self):\n        return self._y\n\n    @y.setter\n"
@@ -81,14 +82,14 @@ def demo(
 
 async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
-    notes.print(f"loading a target and a drafter ({MODELS.target_model}, {MODELS.drafter_model})", soft_wrap=True)
+    notes.print(f"loading a target and a drafter ({', '.join(MODELS.values())})", soft_wrap=True)
     if not PADDED:
         notes.print(
             "the target is as small as it is: only a checkout can pad it to a larger one's cost", soft_wrap=True
         )
     found = []
     async with (
-        services(WhereToGenerate(own=replace(MODELS, settings=ModelSettings(engine=engine)))) as (target, drafter),
+        services(WhereToGenerate(**(MODELS | vars(engine)))) as (target, drafter),
         connect(target, drafter, patience(), needs_drafter=True) as pipeline,
         connect(target, patience=patience()) as alone,
     ):

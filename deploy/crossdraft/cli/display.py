@@ -9,8 +9,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from crossdraft.cli.running import PlainConsole
 from crossdraft.client import Generation, Kind, Reason, Statistics, Token
-from crossdraft.console.running import PlainConsole
 from crossdraft.serving.grpc_client import RemoteGeneration
 
 Generated = Generation | RemoteGeneration

@@ -2,23 +2,28 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
+from typing import Any
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
-from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses, named
-from crossdraft.cli.serve import own_services
+from crossdraft.cli.processes import check_address, check_addresses, patience
+from crossdraft.cli.running import UsageError, checked_options, run_to_end
+from crossdraft.cli.serve import faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames, patience
-from crossdraft.console.running import METHODS, CommandFailed, UsageError, checked_options, run_to_end
+from crossdraft.config.commands import NO_DRAFTER, ModelNames, RequestOptions, WhereToGenerate
+from crossdraft.config.engine import EngineOptions
+from crossdraft.config.request import METHODS
+from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc_client import Client
 from crossdraft.session.models import requested_method
 
-NOWHERE = Listening(port=None, grace_seconds=0)
+# An output has one session of each, and another after a loss. What they can use bounds a cache whose size is not named.
+NOWHERE = Listening(port=None, grace_seconds=0, sessions=SessionOptions(max_sessions=4))
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
@@ -27,7 +32,6 @@ def request_of(prompt: str | None, options: RequestOptions, running: bool = Fals
     given = {name: value for name, value in vars(options).items() if value is not None}
     with checked_options():
         changed = {
-            "overlap": Overlap(options.overlap),
             "stop": tuple(map(_checked_text, options.stop or ())),
             "stop_token_ids": tuple(options.stop_token_ids or ()),
             "bad_words": tuple(map(_checked_text, options.bad_words or ())),
@@ -41,16 +45,18 @@ def request_of(prompt: str | None, options: RequestOptions, running: bool = Fals
     return request
 
 
-def generate(
-    request: GenerationRequest, where: WhereToGenerate, as_json: bool, rounds: bool = False, verbose: bool = False
-) -> None:
+def named(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values whose names are fields of a dataclass."""
+    return {one.name: given[one.name] for one in fields(record) if one.name in given}
+
+
+def generate(request: GenerationRequest, where: WhereToGenerate, as_json: bool, verbose: bool = False) -> None:
     """Generates and shows it.
 
     Args:
         request: what.
         where: by which services or server.
         as_json: print JSON.
-        rounds: -k was given.
         verbose: say what the figures mean.
 
     Raises:
@@ -66,11 +72,11 @@ def generate(
     else:
         _check_for_server(where, where.server)
         work = _on_server(request, where, where.server, screen)
-    alone = where.drafter == NO_DRAFTER or (where.server is None and not (where.drafter or where.own.drafter_model))
+    alone = where.drafter == NO_DRAFTER or (where.server is None and not (where.drafter or where.drafter_model))
     if alone and where.drafter is None:
         print("crossdraft: no --drafter and no --drafter-model, so the target decodes alone", file=sys.stderr)
     notes = [f"the prompt is the default one, {DEFAULT_PROMPT!r}"] * (request.prompt == DEFAULT_PROMPT)
-    for note in [*notes, *without_effect(request, where, alone, rounds)]:
+    for note in [*notes, *without_effect(request, where, alone)]:
         print(f"crossdraft: {note}", file=sys.stderr)
     run_to_end(work)
 
@@ -81,7 +87,7 @@ def _check_for_server(where: WhereToGenerate, server: str) -> None:
             "a server has its own targets and says which drafters it trusts: leave out --target and "
             "--untrusted-drafter, or --server"
         )
-    if where.tls.tls_cert is not None or where.tls.tls_key is not None:
+    if where.tls_cert is not None or where.tls_key is not None:
         raise UsageError("a server takes no client certificates: of --tls-... give only --tls-ca, and use --api-key")
     check_address("--server", server)
 
@@ -91,20 +97,21 @@ def _check_for_services(where: WhereToGenerate) -> None:
     if where.model is not None:
         raise UsageError("--model names a model of a server: give --server, or the addresses of services with --target")
     for own, elsewhere in (("target", target), ("drafter", drafter)):
-        if elsewhere is not None and getattr(where.own, f"{own}_model") is not None:
+        if elsewhere is not None and getattr(where, f"{own}_model") is not None:
             raise UsageError(f"--{own} and --{own}-model do not go together: give the one or the other")
     if target is not None:
         check_addresses("--target", target)
     if drafter is not None and drafter != NO_DRAFTER:
         check_addresses("--drafter", drafter)
-        if target is None and where.own.target_model is None:
+        if target is None and where.target_model is None:
             raise UsageError("--drafter is given without a target: give --target or --target-model, too, or neither")
-    if target is None and drafter in (None, NO_DRAFTER) and where.tls.files() is not None:
+    if target is None and drafter in (None, NO_DRAFTER) and tls_files(where) is not None:
         raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
 
-def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool, rounds: bool = False) -> list[str]:
-    """What was asked for and changes nothing, in lines for people; `alone`: without a drafter, `rounds`: with -k."""
+def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool) -> list[str]:
+    """What was asked for and changes nothing, in lines for people; `alone`: without a drafter."""
+    rounds = request.num_speculative_tokens != GenerationRequest.num_speculative_tokens
     few_targets = request.speculation and where.server is None and "," not in (where.target or "")
     notes = ["--speculation has no effect with fewer than two targets"] * few_targets
     if rounds and request.overlap is Overlap.AUTO and not alone:
@@ -127,10 +134,10 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
 
 def _engine_options(where: WhereToGenerate) -> list[str]:
     """Options for services that are started, where none is; what comes from the environment is left out."""
-    if where.server is None and (where.target is None or where.own.drafter_model is not None):
+    if where.server is None and (where.target is None or where.drafter_model is not None):
         return []
-    engine = where.own.settings.engine
-    names = [one.name for one in fields(EngineOptions) if getattr(engine, one.name) != getattr(STARTED, one.name)]
+    engine = where.engine
+    names = [one.name for one in fields(EngineOptions) if getattr(engine, one.name) != getattr(EngineOptions, one.name)]
     return [f"--{name.replace('_', '-')}" for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
 
 
@@ -139,7 +146,7 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
         waiting = patience(reply_seconds=where.reply_wait_seconds, target_seconds=where.target_wait_seconds)
     async with (
         services(where) as (target, drafter),
-        connect(target, drafter, waiting, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
+        connect(target, drafter, waiting, tls=tls_files(where), trusted=not where.untrusted_drafter) as pipeline,
         pipeline.run(request) as generation,
     ):
         await _show(request, generation, screen)
@@ -147,7 +154,7 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
 
 async def _on_server(request: GenerationRequest, where: WhereToGenerate, server: str, screen: Screen) -> None:
     with checked_options():
-        tls = None if where.tls.tls_ca is None else trusting_credentials(where.tls.tls_ca)
+        tls = None if where.tls_ca is None else trusting_credentials(where.tls_ca)
     drafter = "" if where.drafter == NO_DRAFTER else where.drafter
     try:
         async with (
@@ -168,11 +175,10 @@ async def _show(request: GenerationRequest, generation: Generated, screen: Scree
 
 def _with_bundled(where: WhereToGenerate) -> WhereToGenerate:
     """With the bundled pair where no target is named; without its drafter where that is not wanted."""
-    own = where.own
-    if where.target is not None or own.target_model is not None:
+    if where.target is not None or where.target_model is not None:
         return where
-    drafter = own.drafter_model or (ModelNames.drafter if where.drafter is None else None)
-    return replace(where, own=replace(own, target_model=ModelNames.target, drafter_model=drafter))
+    drafter = where.drafter_model or (ModelNames.drafter if where.drafter is None else None)
+    return replace(where, target_model=ModelNames.target, drafter_model=drafter)
 
 
 @asynccontextmanager
@@ -180,14 +186,12 @@ async def services(where: WhereToGenerate) -> AsyncIterator[tuple[str, str | Non
     """Addresses of target and drafter; models of this process run for the time of the block.
 
     Raises:
-        CommandFailed: there is no such model, or it cannot be run.
+        UsageError, CommandFailed: there is no such model, or it cannot be run so.
     """
     drafter = None if where.drafter == NO_DRAFTER else where.drafter
     async with AsyncExitStack() as stack:
-        try:
-            servers = await stack.enter_async_context(own_services(where.own, NOWHERE))
-        except ValueError as error:
-            raise CommandFailed(str(error)) from error
+        with faults_of_models():
+            servers = await stack.enter_async_context(own_services(where, NOWHERE))
         here = {role: server.here for role, server in servers.items()}
         yield here.get("target") or where.target or "", here.get("drafter", drafter)
 

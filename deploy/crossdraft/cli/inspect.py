@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from crossdraft.console.corpora import Named
-from crossdraft.console.running import PlainConsole, UsageError
+from crossdraft.cli.corpus import NamedTokenizer
+from crossdraft.cli.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, compare
 
@@ -27,7 +27,7 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> No
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
     """
     text = _sample(sample)
-    ours, theirs = Named.load(target, Side.TARGET), Named.load(drafter, Side.DRAFTER)
+    ours, theirs = NamedTokenizer.load(target, Side.TARGET), NamedTokenizer.load(drafter, Side.DRAFTER)
     report = compare(ours.tokenization, theirs.tokenization, text)
     if as_json:
         print(json.dumps(asdict(report)))

@@ -15,17 +15,11 @@ from operator import mul
 from pathlib import PurePath
 from statistics import stdev
 
+from crossdraft.cli.measuring import Setting, Skipped, finished, print_table, total_of
+from crossdraft.cli.processes import Wanted, patience, running, threads_each
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, UsageError, checked_options, counted, run_to_end
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.measuring import Setting, Skipped, finished, print_table, total_of
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
-from crossdraft.console.running import (
-    STARTS_PROCESSES,
-    ProgressCounter,
-    UsageError,
-    checked_options,
-    counted,
-    run_to_end,
-)
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.models import fault_of_pair
 from crossdraft.verification.methods import method_named

@@ -7,94 +7,90 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 from prometheus_client.multiprocess import mark_process_dead
 
-from crossdraft.cli.options import (
-    ApiOptions,
-    ConnectionOptions,
-    CorsOptions,
-    DrafterOptions,
-    HttpApiOptions,
-    LogOptions,
-    ModelChoice,
-    ModelSettings,
-    OwnModels,
-    ServiceOptions,
-    TargetOptions,
-    check_addresses,
-)
+from crossdraft.cli.commands import flag_of
+from crossdraft.cli.processes import check_addresses, end_with_stdin, threads_each
+from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
 from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
-from crossdraft.console.processes import end_with_stdin, threads_each
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
+from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
+from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
+from crossdraft.config.fields import part_of
+from crossdraft.config.service import (
+    ServedDrafter,
+    ServedNgram,
+    ServedTarget,
+    ServerCertificate,
+    ServerOptions,
+    ServiceOptions,
+    SessionOptions,
+    TlsOptions,
+)
 from crossdraft.engine.names import NumberOutOfRangeError, laboratory, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.metrics import Exporter
-from crossdraft.rpc.security import TlsError
+from crossdraft.rpc.security import FrontFiles, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
-from crossdraft.serving.limits import ConnectionLimits, GenerationOptions, Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError
-from crossdraft.types.messages import checked_settings
 
 if TYPE_CHECKING:
-    from crossdraft.engine.loader import LoraModule, Pruning
     from crossdraft.engine.served_model import Emulation, ModelOptions
     from crossdraft.serving.http.server import HttpServer
     from crossdraft.serving.models import Servers
 
 log = logging.getLogger(__name__)
 MIB = 2**20
+Files = TypeVar("Files", TlsFiles, FrontFiles)
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
 
-def serve_target(model: ModelChoice, target: TargetOptions, service: ServiceOptions) -> None:
+def serve_target(options: ServedTarget) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
-    own = _target_options(model.name, model.settings, target, service.max_sessions, model.pace)
-    options = ServeTarget(own, _listening(service))
-    _run(_serve(lambda: target_server(options), options.listening), service.log, service.until_stdin_ends)
+    served = ServeTarget(_model_options(only_model(options.model), options, options), _listening(options))
+    _run(_serve(lambda: target_server(served), served.listening), options)
 
 
-def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
+def serve_drafter(options: ServedDrafter) -> None:
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
-    options = _model_options(model.name, model.settings, service.max_sessions, model.pace, drafting.logit_noise)
-    options = replace(options, pruning=_pruning(drafting))
-    served = ServeDrafter(options, _listening(service), drafting.affinity)
-    _run(_serve(lambda: drafter_server(served), served.listening), service.log, service.until_stdin_ends)
+    model = _model_options(only_model(options.model), options, options)
+    served = ServeDrafter(model, _listening(options), options.affinity)
+    _run(_serve(lambda: drafter_server(served), served.listening), options)
 
 
-def serve_ngram(max_ngram: int, min_ngram: int, memory_mib: int, service: ServiceOptions) -> None:
+def serve_ngram(options: ServedNgram) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
-    from crossdraft.drafter.ngram import MatchLengths, ServeNgram, ngram_server
+    from crossdraft.drafter.ngram import ServeNgram, ngram_server
 
     with checked_options():
-        options = ServeNgram(MatchLengths(max_ngram, min_ngram), _listening(service), memory_mib)
+        served = ServeNgram(part_of(NgramOptions, options), _listening(options))
 
     async def made() -> Serving:
-        return ngram_server(options)
+        return ngram_server(served)
 
-    _run(_serve(made, options.listening), service.log, service.until_stdin_ends)
+    _run(_serve(made, served.listening), options)
 
 
 async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -> None:
@@ -103,7 +99,7 @@ async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -
     await serve_until_signalled(await made())
 
 
-def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOptions, allowed: CorsOptions) -> None:
+def serve_http(api: ServedHttp) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
     try:
         from crossdraft.serving.http import HttpOptions, make_app
@@ -113,48 +109,44 @@ def serve_http(api: ApiOptions, http: HttpApiOptions, connections: ConnectionOpt
 
     with checked_options():
         limited, local = _limits(api), _local_options(api)
-        shared = bool(api.worker_of)
-        listening = Listening(api.host, http.port, grace_seconds=api.grace_seconds, tls=api.ssl.files(), shared=shared)
-        grpc = None if http.grpc_port is None else replace(listening, port=http.grpc_port, limit=REQUEST_LIMIT)
+        listening = _front(api, api.port)
+        grpc = None if api.grpc_port is None else replace(listening, port=api.grpc_port, limit=REQUEST_LIMIT)
         options = HttpOptions(
             **vars(limited),
-            max_bytes=int(http.max_body_mib * MIB),
-            max_held_bytes=int(http.max_bodies_mib * MIB),
-            max_choices=min(http.max_choices, local.max_outputs),
-            cors=allowed.settings,
+            max_bytes=int(api.max_body_mib * MIB),
+            max_held_bytes=int(api.max_bodies_mib * MIB),
+            max_choices=min(api.max_choices, local.max_outputs),
+            cors=api.cors,
         )
-        limits = ConnectionLimits(**vars(connections))
 
     if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": http.port} | ({} if http.grpc_port is None else {"--grpc-port": http.grpc_port}))
+        _serve_workers(api, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port}))
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         app = make_app(outputs, replace(options, metrics=metrics.text))
-        server = HttpServer(app, listening, {"model": api.name, **marks}, limits)
+        server = HttpServer(app, listening, {"model": model_name(api), **marks}, api)
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
     _serve_api(api, local, serve, [listening] if grpc is None else [listening, grpc])
 
 
-def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: int | None) -> None:
+def serve_grpc(api: ServedGrpc) -> None:
     """Serves crossdraft.v1.Generation, and metrics for Prometheus unless `metrics_port` is None."""
     with checked_options():
         limited, local = _limits(api), _local_options(api)
-        limit, shared = MessageLimit(max_message_mib), bool(api.worker_of)
-        listening = Listening(
-            api.host, port, limit, api.grace_seconds, api.ssl.files(), metrics_port=metrics_port, shared=shared
-        )
+        limit = MessageLimit(api.max_message_mib)
+        listening = replace(_front(api, api.port), limit=limit, metrics_port=api.metrics_port)
     if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": port}, metrics_port)
+        _serve_workers(api, {"--port": api.port}, api.metrics_port)
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
         server.marks |= marks
-        if metrics_port is not None and not shared:
-            server.metrics = exporter.start(listening.host, metrics_port)
+        if api.metrics_port is not None and not listening.shared:
+            server.metrics = exporter.start(listening.host, api.metrics_port)
         try:
             await serve_until_signalled(server)
         finally:
@@ -170,7 +162,7 @@ def _serve_api(
     listening: Sequence[Listening],
 ) -> None:
     _local_model(api, NOT_STARTED)  # what is wrong with the options is said before a model is loaded
-    tls = api.tls.files()
+    tls = tls_files(api)
 
     async def outputs() -> None:
         for one in listening:
@@ -178,9 +170,9 @@ def _serve_api(
         metrics = Metrics()
         metrics.lag.start()
         async with AsyncExitStack() as stack:
-            limits = SessionLimits(max(SessionLimits().sessions, local.max_outputs))
+            limits = SessionOptions(max_sessions=max(SessionOptions.max_sessions, local.max_outputs))
             place = Listening(api.host, grace_seconds=api.grace_seconds, tls=tls, sessions=limits)
-            servers = await stack.enter_async_context(own_services(api.own, place))
+            servers = await stack.enter_async_context(own_services(api, place))
             for server in servers.values():
                 metrics.registry.register(server.own_metrics)
             models = (_local_model(api, {role: server.here for role, server in servers.items()}),)
@@ -188,7 +180,7 @@ def _serve_api(
             marks = {role: server.address for role, server in servers.items() if server.address != server.here}
             await serve(MeasuredBackend(made, metrics), metrics, marks)
 
-    _run(outputs(), api.log, api.until_stdin_ends)
+    _run(outputs(), api)
 
 
 @asynccontextmanager
@@ -201,7 +193,6 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
         CannotListen: a port cannot be had.
     """
     named = [model for model in (own.target_model, own.drafter_model) if model is not None]
-    engine = own.settings.engine
     if not named:
         yield {}
         return
@@ -215,21 +206,18 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
     from crossdraft.serving.models import serving
     from crossdraft.target.service import ServeTarget
 
-    settings = replace(own.settings, engine=replace(engine, threads=engine.threads or threads_each(len(named))))
-    target = drafter = None
+    own, target, drafter = replace(own, threads=own.threads or threads_each(len(named))), None, None
     if own.target_model is not None:
-        options = _target_options(own.target_model, settings, own.sampling, place.sessions.sessions)
-        target = ServeTarget(options, places[0])
+        target = ServeTarget(_model_options(own.target_model, own, place.sessions), places[0])
     if own.drafter_model is not None:
-        options = _model_options(own.drafter_model, own.of_drafter(settings.engine), place.sessions.sessions)
-        drafter = ServeDrafter(options, places[1])
+        drafter = ServeDrafter(_model_options(own.drafter_model, own.of_drafter, place.sessions), places[1])
     async with serving(target, drafter) as servers:
         yield servers
 
 
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
-    if api.own.target_model or api.own.drafter_model:
+    if api.target_model or api.drafter_model:
         raise UsageError(
             "each of --workers would load the models: give --target and --drafter, and serve these by themselves"
         )
@@ -247,21 +235,23 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
             await exporter.stop()
 
     with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
-        _run(serve(folder), api.log, api.until_stdin_ends, STARTS_PROCESSES)
+        _run(serve(folder), api, STARTS_PROCESSES)
 
 
-def _run(
-    server: Coroutine[Any, Any, None],
-    log: LogOptions,
-    until_stdin_ends: bool,
-    run: Run = uvloop.run,  # its streams cost a third less than asyncio's
-) -> None:
-    if until_stdin_ends:
+def _run(server: Coroutine[Any, Any, None], options: ServerOptions, run: Run = uvloop.run) -> None:
+    """uvloop's streams cost a third less than asyncio's."""
+    if options.until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
+    with faults_of_models(), logged(options.log_format, options.log_level):
+        run(server)
+
+
+@contextmanager
+def faults_of_models() -> Iterator[None]:
+    """What is wrong with a model, or with what it is given, as UsageError or CommandFailed."""
     try:
-        with logged(log.log_format, log.log_level):
-            run(server)
+        yield
     except (AffinityMismatch, FrequenciesError, NumberOutOfRangeError, TlsError) as error:
         raise UsageError(str(error)) from error
     except (ValueError, CannotListen) as error:
@@ -275,50 +265,46 @@ def _listening(service: ServiceOptions) -> Listening:
             service.port,
             MessageLimit(service.max_message_mib),
             service.grace_seconds,
-            service.tls.files(),
-            SessionLimits(service.max_sessions, service.max_sessions_per_peer, service.idle_seconds),
+            tls_files(service),
+            part_of(SessionOptions, service),
             service.metrics_port,
         )
 
 
-def _target_options(
-    name: str, settings: ModelSettings, target: TargetOptions, sessions: int, pace: str | None = None
-) -> "ModelOptions":
-    own = vars(target) | {"override_generation_config": _override(target.override_generation_config)}
-    return replace(_model_options(name, settings, sessions, pace), **own)
+def _front(api: ApiOptions, port: int) -> Listening:
+    certificate, shared = front_files(api), bool(api.worker_of)
+    return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=certificate, shared=shared)
 
 
-def _model_options(
-    name: str, settings: ModelSettings, sessions: int, pace: str | None = None, logit_noise: float = 0.0
-) -> "ModelOptions":
-    from crossdraft.engine.kv_cache import MemoryShare
-
-    with checked_options():
-        emulation = _emulation(pace, logit_noise)
-        share = MemoryShare(settings.engine.gpu_memory_utilization, sessions)
-    _check_template(settings.chat_template)
-    more = {"emulation": emulation, "chat_template": settings.chat_template, "lora": _lora(settings.lora_modules)}
-    return settings.engine.model_options(name, share, **more)
+def tls_files(options: TlsOptions) -> "TlsFiles | None":
+    """The three files, or None if none was given; raises UsageError if one is missing or cannot be used."""
+    return _files(TlsFiles, options, "tls_ca", "tls_cert", "tls_key")
 
 
-def _override(text: str) -> dict[str, Any]:
-    """What --override-generation-config says."""
-    try:
-        return checked_settings(json.loads(text))
-    except ValueError as error:
-        raise UsageError(f"--override-generation-config {text}: {error}") from error
+def front_files(options: ServerCertificate) -> "FrontFiles | None":
+    """Both files, or None if none was given; raises UsageError if one is missing or cannot be used."""
+    return _files(FrontFiles, options, "ssl_certfile", "ssl_keyfile")
 
 
-def _lora(given: list[str] | None) -> "LoraModule | None":
-    """What --lora-modules says."""
-    from crossdraft.engine.loader import LoraModule
-
-    if not given:
+def _files(kind: type[Files], options: object, *names: str) -> Files | None:
+    paths = [getattr(options, name) for name in names]
+    if all(path is None for path in paths):
         return None
-    name, _, path = given[0].partition("=")
-    if len(given) > 1 or not name or not path:
-        raise UsageError(f"--lora-modules takes one adapter, as NAME=PATH, got {' '.join(given)}")
-    return LoraModule(name, Path(path))
+    if None in paths:
+        *first, last = map(flag_of, names)
+        raise UsageError(f"{', '.join(first)} and {last} go together: give all, or none")
+    files = kind(*paths)
+    with checked_options():
+        files.load()
+    return files
+
+
+def _model_options(name: str, given: EngineOptions, sessions: SessionOptions) -> "ModelOptions":
+    from crossdraft.engine.served_model import ModelOptions
+
+    _check_template(getattr(given, "chat_template", None))
+    with checked_options():
+        return replace(ModelOptions.of(name, given, sessions.max_sessions), emulation=_emulation(given))
 
 
 def _check_template(path: Path | None) -> None:
@@ -331,24 +317,13 @@ def _check_template(path: Path | None) -> None:
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
 
 
-def _emulation(pace: str | None, logit_noise: float) -> "Emulation | None":
+def _emulation(given: EngineOptions) -> "Emulation | None":
     """What --pace and --logit-noise say; raises ValueError."""
-    if pace is None and not logit_noise:
+    pace, noise = getattr(given, "pace", None), getattr(given, "logit_noise", 0.0)
+    if pace is None and not noise:
         return None
-    emulation: Emulation = laboratory("emulation.steps", "--pace or --logit-noise").Emulation.parsed(pace, logit_noise)
+    emulation: Emulation = laboratory("emulation.steps", "--pace or --logit-noise").Emulation.parsed(pace, noise)
     return emulation
-
-
-def _pruning(drafting: DrafterOptions) -> "Pruning | None":
-    """What --vocab-keep and --frequencies say together."""
-    keep, frequencies = drafting.vocab_keep, drafting.frequencies
-    if keep is None and frequencies is None:
-        return None
-    if keep is None or frequencies is None:
-        raise UsageError("--vocab-keep and --frequencies go together: give both, or neither")
-    from crossdraft.engine.loader import Pruning
-
-    return Pruning(keep, frequencies)
 
 
 def _limits(api: ApiOptions) -> GenerationOptions:
@@ -364,27 +339,45 @@ def _limits(api: ApiOptions) -> GenerationOptions:
 def _local_options(api: ApiOptions) -> LocalOptions:
     """Of one process, by --max-outputs, --...-wait-seconds and --tls-...; raises ValueError."""
     patience = Patience(reply_seconds=api.reply_wait_seconds, target_seconds=api.target_wait_seconds)
-    return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, api.tls.files())
+    return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, tls_files(api))
 
 
 def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
     """What --model, --target, --drafter and --untrusted-drafter say together, and own models at addresses by role."""
-    untrusted, models = frozenset(api.untrusted_drafter or ()), api.own
-    if not (api.target or models.target_model):
+    untrusted = frozenset(api.untrusted_drafter or ())
+    if not (api.target or api.target_model):
         raise UsageError("give --target-model, a model to run here, or --target, where one runs")
-    given = replace(models.settings.engine, cache_mib=None).arguments
-    if given and not (models.target_model or models.drafter_model):
+    given = replace(api.engine, cache_mib=None).arguments
+    if given and not (api.target_model or api.drafter_model):
         raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
-    here = (own["target"],) if models.target_model else ()
+    here = (own["target"],) if api.target_model else ()
     targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())
-    if models.drafter_model:
-        drafters = NamedDrafter(models.drafter_model, (own["drafter"],)), *drafters
+    if api.drafter_model:
+        drafters = NamedDrafter(api.drafter_model, (own["drafter"],)), *drafters
     unknown = untrusted - {one.name for one in drafters}
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
-        return LocalModel(api.name, targets, drafters, tuple(api.served_model_name or ()))
+        return LocalModel(model_name(api), targets, drafters, tuple(api.served_model_name or ()))
+
+
+def model_name(api: ApiOptions) -> str:
+    """Of the model; raises UsageError if there are several, or none."""
+    named = api.model or [one.partition("=")[0] for one in api.lora_modules] or [api.target_model or ""]
+    if not named[0]:
+        raise UsageError("give --model, the name of the model in the API")
+    return only_model(named)
+
+
+def only_model(given: list[str]) -> str:
+    """The value of --model; raises UsageError if it was given more than once."""
+    if len(given) > 1:
+        raise UsageError(
+            f"--model was given {len(given)} times ({', '.join(given)}), and a server has one model: "
+            "start one for each, on ports of their own"
+        )
+    return given[0]
 
 
 def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:

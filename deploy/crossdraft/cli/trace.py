@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from crossdraft.console.running import CommandFailed, UsageError, check_output, write_text
+from crossdraft.cli.running import CommandFailed, UsageError, check_output, write_text
 from crossdraft.trace.page import page_of
 from crossdraft.trace.recording import Recording, RecordingError, read
 from crossdraft.trace.replay import assignment_of

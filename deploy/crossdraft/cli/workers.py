@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from crossdraft.console.running import CommandFailed
+from crossdraft.cli.running import CommandFailed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Serving
 

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -37,16 +37,18 @@ from crossdraft.cluster.config import (
     version_of,
 )
 from crossdraft.cluster.directory import Entry, Load, Role, announced, entry_of, node_address
-from crossdraft.console.processes import EngineOptions
+from crossdraft.config.engine import NGRAM, NgramOptions
+from crossdraft.config.fields import part_of
+from crossdraft.config.service import LogFormat, SessionOptions
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.grpc import GenerationServer
-from crossdraft.serving.logs import LogFormat, logged
+from crossdraft.serving.logs import logged
 
 if TYPE_CHECKING:
+    from crossdraft.drafter.ngram import ServeNgram
     from crossdraft.engine.served_model import ModelOptions
 
 log = logging.getLogger(__name__)
@@ -117,7 +119,7 @@ class ModelServerConfig(ServerConfig):
     def of(model: str, service: Service, configuration: Configuration) -> "ModelServerConfig":
         """That of a service of the served model with this name."""
         tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
-        alone = service.model_copy(update={"replicas": 1})  # their number replaces none of them
+        alone = replace(service, replicas=1)  # their number replaces none of them
         drafter = service if isinstance(service, DrafterService) else None
         files = [*tls_paths(tls), *_files_of(service)]
         return ModelServerConfig(
@@ -137,7 +139,8 @@ class ModelServerConfig(ServerConfig):
 
     def check_files(self) -> None:
         """As `ServerConfig.check_files`."""
-        source_of(self.service.model)
+        if self.service.model != NGRAM:
+            source_of(self.service.model)
         if self.tls is not None:
             self.tls.load()
         missing = [path for path in _files_of(self.service) if not path.is_file()]
@@ -146,13 +149,13 @@ class ModelServerConfig(ServerConfig):
 
     async def server(self, host: str) -> Server[Any, Any, Any]:
         """As `ServerConfig.server`; loads the model."""
-        service, limits = self.service, self.service.sessions
+        service = self.service
         listening = Listening(
             host,
             service.port,
             grace_seconds=self.grace_seconds,
             tls=self.tls,
-            sessions=SessionLimits(limits.most, limits.per_peer, limits.idle_seconds),
+            sessions=part_of(SessionOptions, service),
             metrics_port=ANY_PORT if self.serve_metrics else None,
         )
         return await (await asyncio.to_thread(_model_server, service, listening))
@@ -166,27 +169,24 @@ def _files_of(service: Service) -> list[Path]:
 
 def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
     """Imports torch, which those that deploy or ask what runs need not; in a thread, as that takes seconds."""
+    if service.model == NGRAM:
+        from crossdraft.drafter.ngram import ServeNgram, ngram_server
+
+        return _made(ngram_server, ServeNgram(part_of(NgramOptions, service), listening))
     from crossdraft.drafter.service import ServeDrafter, drafter_server
-    from crossdraft.engine.loader import Pruning
+    from crossdraft.engine.served_model import ModelOptions
     from crossdraft.engine.tensor_parallel import run_ranks
     from crossdraft.target.service import ServeTarget, target_server
 
-    drafter = service if isinstance(service, DrafterService) else None
-    pruning = None
-    if drafter is not None and drafter.vocab_keep is not None and drafter.frequencies is not None:
-        pruning = Pruning(drafter.vocab_keep, drafter.frequencies)
-    engine = EngineOptions(**service.model_dump(include={one.name for one in fields(EngineOptions)}))
-    model = engine.model_options(
-        service.model,
-        service.cache_mib,
-        pruning=pruning,
-        chat_template=service.chat_template,
-        tensor_parallel_size=service.tensor_parallel_size,
-        **service.model_dump(include={"generation_config", "override_generation_config"}),
-    )
-    if drafter is not None:
-        return drafter_server(ServeDrafter(model, listening, drafter.affinity))
+    model = ModelOptions.of(service.model, service.settings, service.max_sessions)
+    if isinstance(service, DrafterService):
+        return drafter_server(ServeDrafter(model, listening, service.affinity))
     return target_server(ServeTarget(model, listening, partial(run_ranks, host=node_address(), start=_started)))
+
+
+async def _made(make: Callable[["ServeNgram"], Server[Any, Any, Any]], served: "ServeNgram") -> Server[Any, Any, Any]:
+    """In the event loop, as a server must be."""
+    return make(served)
 
 
 def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:

@@ -99,11 +99,11 @@ def _needs(configuration: Configuration) -> Iterator[Need]:
 
 def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
     """The configuration with the number of replicas of each front."""
-    fronts = {}
+    fronts: dict[str, Any] = {}
     for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
         if front is not None:
-            fronts[role.value] = front.model_copy(update={"replicas": len(plan.places[shown(role, "")])})
-    return configuration.model_copy(update=fronts)
+            fronts[role.value] = replace(front, replicas=len(plan.places[shown(role, "")]))
+    return replace(configuration, **fronts)
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:

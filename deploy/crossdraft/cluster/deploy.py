@@ -75,6 +75,8 @@ from crossdraft.cluster.rollout import (
     starts,
 )
 from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
+from crossdraft.config.api import ConnectionOptions
+from crossdraft.config.fields import part_of
 from crossdraft.serving.http.connections import LIMITS
 from crossdraft.serving.logs import logged
 
@@ -151,7 +153,7 @@ def _undone(error: NotServedError, *begun: Rollout) -> NotServedError:
 
 def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
     """As `rollouts`, once what Serve's replicas need runs, and they have room; raises NotServedError."""
-    start_directory(configuration.metrics_port if configuration.metrics else 0)
+    start_directory((configuration.metrics_port or 0) if configuration.metrics else 0)
     below, above = rollouts(configuration, plan, until, say)
     try:
         below.begin()
@@ -243,7 +245,7 @@ def _serve_started(http: Http) -> Iterator[None]:
             )
         yield
         return
-    proxies = PROXY | {LIMITS: json.dumps(vars(http.connections))}
+    proxies = PROXY | {LIMITS: json.dumps(vars(part_of(ConnectionOptions, http)))}
     starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": proxies})  # which proxies inherit
     try:
         ray.get(starting.remote(proxy_location="EveryNode", http_options={"host": http.host, "port": http.port}))
@@ -310,7 +312,7 @@ def _orchestrators(model: ServedService, configuration: Configuration, room: Has
     most = plan.most(shown(Role.ORCHESTRATOR, model.name))
     deployment = serve.deployment(
         name=name,
-        max_ongoing_requests=model.outputs + EXTRA_CALLS,
+        max_ongoing_requests=model.max_outputs + EXTRA_CALLS,
         ray_actor_options=_actor_options(resources, name, config.digest, most),
         request_router_config=RequestRouterConfig.model_validate({"request_router_class": Elsewhere}),
         **_number(model.orchestrators),
@@ -321,7 +323,7 @@ def _orchestrators(model: ServedService, configuration: Configuration, room: Has
 
 def _ingress(configuration: Configuration, room: HasRoom, plan: Placement) -> Deployment:
     http, what = configuration.http, shown(Role.HTTP, "")
-    alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
+    alone = replace(http, replicas=1, resources=Resources())
     version = digest_of(FrontConfig.of(configuration).digest, alone)
     deployment = serve.deployment(
         name=INGRESS,

@@ -7,7 +7,7 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
@@ -151,8 +151,8 @@ class Ingress:
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
         options = HttpOptions(
             **vars(_limits(config, http)),
-            max_bytes=http.max_request_mib * MIB,
-            max_held_bytes=http.max_requests_mib * MIB,
+            max_bytes=int(http.max_body_mib * MIB),
+            max_held_bytes=int(http.max_bodies_mib * MIB),
             max_choices=http.max_choices,
             metrics=front.metrics.text,
             cors=http.cors,
@@ -168,7 +168,7 @@ async def _announce(entry: Entry, metrics: Metrics) -> None:
 
 
 def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
-    rate = None if front.requests_per_minute is None else RateLimit(front.requests_per_minute, front.burst)
+    rate = None if front.rate is None else RateLimit(front.rate, front.burst)
     return GenerationOptions(config.keys, rate, front.stalled_seconds)
 
 
@@ -202,8 +202,8 @@ class GrpcFrontConfig(ServerConfig):
     def of(grpc: Grpc, configuration: Configuration) -> "GrpcFrontConfig":
         """That of a cluster's gRPC fronts."""
         config, grace = FrontConfig.of(configuration), configuration.grace_seconds
-        alone = grpc.model_copy(update={"replicas": 1})  # their number replaces none of them
-        files = [path for path in (grpc.certificate, grpc.key) if path is not None]
+        alone = replace(grpc, replicas=1)  # their number replaces none of them
+        files = [path for path in (grpc.ssl_certfile, grpc.ssl_keyfile) if path is not None]
         return GrpcFrontConfig(
             role=Role.GRPC,
             model="",
@@ -226,7 +226,7 @@ class GrpcFrontConfig(ServerConfig):
     @property
     def tls(self) -> FrontFiles | None:
         """For clients; None: plaintext."""
-        certificate, key = self.grpc.certificate, self.grpc.key
+        certificate, key = self.grpc.ssl_certfile, self.grpc.ssl_keyfile
         return None if certificate is None or key is None else FrontFiles(certificate, key)
 
     def check_files(self) -> None:
@@ -238,7 +238,7 @@ class GrpcFrontConfig(ServerConfig):
 
     async def server(self, host: str) -> GenerationServer:
         """As `ServerConfig.server`."""
-        grpc, limit = self.grpc, MessageLimit(self.grpc.max_request_mib)
+        grpc, limit = self.grpc, MessageLimit(self.grpc.max_message_mib)
         listening = Listening(grpc.host, grpc.port, limit, self.grace_seconds, self.tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
         server = GenerationServer(front.backend, listening, _limits(self.config, grpc))

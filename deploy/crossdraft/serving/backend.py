@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
+from crossdraft.config.request import AUTO as AUTO
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
@@ -28,7 +29,6 @@ from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
-AUTO = "auto"  # likewise: the fastest
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
@@ -167,20 +167,12 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Limits of a process.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """Limits of a process."""
 
     max_outputs: int = 64  # at once
     patience: Patience = field(default_factory=Patience)
     tls: TlsFiles | None = None  # shown to services, whose certificates must be of the same CA; None: plaintext
     updated: bool = False  # as of `Pipeline`
-
-    def __post_init__(self) -> None:
-        if self.max_outputs < 1:
-            raise ValueError(f"--max-outputs must be at least 1, got {self.max_outputs}")
 
 
 class Connection:

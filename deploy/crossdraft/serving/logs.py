@@ -5,29 +5,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TextIO
 
+from crossdraft.config.service import LogFormat, LogLevel
 from crossdraft.rpc.log_context import current
 
 ROOT = "crossdraft"  # the logger of all packages
 HUB = "huggingface_hub"  # a logger with a handler of its own, which would write each line a second time
-
-
-class LogFormat(StrEnum):
-    """Of a line."""
-
-    PLAIN = "plain"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """The lowest level that is written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,7 +1,7 @@
 // An output from a server over gRPC: its text on standard output, its figures on standard error.
 //
 // npm ci
-// node generate.js 127.0.0.1:8001 "def main(" --seed 7
+// node generate.js 127.0.0.1:9000 "def main(" --seed 7
 
 import { parseArgs } from "node:util";
 

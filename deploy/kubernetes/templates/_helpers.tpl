@@ -11,15 +11,15 @@
 {{- if .apiKeys }}{{- $_ := set $security "api_keys" "/etc/crossdraft/keys/keys.txt" }}{{- end }}
 {{- if .authority }}
 {{- $tls := dict }}
-{{- range $name, $file := dict "ca" "ca.pem" "certificate" "node.pem" "key" "node.key" }}
+{{- range $name, $file := dict "ca" "ca.pem" "cert" "node.pem" "key" "node.key" }}
 {{- $_ := set $tls $name (printf "/etc/crossdraft/tls/%s" $file) }}
 {{- end }}
 {{- $_ := set $security "tls" $tls }}
 {{- end }}
 {{- if $security }}{{- $_ := set $config "security" $security }}{{- end }}
 {{- if and .grpcTls $config.grpc }}
-{{- $_ := set $config.grpc "certificate" "/etc/crossdraft/grpc/tls.crt" }}
-{{- $_ := set $config.grpc "key" "/etc/crossdraft/grpc/tls.key" }}
+{{- $_ := set $config.grpc "ssl_certfile" "/etc/crossdraft/grpc/tls.crt" }}
+{{- $_ := set $config.grpc "ssl_keyfile" "/etc/crossdraft/grpc/tls.key" }}
 {{- end }}
 {{- end }}
 {{- toYaml $config }}

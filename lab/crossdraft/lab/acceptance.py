@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from crossdraft.audit.statistics import Fit, fit_of
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, Statistics
-from crossdraft.console.measuring import Columns, Setting, Skipped, Table, finished, total_of
-from crossdraft.console.processes import STARTED, EngineOptions
-from crossdraft.console.running import CommandFailed, ProgressCounter, checked_options
+from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, total_of
+from crossdraft.cli.running import CommandFailed, ProgressCounter, checked_options
+from crossdraft.client import GenerationRequest, Pipeline, Statistics
+from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.request import Overlap
 from crossdraft.engine.loader import load_model
 from crossdraft.lab.commands import AcceptancePlan, ExactnessPlan
 from crossdraft.lab.harness import Benchmark, optional
@@ -264,8 +265,8 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
         for number in range(self.plan.count):
             yield GenerationRequest(
                 self.plan.prompt,
-                setting.method,
-                setting.k,
+                method=setting.method,
+                num_speculative_tokens=setting.k,
                 max_tokens=TOKENS,
                 drafter_temperature=OWN_TEMPERATURE if method.same_vocabulary else None,
                 seed=number if method.keyed else None,

@@ -13,11 +13,11 @@ from typing import Annotated, TypeVar
 import typer
 from typer import Option
 
-from crossdraft.cli.options import ReportFile
-from crossdraft.console import options
-from crossdraft.console.options import COMMAS, option
-from crossdraft.console.processes import DEFAULT_DRAFTER, STARTED, EngineOptions
-from crossdraft.console.running import METHODS
+from crossdraft.cli import commands as command_line
+from crossdraft.config.commands import DEFAULT_DRAFTER, ReportFile
+from crossdraft.config.engine import STARTED, Dtype, EngineOptions
+from crossdraft.config.fields import COMMAS, option
+from crossdraft.config.request import METHODS
 from crossdraft.lab.loadtest.options import ExistingServers, LoadOptions, LoadRequests, StartedServices
 
 TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
@@ -58,7 +58,7 @@ def command(name: str, benchmark: str) -> Callable[[type[Planned]], type[Planned
 
         run.__annotations__["given"] = plan
         run.__doc__ = plan.__doc__
-        options.command(app, name)(run)
+        command_line.command(app, name)(run)
         return plan
 
     return register
@@ -204,7 +204,7 @@ class ThroughputPlan(PromptsPlan):
     method: Method = None
     cache_mib: CacheMib = 512
     threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
-    dtype: str = option("float32", "float32, bfloat16 or float16.")
+    dtype: Dtype = option("float32", "float32, bfloat16 or float16.")
     quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
     device: str = option("cpu", "Torch device of all models.")
     enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
@@ -285,7 +285,7 @@ class DataplanePlan:
 def add_to(group: typer.Typer) -> None:
     """Adds these commands, which are found where the laboratory is."""
     group.add_typer(app)
-    options.command(group, runs="crossdraft.lab.loadtest.command:loadtest")(loadtest)
+    command_line.command(group, runs="crossdraft.lab.loadtest.command:loadtest")(loadtest)
 
 
 def loadtest(

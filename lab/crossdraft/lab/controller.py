@@ -23,10 +23,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from crossdraft.cli.measuring import Columns, Table, finished, total_of
+from crossdraft.cli.processes import Wanted, patience
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, connect
-from crossdraft.console.measuring import Columns, Table, finished, total_of
-from crossdraft.console.processes import EngineOptions, Wanted, patience
-from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.config.engine import EngineOptions
+from crossdraft.config.request import AUTO
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ControllerPlan
@@ -45,7 +47,7 @@ from crossdraft.lab.harness import (
 )
 from crossdraft.lab.models import write_free
 from crossdraft.lab.services import Distant, Killable, Served, service
-from crossdraft.lab.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named

@@ -15,16 +15,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
+from crossdraft.cli.measuring import Columns, Table, finished, total_of
+from crossdraft.cli.processes import patience
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import Statistics, connect
-from crossdraft.console.measuring import Columns, Table, finished, total_of
-from crossdraft.console.processes import patience
-from crossdraft.console.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.config.request import AUTO
 from crossdraft.lab.commands import DataplanePlan
 from crossdraft.lab.emulation.steps import Pace
 from crossdraft.lab.harness import MILLISECONDS, Benchmark, in_turns, processor_seconds
 from crossdraft.lab.models import write_free
 from crossdraft.lab.services import Served, service
-from crossdraft.lab.workload import AUTO, CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.verification.methods import method_named
 

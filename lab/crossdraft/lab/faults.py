@@ -15,10 +15,10 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar, TypeVar
 
+from crossdraft.cli.measuring import SEED, Columns, Table
+from crossdraft.cli.processes import Wanted, running
+from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
-from crossdraft.console.measuring import SEED, Columns, Table
-from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError
 from crossdraft.lab.commands import CutsPlan, FaultsPlan, KillsPlan
 from crossdraft.lab.emulation import EmulatedHost, NoEmulationError, hosts
 from crossdraft.lab.services import NO_DEFAULTS, Killable, Served
@@ -124,7 +124,7 @@ class Streams:
 
     def _request(self, number: int) -> GenerationRequest:
         return GenerationRequest(
-            self.prompts[number], "seeded", max_tokens=self.max_tokens, seed=SEED, choice=number, ignore_eos=True
+            self.prompts[number], method="seeded", max_tokens=self.max_tokens, seed=SEED, choice=number, ignore_eos=True
         )
 
 

@@ -25,9 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from crossdraft.client import Statistics
-from crossdraft.console.measuring import SEED, Columns, Table, print_table
-from crossdraft.console.running import (
+from crossdraft.cli.measuring import SEED, Columns, Table, print_table
+from crossdraft.cli.running import (
     CommandFailed,
     ProgressCounter,
     Run,
@@ -38,6 +37,7 @@ from crossdraft.console.running import (
     run_to_end,
     write_text,
 )
+from crossdraft.client import Statistics
 
 MILLISECONDS = 1000.0  # of a second
 Planned = TypeVar("Planned")

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, running
-from crossdraft.console.running import CommandFailed, UsageError, checked_options
+from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.cli.running import CommandFailed, UsageError, checked_options
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.lab.emulation import EmulatedHost, network
 from crossdraft.lab.emulation.steps import Pace
 from crossdraft.lab.harness import numbers_of, on_core

@@ -18,17 +18,12 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.console.measuring import Columns, Table, total_of
-from crossdraft.console.processes import STARTED, EngineOptions, Running, Wanted, patience, running
-from crossdraft.console.running import (
-    STARTS_PROCESSES,
-    CommandFailed,
-    ProgressCounter,
-    Run,
-    UsageError,
-    checked_options,
-)
+from crossdraft.cli.measuring import Columns, Table, total_of
+from crossdraft.cli.processes import Running, Wanted, patience, running
+from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.request import Overlap
 from crossdraft.lab.commands import ThroughputPlan
 from crossdraft.lab.harness import MILLISECONDS, in_turns, numbers_of, on_core, optional, processor_seconds
 from crossdraft.lab.loadtest.summary import Spread
@@ -335,7 +330,9 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def request(self, temperature: float) -> GenerationRequest:
         """One output, whatever its prompt; raises ValueError."""
         options = SamplingOptions(temperature, top_k=self.plan.top_k)
-        return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
+        return GenerationRequest(
+            "x", method=self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True
+        )
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
         plan = self.plan

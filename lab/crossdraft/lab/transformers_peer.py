@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
-from crossdraft.console.running import CommandFailed
+from crossdraft.cli.running import CommandFailed
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.server import freeze_heap

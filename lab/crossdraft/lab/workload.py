@@ -7,11 +7,13 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeVar
 
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.console.measuring import Columns, Setting
-from crossdraft.console.processes import STARTED, EngineOptions, Wanted, patience, running, threads_each
-from crossdraft.console.prompts import prompts_of
-from crossdraft.console.running import UsageError, checked_options
+from crossdraft.cli.measuring import Columns, Setting
+from crossdraft.cli.processes import Wanted, patience, running, threads_each
+from crossdraft.cli.prompts import prompts_of
+from crossdraft.cli.running import UsageError, checked_options
+from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
+from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.request import Overlap
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
 from crossdraft.lab.harness import Benchmark, Result

@@ -4,41 +4,23 @@ Only `crossdraft.rpc` converts them to protobuf messages and back.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from crossdraft.config import MOST_DRAFT_TOKENS as MOST_DRAFT_TOKENS
+from crossdraft.config import MOST_LIKELY as MOST_LIKELY
+from crossdraft.config.fields import LeftOut as LeftOut
+from crossdraft.config.fields import check
+from crossdraft.config.request import Sampling
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
-MOST_DRAFT_TOKENS = 64  # that can be requested at once
 MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
-MOST_LIKELY = 20  # most probable ids whose log-probabilities can be requested with each token
 MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
-PENALTIES = "must be between -2 and 2"
 # Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
-MODEL_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
-
-class LeftOut:
-    """Marks a number that a request does not name: the model's own setting counts instead, if it has one.
-
-    Otherwise it is that number: whoever knows no model can check and compare it, and a given one is equal to it. The
-    mark stays in copies, pickles and protobuf messages, and is lost in arithmetic, JSON and msgpack: a request that is
-    recorded is settled before (`SamplingDefaults.fill`).
-    """
-
-
-class LeftOutFloat(LeftOut, float):
-    """Equal to the number that counts where the model has no setting."""
-
-
-class LeftOutInt(LeftOut, int):
-    """The same of a whole number."""
-
-
-ALL, NONE, ONE = LeftOutInt(0), LeftOutFloat(0.0), LeftOutFloat(1.0)
+MODEL_SETTINGS = tuple(one.name for one in fields(Sampling) if isinstance(one.default, LeftOut))
 
 
 @dataclass(frozen=True)
@@ -50,7 +32,7 @@ class NoiseKey:
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class SamplingOptions(Sampling):
     """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
 
     What a request leaves out of MODEL_SETTINGS are the model's own settings; given numbers count, also if they are
@@ -60,38 +42,19 @@ class SamplingOptions:
         ValueError: an option is out of its range; the message says which, and the range.
     """
 
-    temperature: float = ONE  # 0 is greedy: a one-hot row
-    top_k: int = ALL  # 0: all
-    top_p: float = ONE
-    min_p: float = NONE
-    repetition_penalty: float = ONE  # of ids in prompt or output, as in transformers
-    presence_penalty: float = 0.0  # subtracted from the logits of ids in the output, as in vLLM
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
-    frequency_penalty: float = 0.0  # as presence_penalty, for each time that an id is there
     allowed_token_ids: tuple[int, ...] = ()  # the only ids that may be drawn; none: all
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # of each the last id is not drawn after the others, in the output
-    min_tokens: int = 0  # of the output, before which none of `end_ids` is drawn
     end_ids: tuple[int, ...] = ()  # filled in by the session: all ids that may end an output, if there is a min_tokens
 
     def __post_init__(self) -> None:
-        checks = (
-            (0 <= self.temperature < float("inf"), f"temperature must be 0 or more, got {self.temperature}"),
-            (0 <= self.top_k < 2**31, f"top_k must be 0 (all) or more, below 2**31, got {self.top_k}"),
-            (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}"),
-            (0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}"),
-            (
-                0.01 <= self.repetition_penalty <= 100,
-                f"repetition_penalty must be between 0.01 and 100, got {self.repetition_penalty}",
-            ),
-            (-2 <= self.presence_penalty <= 2, f"presence_penalty {PENALTIES}, got {self.presence_penalty}"),
-            (-2 <= self.frequency_penalty <= 2, f"frequency_penalty {PENALTIES}, got {self.frequency_penalty}"),
-            (0 <= self.min_tokens < 2**31, f"min_tokens must be 0 or more, below 2**31, got {self.min_tokens}"),
-            (all(self.bad_word_ids), "each of bad_word_ids must have at least one id"),
-            (all(abs(bias) <= 100 for _, bias in self.logit_bias), "each logit_bias must be between -100 and 100"),
-        )
-        for holds, complaint in checks:
-            if not holds:
-                raise ValueError(complaint)
+        check(self)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if not all(self.bad_word_ids):
+            raise ValueError("each of bad_word_ids must have at least one id")
+        if not all(abs(bias) <= 100 for _, bias in self.logit_bias):
+            raise ValueError("each logit_bias must be between -100 and 100")
 
     @property
     def looks_back(self) -> bool:
@@ -134,7 +97,6 @@ class SamplingDefaults:
     def of(config: Mapping[str, Any], most_tokens: Any = None) -> "SamplingDefaults":
         """Those of a generation_config.json; raises ValueError."""
         named = {name: config.get(name) for name in MODEL_SETTINGS}
-        named |= {"top_k": 0} if named["top_k"] == -1 else {}  # vLLM's other word for all
         return SamplingDefaults(**named, max_tokens=config.get("max_new_tokens"), most_tokens=most_tokens)
 
     @property

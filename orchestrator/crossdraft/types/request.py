@@ -3,14 +3,16 @@
 import json
 from copy import copy
 from dataclasses import dataclass, field
-from enum import StrEnum
-from pathlib import Path
 from types import UnionType
 from typing import Any, Self
 
+from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY
+from crossdraft.config import MOST_PATHS as MOST_PATHS
+from crossdraft.config.fields import OptionError, check, option
+from crossdraft.config.request import ALIASES, Output, Reading, Speculation, Watching
+from crossdraft.config.request import Overlap as Overlap
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, LeftOut, LeftOutInt, SamplingOptions
-from crossdraft.types.trees import MOST_NODES
+from crossdraft.types.messages import LeftOut, SamplingOptions
 
 
 @dataclass(frozen=True)
@@ -60,50 +62,16 @@ class Chat:
 
 
 Prompt = str | tuple[int, ...] | Chat  # ids are the target's
-MOST_PATHS = 16
-MAX_TOKENS = LeftOutInt(128)
+OVERLAPPED = ("max_draft_tokens", "min_draft_tokens", "branches", "branch_width")
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 
-# Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
-NUMBERS = (
-    "num_speculative_tokens", "max_tokens", "row_width", "head", "seed", "choice", "max_draft_tokens",
-    "min_draft_tokens", "branches", "branch_width", "tree_nodes", "paths", "logprobs", "prompt_logprobs",
-    "truncate_prompt_tokens",
-)  # fmt: skip
-SWITCHES = (
-    "ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation", "explain",
-    "add_special_tokens",
-)  # fmt: skip
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
-    *((name, int, "a whole number") for name in NUMBERS),
-    *((name, bool, "True or False") for name in SWITCHES),
     ("prompt", str | tuple | Chat, "a text, a tuple of token ids, or a Chat"),
     ("committed", tuple, "a tuple of token ids"),
     ("stop_token_ids", tuple, "a tuple of token ids"),
     ("bad_words", tuple | list, "a tuple of texts"),
-    ("method", str, "the name of a method"),
-    ("cache_salt", str, "a text"),
     ("options", SamplingOptions, "SamplingOptions"),
-    ("drafter_temperature", int | float, "a number"),
     ("stop", tuple | list, "a tuple of texts"),
-    ("record", Path, "a Path"),
-)
-MAY_BE_LEFT_OUT = frozenset(
-    ("method", "drafter_temperature", "seed", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width",
-     "tree_nodes", "record", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
-)  # fmt: skip
-# Fields with a range: least and most, and how an error writes the most.
-RANGES = (
-    ("num_speculative_tokens", 1, MOST_DRAFT_TOKENS, f"{MOST_DRAFT_TOKENS}"),
-    ("row_width", 1, WIDEST, f"{WIDEST}"),
-    ("head", 1, WIDEST, f"{WIDEST}"),
-    ("choice", 0, 2**32 - 1, "2**32 - 1"),
-    ("seed", 0, 2**64 - 1, "2**64 - 1"),
-    ("logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
-    ("prompt_logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
-    ("truncate_prompt_tokens", -1, 2**31 - 1, "2**31 - 1"),
-    ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
-    ("tree_nodes", 0, MOST_NODES, f"{MOST_NODES}"),
 )
 # Most entries of lists, those of the options included.
 LONGEST = {
@@ -111,10 +79,6 @@ LONGEST = {
     "allowed_token_ids": 2**20,
 }  # fmt: skip
 MOST_TEXT = 2**16  # characters of all stop strings and bad words, or ids of all bad_word_ids
-# To MOST_DRAFT_TOKENS, from:
-OVERLAP_LEAST = {"max_draft_tokens": 1, "min_draft_tokens": 0, "branches": 0, "branch_width": 1}
-# Short names of fields, in keyword arguments and JSON.
-ALIASES = {"k": "num_speculative_tokens", "window": "max_draft_tokens", "wait": "min_draft_tokens"}
 
 
 class RequestError(ValueError):
@@ -129,90 +93,54 @@ class PromptTooLongError(RequestError):
     """The prompt leaves no room in the target's context."""
 
 
-class Overlap(StrEnum):
-    """Whether the drafter drafts on while the target verifies."""
-
-    AUTO = "auto"  # the controller decides, from what it measures
-    ON = "on"
-    OFF = "off"  # the classic lock-step round of num_speculative_tokens draft tokens
-
-
 @dataclass(frozen=True)
-class GenerationRequest:
-    """One output for one prompt.
+class GenerationRequest(Watching, Speculation, Reading, Output):
+    """One output for one prompt; `None` in what says how far to draft: the controller decides.
+
+    With overlap on they are 2 K, K, none and 1 (K: num_speculative_tokens).
 
     Raises:
         RequestError: a field has a wrong type or is out of its range.
     """
 
     prompt: Prompt
-    method: str | None = None  # None: the default for temperature, seed and pair
-    num_speculative_tokens: int = 5  # draft tokens of a lock-step round
-    max_tokens: int = MAX_TOKENS  # 0: the prompt is read, and nothing is generated; left out: the model's own
     options: SamplingOptions = field(default_factory=SamplingOptions)
-    drafter_temperature: float | None = None  # None: the target's
-    row_width: int = 64  # ids of a draft token's row; the drafter draws among them
-    head: int = 64  # ids of a target row that are sent without being asked for
-    seed: int | None = None
-    choice: int = 0  # index among the n outputs of one prompt
-    ignore_eos: bool = False
+    row_width: int = option(64, "Ids of a draft token's row; the drafter draws among them.", min=1, max=WIDEST)
+    head: int = option(64, "Ids of a target row that are sent without being asked for.", min=1, max=WIDEST)
+    choice: int = option(0, "Index among the n outputs of one prompt.", min=0, max=2**32 - 1)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # the output ends after one of these, too
-    include_stop_str_in_output: bool = False  # the text ends with what ended it
     bad_words: tuple[str, ...] = ()  # not written: the last of a word's tokens is not drawn after the others
-    add_special_tokens: bool = True  # a text begins with the special tokens that every prompt begins with
-    truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens count; -1: as many as fit
-    allow_inexact: bool = False  # permits methods whose output does not have the target's distribution
-    audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one ends its session
-    overlap: Overlap = Overlap.AUTO
-    # None in the next four: the controller decides; with overlap on: 2 K, K, none and 1 (K: num_speculative_tokens).
-    max_draft_tokens: int | None = None  # max draft tokens ahead of the walk
-    min_draft_tokens: int | None = None  # unrevealed draft tokens that a pass waits for
-    branches: int | None = None  # draft tokens of each prepared continuation; 0: none are prepared
-    branch_width: int | None = None  # prepared continuations for each draft token
-    tree_nodes: int | None = None  # of a draft tree in each round, with slem and seeded; 0: chains; None: as it pays
-    paths: int = 2  # max guessed paths in the tree of a pass; 1: a chain
-    speculation: bool = False  # with two targets a pass may begin on one before that of the other has returned
-    explain: bool = False  # keep the controller's choices, to show them
-    record: Path | None = None  # file for the flight recorder
+    add_special_tokens: bool = option(True, "A text begins with the special tokens that every prompt begins with.")
     # Ids that an earlier, lost session had already emitted; the output continues after them. They count for max_tokens
     # and stop strings and are not emitted again. A seeded or greedy output continues as it would have. Any other has
     # the target's distribution after them; but a session lost at a given moment has lost some tokens rather than
     # others, because with methods that draw from rows the time to decide a token depends on the token.
     committed: tuple[int, ...] = ()
-    logprobs: int | None = None  # set: each token comes with its log-probability and this many most probable ids
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which come before the output
-    cache_salt: str = ""  # requests with the same one share what an n-gram drafter remembers; "": nothing is shared
+    logprobs: int | None = option(
+        None, "Log-probabilities of so many most probable ids at each token.", min=0, max=MOST_LIKELY
+    )
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_sizes()
-        temperature = self.drafter_temperature
         least = self.options.min_tokens
         checks = (
             (self.prompt != (), "prompt", "the prompt is empty; give at least one token id"),
-            (self.max_tokens >= 0, "max_tokens", f"max_tokens must be at least 0, got {self.max_tokens}"),
             (
                 least <= self.max_tokens or isinstance(self.max_tokens, LeftOut),
                 "min_tokens",
                 f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, got {least}",
             ),
             (self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "truncate_prompt_tokens must not be 0"),
-            (
-                temperature is None or 0 <= temperature < float("inf"),
-                "drafter_temperature",
-                f"drafter_temperature must be 0 or more, got {temperature}",
-            ),
             (all(self.stop), "stop", "a stop string must not be empty"),
             (all(self.bad_words), "bad_words", "a bad word must not be empty"),
         )
         for holds, name, complaint in checks:
             if not holds:
                 raise RequestError(complaint, name)
-        for name, least, most, written in RANGES:
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise RequestError(f"{name} must be between {least} and {written}, got {value}", name)
+        if self.seed is not None and self.seed < 0:
+            object.__setattr__(self, "seed", self.seed % 2**64)
         self._check_prompt()
         self._check_overlap()
 
@@ -235,10 +163,15 @@ class GenerationRequest:
 
     def _check_types(self) -> None:
         for name, kind, what in KINDS:
-            value = getattr(self, name)
-            wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)  # bool is an int
-            if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
+            if not isinstance(value := getattr(self, name), kind):
                 raise RequestError(f"{name} must be {what}, got {value!r}", name)
+        if self.overlap not in [*Overlap]:
+            raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}", "overlap")
+        object.__setattr__(self, "overlap", Overlap(self.overlap))  # accepts the plain text, too
+        try:
+            check(self)
+        except OptionError as error:
+            raise RequestError(str(error), error.name) from error
 
     def _check_sizes(self) -> None:
         lists = vars(self.options) | vars(self)
@@ -267,16 +200,8 @@ class GenerationRequest:
                 check_text(name, text)
 
     def _check_overlap(self) -> None:
-        if self.overlap not in [*Overlap]:
-            raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}", "overlap")
-        object.__setattr__(self, "overlap", Overlap(self.overlap))  # accepts the plain text, too
-        for name, least in OVERLAP_LEAST.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not least <= value <= MOST_DRAFT_TOKENS:
-                raise RequestError(f"{name} must be between {least} and {MOST_DRAFT_TOKENS}, got {value}", name)
-            if self.overlap is Overlap.OFF:
+        for name in OVERLAPPED:
+            if self.overlap is Overlap.OFF and getattr(self, name) is not None:
                 complaint = f"{name} has no effect with overlap off: leave it out, or turn overlap on"
                 raise RequestError(complaint, name)
         if self.tree_nodes:

@@ -6,9 +6,10 @@ from functools import cached_property
 from itertools import count
 from operator import lt
 
+from crossdraft.config import MOST_NODES as MOST_NODES
+
 ROOT = -1
 Path = tuple[int, ...]  # target token ids after the committed ones
-MOST_NODES = 63  # of a tree that is drafted or evaluated: a node's ancestors are the bits of one number in the engine
 EXPANDED = (4, 10)  # nodes that a step of a draft tree expands, at least and at most: a quarter of all
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from crossdraft.config.engine import NgramOptions
 from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, Replies
@@ -45,22 +46,6 @@ LETTER_BYTES = 5  # of memory for each letter remembered: itself, and its place 
 MOST_IN_BLOCK = 2**20  # letters that are sorted together
 OF_BLOCK = 256  # letters that a block takes room for besides its own
 MOST_WAITING = 64  # texts that wait to be sorted; further ones are forgotten
-
-
-@dataclass(frozen=True)
-class MatchLengths:
-    """How many letters must match. A token of usual vocabularies has about four.
-
-    Raises:
-        ValueError: a length is out of its range.
-    """
-
-    longest: int = 32  # letters; longer matches are as good
-    shortest: int = 4  # letters
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
-            raise ValueError(f"--min-ngram must be between 1 and --max-ngram, got {self.shortest} and {self.longest}")
 
 
 def to_text(letters: Letters) -> bytes:
@@ -181,9 +166,8 @@ class TextMemory:
 class ServeNgram:
     """An n-gram drafter service: how it matches, what it remembers, and where it listens."""
 
-    lengths: MatchLengths = field(default_factory=MatchLengths)
+    copying: NgramOptions = field(default_factory=NgramOptions)
     listening: Listening = field(default_factory=Listening)
-    memory_mib: int = 32  # of earlier outputs; 0: none are remembered
 
 
 class NgramSession:
@@ -202,8 +186,8 @@ class NgramSession:
         """What is verified of the output is remembered, with the prompt's end: more is asked for as it is accepted."""
         epoch, service = self._epoch, self._service
         written = 0 if epoch is None else epoch.start + min(epoch.sent, epoch.count - epoch.request.count)
-        if written and self._opening.scope and service.options.memory_mib:
-            text = self._text[max(0, self._origin - service.options.lengths.longest) : self._origin + written]
+        if written and self._opening.scope and service.options.copying.memory_mib:
+            text = self._text[max(0, self._origin - service.options.copying.max_ngram) : self._origin + written]
             service.remember(self._opening.scope, text)
 
     def begin(self, epoch: DraftProgress) -> None:
@@ -236,10 +220,10 @@ class NgramSession:
 
     def _copied(self, missing: int) -> bytes:
         """What is drafted next."""
-        lengths, remembered = self._service.options.lengths, self._service.memory.of(self._opening.scope)
-        ending = self._text[-lengths.longest :].rpartition(BOUNDARY)[2]
+        copying, remembered = self._service.options.copying, self._service.memory.of(self._opening.scope)
+        ending = self._text[-copying.max_ngram :].rpartition(BOUNDARY)[2]
         places: tuple[OwnText | Block, ...] = OwnText(self._text), *reversed(remembered)
-        size, best = max(((one.longest(ending, lengths.shortest), one) for one in places), key=itemgetter(0))
+        size, best = max(((one.longest(ending, copying.min_ngram), one) for one in places), key=itemgetter(0))
         followed = list(islice(best.followed(ending[-size:], missing), OCCURRENCES)) if size else []
         return likeliest(followed, missing, size)
 
@@ -255,7 +239,7 @@ class NgramService:
 
     def __init__(self, options: ServeNgram | None = None) -> None:
         self.options = options or ServeNgram()
-        self.memory = TextMemory(self.options.memory_mib * 2**20, self.options.lengths.longest)
+        self.memory = TextMemory(self.options.copying.memory_mib * 2**20, self.options.copying.max_ngram)
         self._sorting = ThreadPoolExecutor(1, thread_name_prefix="memory")  # of what is remembered: that takes a while
         self._waiting = BoundedSemaphore(MOST_WAITING)
 

@@ -29,10 +29,6 @@ class MemoryShare:
     sessions: int = 256  # at most what so many sessions of full length can use
     beside: int = 0  # bytes of a token in a cache that is still to be made there: both hold about as many tokens
 
-    def __post_init__(self) -> None:
-        if not 0 < self.utilization <= 1:
-            raise NumberOutOfRangeError(f"--gpu-memory-utilization must be above 0, up to 1, got {self.utilization:g}")
-
 
 WHAT_IS_THERE = MemoryShare()
 

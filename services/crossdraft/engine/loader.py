@@ -86,6 +86,16 @@ class LoraModule:
     name: str  # of the model with it
     folder: Path  # what PEFT's save_pretrained wrote
 
+    @staticmethod
+    def of(given: Sequence[str]) -> "LoraModule | None":
+        """What `lora_modules` says; raises ValueError."""
+        if not given:
+            return None
+        name, _, path = given[0].partition("=")
+        if len(given) > 1 or not name or not path:
+            raise ValueError(f"lora_modules takes one adapter, as NAME=PATH, got {' '.join(given)}")
+        return LoraModule(name, Path(path))
+
 
 def load_model(
     name: str,  # as `names` has it

@@ -1,5 +1,6 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from crossdraft.config.engine import DrafterOptions, EngineOptions, ModelSettings, TargetOptions
 from crossdraft.engine.device import device_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
@@ -23,12 +25,11 @@ from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import NEUTRAL
-from crossdraft.types.messages import Description
+from crossdraft.types.messages import Description, checked_settings
 from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
-MOST_CAPTURED = 8192  # tokens of a forward that is captured as a CUDA graph
 # Is called when a model is loaded and has no KV cache yet, with its device, and bytes of a token in that cache: makes
 # what is to have memory beside it.
 MakeBeside = Callable[[torch.device, int], object]
@@ -70,6 +71,36 @@ class ModelOptions:
     generation_config: str = NEUTRAL  # of a target: as in `load_model`
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
+    @staticmethod
+    def of(name: str, given: EngineOptions, sessions: int = MemoryShare.sessions) -> "ModelOptions":
+        """A model with these options, and those of a target or a drafter if they are among them.
+
+        Raises:
+            ValueError: an option cannot be used; the text says which.
+        """
+        share, more = MemoryShare(given.gpu_memory_utilization, sessions), dict[str, Any]()
+        if isinstance(given, ModelSettings):
+            more |= {"chat_template": given.chat_template, "lora": LoraModule.of(given.lora_modules)}
+        if isinstance(given, TargetOptions):
+            more |= {name: getattr(given, name) for name in ("generation_config", "tensor_parallel_size")}
+            more["override_generation_config"] = settings_of(given.override_generation_config)
+        if isinstance(given, DrafterOptions) and given.vocab_keep is not None and given.frequencies is not None:
+            more["pruning"] = Pruning(given.vocab_keep, given.frequencies)
+        return ModelOptions(
+            name,
+            given.dtype,
+            given.device,
+            share if given.cache_mib is None else given.cache_mib,
+            given.max_model_len,
+            given.trust_remote_code,
+            given.threads,
+            reuse=given.enable_prefix_caching,
+            eager=given.enforce_eager,
+            graph_sizes=given.cuda_graph_sizes or None,
+            quantization=given.quantization,
+            **more,
+        )
+
     @property
     def marks(self) -> Mapping[str, str | float]:
         """Of the ready line, so that results of a service that is emulated are labelled."""
@@ -86,6 +117,14 @@ class ModelOptions:
         if own != device or not isinstance(self.budget, MemoryShare):
             return self
         return replace(self, budget=replace(self.budget, beside=token_bytes))
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """What `override_generation_config` says; raises ValueError."""
+    try:
+        return checked_settings(json.loads(text))
+    except ValueError as error:
+        raise ValueError(f"override_generation_config {text}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +216,7 @@ class RunningModel:
 
 def load(options: ModelOptions) -> LoadedModel:
     """Loads a model; raises ValueError with a text that says what to change."""
-    if not all(1 <= size <= MOST_CAPTURED for size in options.graph_sizes or ()):
-        given = ",".join(map(str, options.graph_sizes or ()))
-        raise NumberOutOfRangeError(f"--cuda-graph-sizes must be from 1 to {MOST_CAPTURED} tokens, got {given}")
     if options.threads is not None:
-        if options.threads < 1:
-            raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     return load_model(
         options.name,

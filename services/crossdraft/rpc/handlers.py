@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import codec, log_context
 from crossdraft.rpc.errors import (
     BadMessage,
@@ -89,29 +90,6 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
         ...
 
 
-@dataclass(frozen=True)
-class SessionLimits:
-    """Limits of a server on its clients' sessions.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-
-    sessions: int = 1024  # open at once
-    per_peer: int | None = None  # of them with one peer; None: no limit
-    idle_seconds: float = 600.0  # a session without a message of either side for so long is ended
-
-    def __post_init__(self) -> None:
-        if self.sessions < 1:
-            raise ValueError(f"--max-sessions must be at least 1, got {self.sessions}")
-        if self.per_peer is not None and not 1 <= self.per_peer <= self.sessions:
-            raise ValueError(
-                f"--max-sessions-per-peer must be between 1 and --max-sessions ({self.sessions}), got {self.per_peer}"
-            )
-        if not 0 < self.idle_seconds < float("inf"):
-            raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
-
-
 def peer_of(context: "Context") -> str:
     """The client of a call: its certificate's first name where there is one, else its address without the port."""
     identities = context.peer_identities()
@@ -169,7 +147,7 @@ class Tally:
 class Activity:
     """The sessions of one server since it began, which are admitted up to its limits."""
 
-    def __init__(self, role: str, limits: SessionLimits) -> None:
+    def __init__(self, role: str, limits: SessionOptions) -> None:
         self.opened = 0
         self.ended: Counter[str] = Counter()  # by how: CLOSED, or the name of an error
         self.seconds = 0.0  # that ended sessions were open
@@ -199,10 +177,10 @@ class Activity:
             Full: a limit is reached.
         """
         limits = self._limits
-        if self.open >= limits.sessions:
-            raise Full(f"{limits.sessions} are open (--max-sessions)")
-        if limits.per_peer is not None and self._peers[peer] >= limits.per_peer:
-            raise Full(f"{limits.per_peer} of {peer} are open (--max-sessions-per-peer)")
+        if self.open >= limits.max_sessions:
+            raise Full(f"{limits.max_sessions} are open (--max-sessions)")
+        if limits.max_sessions_per_peer is not None and self._peers[peer] >= limits.max_sessions_per_peer:
+            raise Full(f"{limits.max_sessions_per_peer} of {peer} are open (--max-sessions-per-peer)")
         self.opened += 1
         entry = SessionLog(f"{self._role}-{self.opened}", request, peer, address)
         self._open.append(entry.tally)
@@ -246,14 +224,14 @@ class Handlers(Generic[Opening, Ask, Answer]):
         self,
         role: RoleCodec[Opening, Ask, Answer],
         service: Service[Opening, Ask, Answer],
-        limits: SessionLimits,
+        limits: SessionOptions,
         limit: MessageLimit,
     ) -> None:
         self.activity = Activity(role.name, limits)
         self.service = service
         self.limit = limit
         self.idle_seconds = limits.idle_seconds
-        self._most_links = max(MOST_LINKS, limits.per_peer or limits.sessions)
+        self._most_links = max(MOST_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
         self.codec = role.server(service.description.vocabulary_size)
         self.inbox = Inbox(self.codec, limit)
         self.draining = False

@@ -18,10 +18,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.frames import Answer, Ask, Opening, RoleCodec
-from crossdraft.rpc.handlers import Activity, Handlers, Service, SessionLimits
+from crossdraft.rpc.handlers import Activity, Handlers, Service
 from crossdraft.rpc.memory import MemoryEndpoint
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
@@ -67,7 +68,7 @@ class Listening:
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
     tls: TlsFiles | FrontFiles | None = None  # None: plaintext, for whoever can reach the port
-    sessions: SessionLimits = field(default_factory=SessionLimits)
+    sessions: SessionOptions = field(default_factory=SessionOptions)
     metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
     shared: bool = False  # other processes listen on the same port
 

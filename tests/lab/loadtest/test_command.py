@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli.options import ReportFile
-from crossdraft.console.prompts import Prompt
-from crossdraft.console.running import CommandFailed, run_to_end
+from crossdraft.cli.prompts import Prompt
+from crossdraft.cli.running import CommandFailed, run_to_end
+from crossdraft.config.commands import ReportFile
 from crossdraft.lab.loadtest.command import LoadTest, Stages, generate_of
 from crossdraft.lab.loadtest.options import LoadOptions, LoadRequests
 from crossdraft.lab.loadtest.report import LoadReport
@@ -137,11 +137,11 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--clients", "0"], "Invalid value for '--clients'"),
-        (["--requests", "0"], "Invalid value for '--requests'"),
-        (["--seed", "-1"], "Invalid value for '--seed'"),
-        (["--timeout", "0"], "Invalid value for '--timeout'"),
-        (["--max-tokens", "0"], "Invalid value for '--max-tokens'"),
+        (["--clients", "0"], "--clients must be "),
+        (["--requests", "0"], "--requests must be "),
+        (["--seed", "-1"], "--seed must be "),
+        (["--timeout", "0"], "--timeout must be "),
+        (["--max-tokens", "0"], "--max-tokens must be "),
         (["--method", "nonsense"], "nonsense"),
         (["--temperature", "-1"], "temperature"),
         (["--delay-ms", "a"], "--delay-ms takes numbers"),

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from crossdraft.cli.processes import base_url
+from crossdraft.cli.running import UsageError
 from crossdraft.client import GenerationRequest
-from crossdraft.console.processes import base_url
-from crossdraft.console.running import UsageError
 from crossdraft.lab.loadtest import http_client
 from crossdraft.lab.loadtest.http_client import HttpClient
 from crossdraft.lab.loadtest.requests import Request

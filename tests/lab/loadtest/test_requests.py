@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.console.prompts import Prompt, read, texts_of
+from crossdraft.cli.prompts import Prompt, read, texts_of
 from crossdraft.lab.loadtest.command import generate_of
 from crossdraft.lab.loadtest.options import LoadRequests
 from crossdraft.lab.loadtest.requests import requests_over

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from crossdraft.cli.prompts import Prompt
 from crossdraft.client import GenerationRequest
-from crossdraft.console.prompts import Prompt
 from crossdraft.lab.loadtest.requests import Request, requests_over
 from crossdraft.lab.loadtest.runner import TIMED_OUT, Chunk, Pieces, RequestFailedError, RequestTimeline, send
 from crossdraft.lab.workload import gathered

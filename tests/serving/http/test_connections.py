@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.config.api import ConnectionOptions
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import make_app
 from crossdraft.serving.http.connections import Connection, Connections
 from crossdraft.serving.http.server import HttpServer
-from crossdraft.serving.limits import ConnectionLimits
 from tests.rpc.certificates import Cluster
 from tests.serving.fakes import FakeBackend
 
@@ -55,7 +55,7 @@ class Limited:
 async def limited(
     outputs: FakeBackend | None = None, tls: FrontFiles | None = None, **limits: float
 ) -> AsyncIterator[Limited]:
-    given = ConnectionLimits(**limits)  # type: ignore[arg-type]
+    given = ConnectionOptions(**limits)  # type: ignore[arg-type]
     listening = Listening(grace_seconds=0, tls=tls)
     async with HttpServer(make_app(outputs or FakeBackend()), listening, limits=given) as server:
         assert server._server is not None
@@ -195,5 +195,5 @@ async def test_silent_connections_leave_file_handles(
 @pytest.mark.parametrize("limit", ["max_header_kib", "header_seconds", "body_seconds", "max_connections_per_address"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
 def test_limits_are_checked(limit: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"--{limit.replace('_', '-')} must be above 0"):
-        ConnectionLimits(**{limit: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"{limit} must be "):
+        ConnectionOptions(**{limit: value})  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ HOW = "speculative"
         (CHAT, CHATTING | {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         (COMPLETIONS, SAY | {"max_tokens": True}, "max_tokens", "must be a number, not true or false"),
         (COMPLETIONS, SAY | {"temperature": False}, "temperature", "must be a number, not true or false"),
-        (COMPLETIONS, SAY | {"seed": 2**63}, "seed", "less than"),
+        (COMPLETIONS, SAY | {"seed": 2**64}, "seed", "less than"),
         (COMPLETIONS, SAY | {"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         (COMPLETIONS, SAY | {"stop": ["a"] * 17}, "stop", "at most 16 items"),
         (COMPLETIONS, SAY | {"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),

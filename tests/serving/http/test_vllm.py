@@ -5,8 +5,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from crossdraft.cli.options import CorsOptions
 from crossdraft.client.api import software
+from crossdraft.config.api import HttpSettings
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
 from crossdraft.session.models import with_defaults
@@ -115,7 +115,7 @@ async def test_ids_and_usage_in_each_chunk(served: Front, path: str, asked: dict
 
 async def test_pages_of_other_servers_may_use_it_if_that_is_asked_for(outputs: FakeBackend) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    allowed = CorsOptions(allowed_origins='["https://a.example"]', allowed_methods="GET, POST").settings
+    allowed = HttpSettings(allowed_origins=("https://a.example",), allowed_methods=("GET", "POST")).cors
     async with front(outputs, HttpOptions(Keys.of({"me": KEY}), cors=allowed)) as shared:
         first = await shared.http.options(COMPLETIONS, headers={**asked, "authorization": ""})
         assert (first.status_code, first.headers["access-control-allow-origin"]) == (200, "https://a.example")
@@ -125,7 +125,7 @@ async def test_pages_of_other_servers_may_use_it_if_that_is_asked_for(outputs: F
         assert models.headers["access-control-expose-headers"] == "x-request-id"
     async with front(outputs) as alone:
         assert "access-control-allow-origin" not in (await alone.http.get("/v1/models", headers=asked)).headers
-    assert CorsOptions().settings == {}
+    assert HttpSettings().cors == {}
 
 
 async def test_a_large_body_is_read_beside_the_event_loop(

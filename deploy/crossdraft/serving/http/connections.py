@@ -17,8 +17,8 @@ from typing import Any
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from crossdraft.config.api import ConnectionOptions
 from crossdraft.serving.http.errors import INVALID, RefusedError
-from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object, or the defaults
@@ -29,7 +29,7 @@ KEPT = 32  # file handles for everything but connections, besides a quarter of t
 class Connections:
     """Those of a server. Where there are too many, the one that has kept the server waiting for longest is closed."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionOptions) -> None:
         self.limits = limits
         handles = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = 2**31 if handles == resource.RLIM_INFINITY else max(1, (handles - KEPT) * 3 // 4)
@@ -164,6 +164,6 @@ class Connection(HttpToolsProtocol):
 
 def limit_uvicorn() -> list[object]:
     """Makes servers that this process starts from now on, as a proxy of Ray Serve does, limit their connections."""
-    limits = ConnectionLimits(**json.loads(os.environ.get(LIMITS, "{}")))
+    limits = ConnectionOptions(**json.loads(os.environ.get(LIMITS, "{}")))
     HTTP_PROTOCOLS["auto"] = partial(Connection, Connections(limits))  # type: ignore[assignment]  # it need be no name
     return []  # middleware

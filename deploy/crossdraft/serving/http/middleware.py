@@ -25,11 +25,7 @@ ID_KEY = "crossdraft.request"  # in the scope
 
 @dataclass(frozen=True)
 class HttpOptions(GenerationOptions):
-    """Keys and limits of clients under /v1, and metrics.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """Keys and limits of clients under /v1, and metrics."""
 
     max_bytes: int = 4 * 2**20  # of a request's body
     max_held_bytes: int = 256 * 2**20  # of the bodies of all requests under way; beyond it only small ones are taken
@@ -37,16 +33,6 @@ class HttpOptions(GenerationOptions):
     # For /metrics: from the header `Accept` to the text and its type.
     metrics: Callable[[str], tuple[bytes, str]] | None = None
     cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option, value in (
-            ("--max-body-mib", self.max_bytes),
-            ("--max-bodies-mib", self.max_held_bytes),
-            ("--max-choices", self.max_choices),
-        ):
-            if value <= 0:
-                raise ValueError(f"{option} must be above 0, got {value}")
 
 
 class Gate:

@@ -1,8 +1,10 @@
 """The bodies of requests: OpenAI's fields, vLLM's extensions by vLLM's names, and `speculative`.
 
-A body is checked by pydantic and then makes its `OutputRequest`s, one for each prompt and choice.
+What is neither a list nor OpenAI's alone is stated in `config.request`. A body is checked by pydantic and then makes
+its `OutputRequest`s, one for each prompt and choice.
 """
 
+import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,20 +22,21 @@ from pydantic import (
     StrictBool,
     StrictInt,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticKnownError
 
-from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
+from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
+from crossdraft.config import MOST_LIKELY
+from crossdraft.config.fields import LeftOut, LeftOutInt, typed
+from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, LeftOutInt
 from crossdraft.types.request import Chat, Message, Prompt
-from crossdraft.types.trees import MOST_NODES
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 WHAT_FITS = LeftOutInt(MAX_TOKENS)
-OWN = "By default the model's own setting, or"
 MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
@@ -83,22 +86,14 @@ def _few(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
+Name = Annotated[str, Field(max_length=1000), AfterValidator(_unicode)]
 NO_BOOLEAN = BeforeValidator(_no_boolean)
-Number = Annotated[float, NO_BOOLEAN, Field(allow_inf_nan=False)]
 Whole = Annotated[int, NO_BOOLEAN]
 # Where a type is nested in another, Field must stand before NO_BOOLEAN: else pydantic writes `ge` and `le` into the
 # OpenAPI document instead of JSON Schema's `minimum` and `maximum`.
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
-Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), NO_BOOLEAN]
-Nucleus = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NO_BOOLEAN]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NO_BOOLEAN]
-Largest = Annotated[int, Field(ge=-1, lt=2**31), NO_BOOLEAN]
-Penalty = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
-DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
-MaybeDraftTokens = Annotated[StrictInt, Field(ge=0, le=MOST_DRAFT_TOKENS)]
-TreeNodes = Annotated[StrictInt, Field(ge=0, le=MOST_NODES)]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 # Of a long list only the first fault is wanted.
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
@@ -139,33 +134,33 @@ class Part(Body):
     model_config = ConfigDict(extra="ignore")
 
 
-class Speculative(Body):
+def _body_of(*records: type, without: tuple[str, ...] = ()) -> Any:
+    """A body with the options of dataclasses: what is left out, or null, has the default of these."""
+    found = {one.name: (one, kinds) for record in records for one, kinds, _ in typed(record)}
+    made = {name: _field(one, kinds) for name, (one, kinds) in found.items() if name not in without}
+    return create_model("Options", __base__=Body, **made)
+
+
+def _field(option: "dataclasses.Field[Any]", kinds: tuple[Any, ...]) -> Any:
+    (kind, *_), said = kinds, option.metadata
+    ranges = {name: said[name] for name in ("ge", "gt", "le") if name in said}
+    if kind in (int, float):
+        kind = Annotated[kind, Field(**ranges, allow_inf_nan=False if kind is float else None), NO_BOOLEAN]
+    else:
+        kind = {bool: StrictBool, str: Name}.get(kind, kind)
+    left_out = option.default is None or isinstance(option.default, LeftOut)
+    names = [option.name, *(short for short, name in ALIASES.items() if name == option.name)]
+    return kind | None if left_out else kind, Field(
+        None if left_out else option.default,
+        validation_alias=AliasChoices(*names) if names[1:] else None,
+        description=said["description"],
+    )
+
+
+class Speculative(_body_of(Speculation)):  # type: ignore[misc]  # made when it is imported
     """How an output is made; whatever it says, exact methods keep the model's distribution."""
 
-    method: str | None = Field(None, max_length=40, description="By default the best for the request.")
-    num_speculative_tokens: DraftTokens = Field(
-        5,
-        validation_alias=AliasChoices("num_speculative_tokens", "k"),
-        description="Draft tokens in a lock-step round.",
-    )
     drafter: str | None = Field(None, max_length=200, description='A drafter\'s name, "none", or "auto": the fastest.')
-    drafter_temperature: Temperature | None = Field(None, description="By default the target's.")
-    overlap: Overlap = Field(Overlap.AUTO, description="Whether the drafter drafts on while the target verifies.")
-    max_draft_tokens: DraftTokens | None = Field(
-        None,
-        validation_alias=AliasChoices("max_draft_tokens", "window"),
-        description="Max draft tokens ahead of what is verified.",
-    )
-    min_draft_tokens: MaybeDraftTokens | None = Field(
-        None,
-        validation_alias=AliasChoices("min_draft_tokens", "wait"),
-        description="Draft tokens that a pass waits for.",
-    )
-    branches: MaybeDraftTokens | None = Field(None, description="Draft tokens of each prepared continuation.")
-    branch_width: DraftTokens | None = Field(None, description="Prepared continuations for each draft token.")
-    tree_nodes: TreeNodes | None = Field(None, description="Nodes of a draft tree in each round; 0: chains.")
-    paths: Whole = Field(2, ge=1, le=16, description="Max guessed paths in a pass.")
-    allow_inexact: StrictBool = Field(False, description="Allow methods that change the distribution.")
     trace: StrictBool = Field(False, description="Report how each token was made, and what the output cost.")
 
 
@@ -183,37 +178,19 @@ class ResponseFormat(Body):
     type: Literal["text"]
 
 
-class GenerationBody(Body):
+class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",))):  # type: ignore[misc]
     """The fields that both endpoints have."""
 
     model: str | None = Field(None, max_length=500, description="May be left out where only one is served.")
     n: Whole = Field(1, ge=1, le=128)
-    temperature: Temperature | None = Field(None, description=f"{OWN} 1.")
-    top_p: Nucleus | None = Field(None, description=f"{OWN} 1.")
-    top_k: Largest | None = Field(None, description=f"0 or -1 is all. {OWN} 0.")
-    min_p: Share | None = Field(None, description=f"{OWN} 0.")
-    presence_penalty: Number = Field(0.0, ge=-2, le=2)
-    frequency_penalty: Number = Field(0.0, ge=-2, le=2)
-    repetition_penalty: Penalty | None = Field(None, description=f"{OWN} 1.")
     logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
-    seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_IDS, fail_fast=True)
-    include_stop_str_in_output: StrictBool = False
-    ignore_eos: StrictBool = False
-    min_tokens: Whole = Field(0, ge=0, description="At most max_tokens.")
     allowed_token_ids: Ids | None = None
     bad_words: list[Some] = Field([], max_length=MAX_IDS, fail_fast=True)
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1), NO_BOOLEAN] | None = Field(
-        None, description="-1: all that fit."
-    )
-    prompt_logprobs: Likely | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
-    cache_salt: Text = Field(
-        "", max_length=1000, description="Requests of one API key share the n-gram drafter's memory if this is equal."
-    )
     response_format: ResponseFormat | None = None
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
@@ -269,7 +246,8 @@ class GenerationBody(Body):
     @property
     def num_prompt_logprobs(self) -> int | None:
         """As `num_logprobs`, for each token of the prompt."""
-        return self.prompt_logprobs
+        likely: int | None = self.prompt_logprobs
+        return likely
 
     @property
     def echoes_tokens(self) -> bool:
@@ -300,7 +278,6 @@ class GenerationBody(Body):
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
             "options": self._sampling_options(),
-            "seed": None if self.seed is None else self.seed % 2**64,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "logprobs": self.num_logprobs,
             "prompt_logprobs": self.num_prompt_logprobs,
@@ -312,7 +289,6 @@ class GenerationBody(Body):
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
-        changed |= {"top_k": 0} if self.top_k == -1 else {}
         try:
             return SamplingOptions(**same(SamplingOptions, self) | changed)
         except ValueError as error:
@@ -367,9 +343,8 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        if not self.echoes_tokens:
-            return self.prompt_logprobs
-        return max(self.logprobs or 0, self.prompt_logprobs or 0)
+        likely = super().num_prompt_logprobs
+        return max(self.logprobs or 0, likely or 0) if self.echoes_tokens else likely
 
     @property
     def echoes_tokens(self) -> bool:

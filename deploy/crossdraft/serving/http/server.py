@@ -13,11 +13,11 @@ from types import MappingProxyType
 import uvicorn
 from fastapi import FastAPI
 
+from crossdraft.config.api import ConnectionOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles, Renewed
 from crossdraft.rpc.server import Listening, Serving, warn_if_open
 from crossdraft.serving.http.connections import Connection, Connections
-from crossdraft.serving.limits import ConnectionLimits
 
 log = logging.getLogger(__name__)
 TLS_CLOSE_SECONDS = 2.0  # that a client has to end a connection that this side has ended
@@ -33,7 +33,7 @@ class _Uvicorn(uvicorn.Server):
     application; closing their connections ends them the way a client that leaves does.
     """
 
-    def __init__(self, config: uvicorn.Config, grace_seconds: float, limits: ConnectionLimits) -> None:
+    def __init__(self, config: uvicorn.Config, grace_seconds: float, limits: ConnectionOptions) -> None:
         super().__init__(config)
         self._connections = Connections(limits)
         self.listens = asyncio.Event()
@@ -126,11 +126,11 @@ class HttpServer(Serving):
         app: FastAPI,
         listening: Listening,
         marks: Mapping[str, str] = MappingProxyType({}),
-        limits: ConnectionLimits | None = None,
+        limits: ConnectionOptions | None = None,
     ) -> None:
         self._app = app
         self._listening = listening
-        self._limits = limits or ConnectionLimits()
+        self._limits = limits or ConnectionOptions()
         self._marks = marks
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None

@@ -13,21 +13,24 @@ from typing import Any
 
 from rich.console import Console
 
-from crossdraft.cli.options import NO_DRAFTER, ReportFile, check_addresses
-from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.client.api import software
-from crossdraft.console.processes import MIN_OUTPUTS, HttpServer, base_url, patience, running
-from crossdraft.console.prompts import Prompt, read, texts_of
-from crossdraft.console.running import (
+from crossdraft.cli.processes import MIN_OUTPUTS, HttpServer, base_url, check_addresses, patience, running
+from crossdraft.cli.prompts import Prompt, read, texts_of
+from crossdraft.cli.running import (
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
+    check_report,
     checked_options,
     counted,
     needs_extra,
     print_whole,
     run_to_end,
+    write_report,
 )
+from crossdraft.cli.serve import tls_files
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
+from crossdraft.client.api import software
+from crossdraft.config.commands import NO_DRAFTER, ReportFile
 from crossdraft.lab.harness import in_turns
 from crossdraft.lab.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.lab.loadtest.options import ExistingServers, LoadOptions, LoadRequests, Over, StartedServices
@@ -55,7 +58,7 @@ def check_addressed(given: ExistingServers) -> None:
     if given.url:
         base_url(given.url)
     if given.target:
-        given.tls.files()
+        tls_files(given)
     elif given.drafter:
         raise UsageError("--drafter has an address and --target has none; a server's drafter is named by --use-drafter")
 
@@ -116,14 +119,14 @@ async def clients_of(given: ExistingServers) -> AsyncIterator[dict[str, LoadClie
         if given.url:
             clients[HTTP] = await _http(stack, given.url, given.api_key)
         if given.server:
-            ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
+            ca = None if given.target else given.tls_ca  # with --target, --tls-... are for the services
             with checked_options():
                 tls = None if ca is None else trusting_credentials(ca)
             server = await stack.enter_async_context(Client(given.server, given.api_key, tls))
             clients[GRPC] = GrpcClient(server, await _chats(server))
         if given.target:
-            drafters, tls_files = given.drafter or None, given.tls.files()
-            services = connect(given.target, drafters, patience(), needs_drafter=drafters is not None, tls=tls_files)
+            drafters, files = given.drafter or None, tls_files(given)
+            services = connect(given.target, drafters, patience(), needs_drafter=drafters is not None, tls=files)
             clients[IN_PROCESS] = PipelineClient(await stack.enter_async_context(services))
         yield clients
 
@@ -156,7 +159,7 @@ def loadtest(
         UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    file.check()
+    check_report(file)
     drafted = asked.use_drafter != NO_DRAFTER
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
@@ -179,7 +182,7 @@ def generate_of(asked: LoadRequests) -> Generate:
     forced: dict[str, Any] = {} if k is None else {"overlap": Overlap.OFF, "num_speculative_tokens": k}
     sampling = SamplingOptions(asked.temperature)
     like = GenerationRequest(
-        "x", asked.method, max_tokens=asked.max_tokens, options=sampling, ignore_eos=asked.ignore_eos, **forced
+        "x", method=asked.method, max_tokens=asked.max_tokens, options=sampling, ignore_eos=asked.ignore_eos, **forced
     )
     requested_method(like)
     return Generate(like, model=asked.model, drafter="" if asked.use_drafter == NO_DRAFTER else asked.use_drafter)
@@ -213,7 +216,7 @@ class LoadTest:
             async for delay_ms, clients in stages:
                 report = report.with_stage(delay_ms, await self._stage(delay_ms, clients))
                 # After each stage: an interruption loses only the next.
-                self.file.write(plain(report))
+                write_report(self.file, plain(report))
         show(report)
         if not any(one.ok for run in report.runs for one in run.timelines):
             raise CommandFailed("no request was answered")

@@ -1,12 +1,16 @@
 """Options of the load test."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from crossdraft.cli.options import ApiKey, Temperature, TlsOptions
-from crossdraft.console.options import COMMAS, option
-from crossdraft.console.processes import STARTED, EngineOptions, ModelNames
+from crossdraft.config.commands import ModelNames, ServerKey
+from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.fields import COMMAS, option
+from crossdraft.config.service import TlsOptions
+
+PACE = "A {} over n tokens takes at least A + B n ms."
+TO_START = "{} to start: a folder, a hub id, or bundled:NAME."
 
 
 class Over(StrEnum):  # typer takes no list of literals
@@ -17,15 +21,13 @@ class Over(StrEnum):  # typer takes no list of literals
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExistingServers:
+class ExistingServers(TlsOptions, ServerKey):
     """Servers and services that run already, for a load test."""
 
     url: str = option("", "An HTTP server of crossdraft's to test, such as http://127.0.0.1:8000.")
     server: str = option("", "A gRPC server to test.", metavar="HOST:PORT")
     target: str = option("", "Targets, to test without a server: this process generates.", metavar="HOST:PORT,...")
     drafter: str = option("", "Drafters, for --target.", metavar="HOST:PORT,...")
-    api_key: ApiKey = ""
-    tls: TlsOptions = field(default_factory=TlsOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +38,11 @@ class StartedServices:
         None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
     )
     over: list[Over] = option([Over.HTTP], f"Which API of the started server is tested; {COMMAS}.")
-    compare: bool = option(False, "Compare with generation in this process, without a server.", "--compare")
-    target_model: str = option(ModelNames.target, "Target to start: a folder, a hub id, or bundled:NAME.")
-    drafter_model: str = option(ModelNames.drafter, "Drafter to start: a folder, a hub id, or bundled:NAME.")
-    pace_target: str | None = option(
-        None, "A pass of the target over n tokens takes at least A + B n ms.", metavar="A,B"
-    )
-    pace_drafter: str | None = option(
-        None, "A step of the drafter over n tokens takes at least A + B n ms.", metavar="A,B"
-    )
+    compare: bool = option(False, "Compare with generation in this process, without a server.")
+    target_model: str = option(ModelNames.target, TO_START.format("Target"))
+    drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
+    pace_target: str | None = option(None, PACE.format("pass of the target"), metavar="A,B")
+    pace_drafter: str | None = option(None, PACE.format("step of the drafter"), metavar="A,B")
     engine: EngineOptions = STARTED
 
 
@@ -68,14 +66,16 @@ class LoadRequests:
         None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
     )
     max_tokens: int = option(64, "Max tokens to generate.", min=1)
-    temperature: Temperature = 0.0
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0)
     method: str | None = option(None, "By default the server chooses.")
     model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
     use_drafter: str | None = option(None, "Drafter of the server, or none; by default the fastest.", metavar="NAME")
-    ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.", "--ignore-eos")
+    ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.")
     num_speculative_tokens: int | None = option(
         None,
         "Have the server draft in lock-step rounds of so many tokens; by default it decides.",
         "--num-speculative-tokens",
         "-k",
+        min=1,
+        max=64,
     )

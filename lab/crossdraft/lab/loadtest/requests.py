@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from crossdraft.console.prompts import Prompt
+from crossdraft.cli.prompts import Prompt
 from crossdraft.rpc.generation import Generate
 from crossdraft.types.request import Chat, Overlap
 from crossdraft.verification.methods import method_named

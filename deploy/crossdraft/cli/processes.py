@@ -8,104 +8,23 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from crossdraft.console.options import COMMAS, option
-from crossdraft.console.running import CommandFailed, UsageError
+from crossdraft.cli.running import CommandFailed, UsageError
+from crossdraft.config.engine import STARTED, EngineOptions
 
 if TYPE_CHECKING:
-    from crossdraft.engine.kv_cache import MemoryShare
-    from crossdraft.engine.served_model import ModelOptions
     from crossdraft.rpc.clients import Patience
 
 NOTE_SECONDS = 120.0  # between two notes that a service is still starting
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
-DEFAULT_DRAFTER = "drafter-b"
 STDIN = 0  # file descriptor
 MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
 
 
-@dataclass(frozen=True)
-class ModelNames:
-    """The target and the drafter that a command starts if it is given no address, as `--model` has them."""
-
-    target: str = "bundled:target"
-    drafter: str = f"bundled:{DEFAULT_DRAFTER}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """With what services run their models, but which models; those that a command starts have them all alike."""
-
-    dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
-    quantization: str | None = option(
-        None, "int8: weights become 8-bit integers when they are loaded (needs torchao).", metavar="METHOD"
-    )
-    device: str = option("auto", "auto (CUDA if there is one, else cpu), or a torch device, such as cuda:0.")
-    cache_mib: int | None = option(
-        None,
-        "Size of the KV cache in MiB, allocated at start. By default what --gpu-memory-utilization leaves, on a CPU "
-        "half of the free memory, but no more than all sessions can use.",
-        envvar="CROSSDRAFT_CACHE_MIB",
-        show_envvar=True,
-    )
-    gpu_memory_utilization: float = option(0.9, "Without --cache-mib: share of a GPU's memory that may be in use.")
-    enable_prefix_caching: bool = option(
-        True,
-        "Reuse the KV cache of a session for another one that begins with the same text.",
-        "--enable-prefix-caching/--no-enable-prefix-caching",
-    )
-    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
-    cuda_graph_sizes: tuple[int, ...] = option(
-        (),
-        "Tokens of the forwards that are captured as CUDA graphs at start, to which others are rounded up; "
-        f"{COMMAS}. By default 1, 2, 4, 8, 16, 24, … up to what a step computes, as memory allows.",
-        metavar="TOKENS",
-    )
-    max_model_len: int | None = option(
-        None, "Max tokens of a session; by default the model's context length, or what the KV cache holds."
-    )
-    threads: int | None = option(None, "Threads of torch; by default torch decides.")
-    trust_remote_code: bool = option(False, "Run Python code that comes with the model.", "--trust-remote-code")
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Those that are not the default, as they would be typed."""
-        changed = [(one.name, getattr(self, one.name)) for one in fields(self)]
-        changed = [(name, value) for name, value in changed if value != getattr(EngineOptions, name, None)]
-        return tuple(text for name, value in changed for text in _typed(name.replace("_", "-"), value))
-
-    def model_options(self, name: str, budget: "int | MemoryShare", **more: Any) -> "ModelOptions":
-        """Of a model that runs in this process; `budget` of its KV cache unless `cache_mib` is set."""
-        from crossdraft.engine.served_model import ModelOptions
-
-        return ModelOptions(
-            name,
-            self.dtype,
-            self.device,
-            budget if self.cache_mib is None else self.cache_mib,
-            self.max_model_len,
-            self.trust_remote_code,
-            self.threads,
-            reuse=self.enable_prefix_caching,
-            eager=self.enforce_eager,
-            graph_sizes=self.cuda_graph_sizes or None,
-            quantization=self.quantization,
-            **more,
-        )
-
-
-def _typed(name: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, bool):
-        return (f"--{'' if value else 'no-'}{name}",)
-    return f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-STARTED = EngineOptions(cache_mib=512)  # of services that a command starts for itself
-DEMO = EngineOptions(device="cpu", cache_mib=256, threads=1)  # a thread for each model: alike on every machine
 _processes: dict[str, asyncio.subprocess.Process] = {}  # of services that became ready, by address
 
 
@@ -152,14 +71,15 @@ class StartedProcess:
         """Its ready line, once it listens; it is waited for as long as its process lives.
 
         Raises:
-            CommandFailed: it ended; the text has the last line of its stderr.
+            UsageError, CommandFailed: it ended so; the text has the last line of its stderr.
         """
         assert self.process.stdout is not None
         reading = asyncio.ensure_future(self.process.stdout.readline())
         while not (await asyncio.wait([reading], timeout=NOTE_SECONDS))[0]:
             print(f"crossdraft: the {self.wanted.role} is still starting", file=sys.stderr)
         if not (line := reading.result()):
-            raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_line()}")
+            wrong = await self.process.wait() == UsageError.exit_code  # then it is in what this command was given
+            raise (UsageError if wrong else CommandFailed)(f"the {self.wanted.role} did not start: {self._last_line()}")
         return {name: str(value) for name, value in json.loads(line).items()}
 
     def _last_line(self) -> str:
@@ -270,3 +190,21 @@ def base_url(url: str, option: str = "--url") -> str:
     if not known or parts.query or parts.fragment:
         raise UsageError(complaint)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+def check_addresses(option: str, given: str) -> None:
+    """Raises UsageError unless it is host:port, or several with commas between."""
+    for one in given.split(","):
+        check_address(option, one.strip())
+
+
+def check_address(option: str, address: str) -> None:
+    """Raises UsageError unless it is host:port."""
+    if not address:
+        raise UsageError(f"{option} has an empty address: remove the extra comma")
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        raise UsageError(f"{option} must be HOST:PORT, without {scheme}://, got {address!r}")
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise UsageError(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")

@@ -1,11 +1,12 @@
 """What all commands share: how they run, how they fail, what they print, and where they may write."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EACCES
 from pathlib import Path
@@ -17,11 +18,11 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from crossdraft.config.commands import ReportFile
+
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Names only, for help texts and defaults: `verification.methods` imports numpy.
-METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
 COLUMNS = 120  # min width of tables in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
 PROMPTS = (
@@ -180,6 +181,18 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandFailed(f"cannot write the results: {error}") from error
+
+
+def check_report(file: ReportFile) -> None:
+    """Raises UsageError if it cannot be written."""
+    if file.json_file is not None:
+        check_output(file.json_file)
+
+
+def write_report(file: ReportFile, report: Mapping[str, Any]) -> None:
+    """Raises CommandFailed."""
+    if file.json_file is not None:
+        write_text(file.json_file, json.dumps(report, indent=1) + "\n")
 
 
 class PlainConsole(Console):

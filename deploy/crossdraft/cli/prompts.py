@@ -14,7 +14,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from crossdraft.console.running import UsageError, checked_options
+from crossdraft.cli.running import UsageError, checked_options
 from crossdraft.types.request import Chat, Message
 
 BUNDLED = files(__package__).joinpath("prompts.jsonl")

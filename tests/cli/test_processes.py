@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from crossdraft.console import processes
-from crossdraft.console.processes import EngineOptions, Wanted, running
-from crossdraft.console.running import CommandFailed, Interrupted, run_to_end
-from crossdraft.engine.served_model import load
+from crossdraft.cli import processes
+from crossdraft.cli.processes import Wanted, running
+from crossdraft.cli.running import CommandFailed, Interrupted, UsageError, run_to_end
+from crossdraft.config.engine import EngineOptions
+from crossdraft.engine.served_model import ModelOptions
 
 READY = """
 import json, os, signal
@@ -58,13 +59,7 @@ def alive(process: str) -> bool:
 def test_sizes_of_graphs_reach_a_model(given: dict[str, Any], typed: tuple[str, ...], captured: object) -> None:
     options = EngineOptions(**given)
     assert options.arguments == typed
-    assert options.model_options("bundled:target", 64).captured == captured
-
-
-@pytest.mark.parametrize("sizes", [(0,), (1, 8193)])
-def test_sizes_of_graphs_that_cannot_be_are_refused(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="--cuda-graph-sizes must be from 1 to 8192 tokens, got"):
-        load(EngineOptions(cuda_graph_sizes=sizes).model_options("bundled:target", 64))
+    assert ModelOptions.of("bundled:target", options).captured == captured
 
 
 async def ended(address: str) -> None:
@@ -110,6 +105,13 @@ async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: P
         async with running([wanted(program), wanted(FAILED, "drafter")]):
             raise AssertionError("it cannot have started")
     assert not alive(note.read_text())
+
+
+async def test_what_is_wrong_with_its_options_is_wrong_usage_here_too() -> None:
+    wrong = "import sys; print('crossdraft: the reason', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(UsageError, match="the target did not start: the reason"):
+        async with running([wanted(wrong)]):
+            raise AssertionError("it cannot have started")
 
 
 async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.console import corpora
-from crossdraft.console.corpora import corpus_texts
-from crossdraft.console.running import UsageError, check_output
+from crossdraft.cli import corpus as corpora
+from crossdraft.cli.corpus import corpus_texts
+from crossdraft.cli.running import UsageError, check_output
 
 LINES = "".join(f"line {number} is größer\n" for number in range(300))
 

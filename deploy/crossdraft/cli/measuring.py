@@ -8,8 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table as RichTable
 
+from crossdraft.cli.running import CommandFailed, print_whole
 from crossdraft.client import Generation, GenerationRequest, Overlap, SamplingOptions, Statistics
-from crossdraft.console.running import CommandFailed, print_whole
 from crossdraft.verification.methods import method_named
 
 SEED = 0
@@ -38,10 +38,10 @@ class Setting:
         return [
             GenerationRequest(
                 text,
-                self.method,
-                self.k,
-                max_tokens,
-                SamplingOptions(self.temperature),
+                method=self.method,
+                num_speculative_tokens=self.k,
+                max_tokens=max_tokens,
+                options=SamplingOptions(self.temperature),
                 seed=seed,
                 choice=number,
                 allow_inexact=True,

@@ -1,0 +1,160 @@
+"""Functions as commands of typer's: their options are parameters, and the fields of dataclasses of `config`."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from functools import partial, wraps
+from importlib import import_module
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from crossdraft.cli.running import UsageError, checked_options
+from crossdraft.config.fields import COMMAS, PREFIX, LeftOut, default_of, fault_of, range_of
+
+LISTED = re.compile(r"([A-Z:]+),(\.\.\.|\1)")  # the metavar of a text with commas: it may be given in parts
+
+
+class _Command(TyperCommand):
+    """Values of options whose help says COMMAS are separated before their types are looked at."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        for one in self.params:
+            if COMMAS in (getattr(one, "help", None) or ""):
+                vars(one)["process_value"] = partial(_separated, one.process_value)
+
+
+def _separated(process: Callable[..., Any], context: Any, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        value = [part for one in value for part in _parts(one)]
+    return process(context, value)
+
+
+def _parts(value: Any) -> Any:
+    """Values with commas, or a JSON list, as vLLM has it."""
+    if not isinstance(value, str):
+        return (value,)
+    try:
+        return json.loads(value) if value.startswith("[") else map(str.strip, value.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{value} is neither a JSON list nor values with commas: {error}") from error
+
+
+def command(
+    group: typer.Typer, name: str | None = None, runs: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function a command of `group`: its options are its parameters, and the fields of those of a dataclass.
+
+    Such dataclasses may hold others. The function itself gets them made, and no value that is out of its range: the
+    text for that is the same in all commands. A tuple of any length is a repeatable option.
+
+    Args:
+        group: where it is added.
+        name: of the command, unless it is the function's.
+        runs: MODULE:FUNCTION of the same parameters, which is imported and called in place of the decorated one.
+    """
+
+    def added(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function, eval_str=True).parameters
+        options = [found for one in own.values() for found in _options(one.name, one.annotation, one.default)]
+
+        @wraps(function)
+        def run(**given: Any) -> None:
+            values = {one.parameter.name: one.value(given[one.parameter.name]) for one in options}
+            module, _, called = runs.partition(":")
+            work = getattr(import_module(module), called) if runs else function
+            with checked_options():
+                made = {name: _made(name, one.annotation, values) for name, one in own.items()}
+            work(**made)
+
+        vars(run)["__signature__"] = inspect.Signature([one.parameter for one in options])
+        run.__annotations__ = {one.parameter.name: one.parameter.annotation for one in options}
+        return group.command(name, cls=_Command)(run)
+
+    return added
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A parameter as typer is shown it; for a field, or a parameter, of another type."""
+
+    parameter: inspect.Parameter
+    type: Any
+    stated: "Field[Any] | None"  # as an option
+
+    def value(self, given: Any) -> Any:
+        """Of the field; raises UsageError if it is out of its range."""
+        if self.stated is not None and (fault := fault_of(self.stated.metadata, given)):
+            flag, *_ = self.stated.metadata["flags"] or (flag_of(self.parameter.name),)
+            raise UsageError(f"{flag} {fault}")
+        if given is None and self.stated is not None and isinstance(self.stated.default, LeftOut):
+            return self.stated.default
+        if _repeats(self.type):
+            return tuple(given)
+        return (",".join(given or ()) or ("" if self.type is str else None)) if _in_parts(self) else given
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _options(name: str, type_: Any, default: Any) -> Iterator[_Option]:
+    """Those of a parameter or a field: of a dataclass all of its fields."""
+    stated = default if isinstance(default, Field) and "flags" in default.metadata else None
+    default = default_of(default) if isinstance(default, Field) else default
+    if not is_dataclass(type_):
+        yield _option(name, type_, default, stated)
+        return
+    types = get_type_hints(type_, include_extras=True)
+    for one in fields(type_):
+        for found in _options(one.name, types[one.name], one):
+            given = isinstance(default, type_)  # type: ignore[arg-type]  # is_dataclass is true of instances, too
+            yield _option(one.name, found.type, getattr(default, one.name), found.stated) if given else found
+
+
+def _option(name: str, type_: Any, default: Any, stated: "Field[Any] | None") -> _Option:
+    shown, default = type_, inspect.Parameter.empty if default is MISSING else default
+    if isinstance(default, LeftOut):
+        shown, default = shown | None, None
+    made = _Option(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY), type_, stated)
+    if _repeats(type_):
+        shown, default = list[get_args(_bare(type_))[0]], list(default)  # type: ignore[misc]  # of run time
+    elif _in_parts(made):
+        shown, default = list[str] | None, [default] if default else None
+    if get_origin(type_) is Annotated and shown is not type_:
+        shown = Annotated[shown, *get_args(type_)[1:]]
+    if stated is not None:
+        said = stated.metadata
+        flags = said["flags"] or ((flag_of(name),) if type_ is bool and not default else ())
+        variable = f"{PREFIX}{name.upper()}" if said["env"] else None
+        words = {"metavar": said["metavar"], "hidden": said["hidden"], "envvar": variable}
+        limits = range_of(said)
+        help = said["description"] and said["description"] + (limits and f" {limits[0].upper()}{limits[1:]}.")
+        shown = Annotated[shown, typer.Option(*flags, help=help, show_envvar=bool(variable), **words)]
+    return replace(made, parameter=made.parameter.replace(default=default, annotation=shown))
+
+
+def _made(name: str, type_: Any, values: Mapping[str, Any]) -> Any:
+    if not is_dataclass(type_):
+        return values[name]
+    types = get_type_hints(type_)
+    made = {one.name: _made(one.name, types[one.name], values) for one in fields(type_)}
+    return type_(**made)  # type: ignore[operator]  # is_dataclass is true of instances, too
+
+
+def _in_parts(one: _Option) -> bool:
+    """Whether it is a text with commas."""
+    metavar = one.stated is not None and one.stated.metadata["metavar"]
+    return one.type in (str, str | None) and bool(LISTED.fullmatch(metavar or ""))
+
+
+def _bare(type_: Any) -> Any:
+    return get_args(type_)[0] if get_origin(type_) is Annotated else type_
+
+
+def _repeats(type_: Any) -> bool:
+    return get_origin(_bare(type_)) is tuple and get_args(_bare(type_))[-1] is Ellipsis

@@ -1,0 +1,144 @@
+"""What the HTTP and the gRPC API have: for whom they generate, and how much."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossdraft.config.engine import OwnModels
+from crossdraft.config.fields import COMMAS, Checked, option
+from crossdraft.config.service import MAX_MIB, METRICS_PORT, PORT, ServerCertificate, ServerOptions, TlsOptions, Waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateOptions:
+    """How much a client may ask for."""
+
+    rate: float | None = option(
+        None, "Max requests per minute of each API key, or of each address without keys.", above=0
+    )
+    burst: int = option(10, "Requests within --rate that may come at once.", min=1)
+    stalled_seconds: float = option(
+        60.0, "Abort an output whose client has not read for this many seconds.", above=0, max=3600
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """How much is generated at once."""
+
+    max_outputs: int = option(
+        64, "Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED).", min=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """For whom."""
+
+    api_keys: Path | None = option(
+        None,
+        "File with a name and an API key on each line, of at least 16 characters; by default no key is needed.",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiOptions(
+    OwnModels, ServerOptions, KeyOptions, OutputOptions, RateOptions, Waits, ServerCertificate, TlsOptions
+):
+    """What both have."""
+
+    target: list[str] = option(
+        [], f"Targets that run elsewhere, all of the same model; {COMMAS}.", metavar="HOST:PORT,..."
+    )
+    model: list[str] = option(
+        [], "Name of the model in the API; by default --target-model or the NAME of its adapter.", metavar="NAME"
+    )
+    drafter: list[str] | None = option(
+        None,
+        "A name for drafters of one model, and their addresses; repeatable. Of several the fastest is used.",
+        metavar="NAME=HOST:PORT,...",
+    )
+    untrusted_drafter: list[str] | None = option(
+        None, f"Use this drafter only with methods whose output no drafter can change; {COMMAS}.", metavar="NAME"
+    )
+    served_model_name: list[str] | None = option(
+        None, f"A further name of the model in the API; {COMMAS}.", metavar="NAME"
+    )
+    api_key: list[str] | None = option(
+        None,
+        "An API key that clients must send, of at least 16 characters; repeatable. Others on this machine can read the "
+        "command line.",
+        metavar="KEY",
+        env=True,
+    )
+    workers: int = option(
+        1,
+        "Processes that serve the port; one that dies is replaced. --max-outputs, --rate and --burst are divided among "
+        "them, and a connection stays with one: a client with one connection gets the share of one worker.",
+        min=1,
+    )
+    worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions(Checked):
+    """What clients of the HTTP API may send, and how slowly."""
+
+    max_header_kib: int = option(64, "Max size of a request's headers, in KiB.", min=1, max=1024)
+    header_seconds: float = option(
+        20.0, "Close a connection whose request's headers have not come by then.", above=0, max=3600
+    )
+    body_seconds: float = option(
+        120.0, "Close a connection whose request's body has not come by then.", above=0, max=3600
+    )
+    max_connections_per_address: int = option(
+        512, "Max connections of each address; beyond it the one that has been silent for longest is closed.", min=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings(ConnectionOptions):
+    """Where the HTTP API listens, how large a request may be, and which pages of other servers may use it: these are
+    named as vLLM's options, whose JSON lists are taken, too."""
+
+    port: int = option(8000, PORT, min=0, max=65535)
+    max_choices: int = option(32, "Max outputs of one request.", min=1)
+    max_body_mib: float = option(4.0, "Max size of a request, in MiB.", above=0, max=MAX_MIB)
+    max_bodies_mib: float = option(
+        256.0, "Max size of all requests under way, in MiB; small ones are taken anyway.", above=0
+    )
+    allowed_origins: tuple[str, ...] = option((), f"Origins of pages that may use the API, or *, {COMMAS}.")
+    allowed_methods: tuple[str, ...] = option(("*",), f"HTTP methods for --allowed-origins, {COMMAS}.")
+    allowed_headers: tuple[str, ...] = option(("*",), f"Headers for --allowed-origins, {COMMAS}.")
+    allow_credentials: bool = option(False, "Let --allowed-origins send cookies.")
+
+    @property
+    def cors(self) -> dict[str, object]:
+        """Arguments of Starlette's middleware; none without an origin."""
+        names = ("origins", "methods", "headers")
+        lists: dict[str, object] = {f"allow_{name}": list(getattr(self, f"allowed_{name}")) for name in names}
+        return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcSettings:
+    """Where the gRPC API listens, and how large a request of it may be."""
+
+    port: int = option(9000, PORT, min=0, max=65535)
+    max_message_mib: int = option(4, "Max size of a request, in MiB.", min=1, max=MAX_MIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedGrpc(GrpcSettings, ApiOptions):
+    """The gRPC API by itself."""
+
+    metrics_port: int | None = option(None, METRICS_PORT, metavar="PORT", min=0, max=65535)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedHttp(HttpSettings, ApiOptions):
+    """The HTTP API."""
+
+    grpc_port: int | None = option(
+        None, "Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one.", min=0, max=65535
+    )

@@ -1,0 +1,128 @@
+"""What a request may ask for, by the same names in Python, HTTP, gRPC and on the command line.
+
+Lists are not among these: each of the interfaces writes them in a form of its own.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY, MOST_NODES, MOST_PATHS
+from crossdraft.config.fields import LeftOutFloat, LeftOutInt, option
+
+# Of `verification.methods`, which imports numpy.
+METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
+AUTO = "auto"  # in place of the name of a drafter: the fastest
+# Short names of fields, in keyword arguments, JSON and on the command line.
+ALIASES = {"k": "num_speculative_tokens", "window": "max_draft_tokens", "wait": "min_draft_tokens"}
+
+
+class Overlap(StrEnum):
+    """Whether the drafter drafts on while the target verifies."""
+
+    AUTO = "auto"  # the controller decides, from what it measures
+    ON = "on"
+    OFF = "off"  # the classic lock-step round of num_speculative_tokens draft tokens
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become a distribution; the names and the order are vLLM's."""
+
+    temperature: float = option(LeftOutFloat(1.0), "Sampling temperature, 0 is greedy", min=0)
+    top_k: int = option(
+        LeftOutInt(0), "Sample from this many most probable tokens, 0 or -1 is all", min=-1, max=2**31 - 1
+    )
+    top_p: float = option(LeftOutFloat(1.0), "Sample from the most probable tokens of this total mass", above=0, max=1)
+    min_p: float = option(LeftOutFloat(0.0), "Min probability of a token, as a share of the largest", min=0, max=1)
+    repetition_penalty: float = option(LeftOutFloat(1.0), "As in transformers, 1 is none", min=0.01, max=100)
+    presence_penalty: float = option(0.0, "As in vLLM; 0 is none.", min=-2, max=2)
+    frequency_penalty: float = option(0.0, "As in vLLM; 0 is none.", min=-2, max=2)
+    min_tokens: int = option(0, "Tokens before which the output may not end.", min=0, max=2**31 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where an output ends."""
+
+    max_tokens: int = option(LeftOutInt(128), "Max tokens to generate", min=0)
+    seed: int | None = option(None, "Random seed; makes the output repeatable.", min=-(2**63), max=2**64 - 1)
+    ignore_eos: bool = option(False, "Go on after the end-of-sequence token.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """How an output is made; whatever it says, exact methods keep the model's distribution."""
+
+    method: str | None = option(None, f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
+    num_speculative_tokens: int = option(
+        5,
+        "Draft tokens in a lock-step round (overlap off), or that a pass waits for (overlap on).",
+        "--num-speculative-tokens",
+        "-k",
+        min=1,
+        max=MOST_DRAFT_TOKENS,
+    )
+    drafter_temperature: float | None = option(None, "Temperature of the drafter; by default the target's.", min=0)
+    overlap: Overlap = option(
+        Overlap.AUTO, "Draft on while the target verifies; off is lock-step, rounds of num_speculative_tokens."
+    )
+    max_draft_tokens: int | None = option(
+        None,
+        "Max draft tokens ahead of what is verified.",
+        "--max-draft-tokens",
+        "--window",
+        min=1,
+        max=MOST_DRAFT_TOKENS,
+    )
+    min_draft_tokens: int | None = option(
+        None, "Draft tokens that a target pass waits for.", "--min-draft-tokens", "--wait", min=0, max=MOST_DRAFT_TOKENS
+    )
+    branches: int | None = option(
+        None,
+        "Draft tokens in each continuation prepared for a rejection; 0 prepares none.",
+        min=0,
+        max=MOST_DRAFT_TOKENS,
+    )
+    branch_width: int | None = option(
+        None, "Prepared continuations for each draft token.", min=1, max=MOST_DRAFT_TOKENS
+    )
+    tree_nodes: int | None = option(
+        None,
+        "Nodes of a draft tree of depth num_speculative_tokens (slem, seeded), 0 is a chain; with overlap auto, where "
+        "it pays.",
+        min=0,
+        max=MOST_NODES,
+    )
+    paths: int = option(2, "Max paths of a token tree in one pass; 1 is a chain.", min=1, max=MOST_PATHS)
+    allow_inexact: bool = option(False, "Allow methods whose output does not follow the target's distribution.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the prompt is read, and the output shown; not on the command line."""
+
+    include_stop_str_in_output: bool = option(False, "The text ends with what ended it.")
+    truncate_prompt_tokens: int | None = option(
+        None, "Only so many of the prompt's last tokens count; -1: all that fit.", min=-1, max=2**31 - 1
+    )
+    prompt_logprobs: int | None = option(
+        None, "So many most probable ids at each token of the prompt.", min=0, max=MOST_LIKELY
+    )
+    cache_salt: str = option(
+        "", "Requests of one API key share the n-gram drafter's memory if this is equal; empty: nothing is shared."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """What is checked and shown of it; not in HTTP."""
+
+    audit: bool = option(False, "Check that the drafter's tokens are drawn from the distributions that it sends.")
+    speculation: bool = option(
+        False, "Speculation parallelism: with two targets, start a pass before the previous one has returned."
+    )
+    explain: bool = option(False, "Show how far the controller decided to draft, and why.")
+    record: Path | None = option(
+        None, "Record the output (a flight record), for `crossdraft replay` and `crossdraft timeline`.", metavar="FILE"
+    )
