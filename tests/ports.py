@@ -4,7 +4,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from crossdraft.types.messages import (
     SamplingOptions,
     Score,
 )
+from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, Method
 from tests.tables import ToyDrafter, ToyTarget, open_drafter
@@ -44,7 +45,9 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
     pair = changes.get("pair") or pair_of(LETTERS, ("a", "b", "ba"))
     assert isinstance(pair, Pair)
     allowed = pair.shared_drafter_ids if method.shared_only else None
-    fields: dict[str, object] = {
+    own = [one.name for one in fields(GenerationRequest)]
+    asked = {name: changes.pop(name) for name in own if name in changes}
+    made: dict[str, object] = {
         "pair": pair,
         "method": method,
         "chooser": changes.get("chooser") or RandomChooser(np.random.default_rng(1)),
@@ -52,10 +55,15 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
         "open_target": OpenTarget((0, 1), SamplingOptions(), NoiseKey(1)),
         "open_drafter": open_drafter(NOTHING, allowed) if drafts and (allowed is None or len(allowed)) else None,
         "controller": lock_step(3),
-        "max_tokens": 12,
+        "request": GenerationRequest((0, 1), max_tokens=12, num_speculative_tokens=3, overlap=Overlap.OFF),
         "context": 100,
     }
-    return Assignment(**(fields | changes))  # type: ignore[arg-type]
+    return asking(Assignment(**(made | changes)), **asked)  # type: ignore[arg-type]
+
+
+def asking(given: Assignment, **asked: object) -> Assignment:
+    """The same, of a request with other values."""
+    return replace(given, request=given.request.unchecked(**asked))
 
 
 def toys(method: Method = SLEM) -> tuple[ToyTarget, ToyDrafter]:

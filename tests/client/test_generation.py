@@ -22,7 +22,7 @@ CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], 
 def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
     target, drafter = toys(method)
     services = MemoryTarget(toy=target), MemoryDrafter(toy=drafter)
-    return Generation(assignment(method, **changes), services_of(*services), num_speculative_tokens=3), *services
+    return Generation(assignment(method, **changes), services_of(*services)), *services
 
 
 async def texts(running: Generation) -> list[str]:

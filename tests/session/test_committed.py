@@ -20,7 +20,7 @@ from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
 from tests.clock import Stage
-from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
+from tests.ports import MemoryDrafter, MemoryTarget, asking, assignment, services_of, toys
 from tests.session.test_resolution import models
 from tests.tables import ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, full
@@ -48,10 +48,10 @@ async def generate(given: Assignment, services: Services) -> tuple[Generation, l
 async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop: tuple[str, ...]) -> None:
     target, drafter = toys(SLEM)  # the target draws the same whenever it is asked the same
     services = services_of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
-    given = assignment(max_tokens=25, controller=controller, stop=tuple(map(Letters, stop)))
+    given = assignment(max_tokens=25, controller=controller, stop=stop)
     whole, tokens = await generate(given, services)
     for cut in range(len(tokens) + 1):
-        rest, others = await generate(replace(given, committed=tuple(whole.ids[:cut])), services)
+        rest, others = await generate(asking(given, committed=tuple(whole.ids[:cut])), services)
         assert rest.ids == [token.id for token in others] == whole.ids[cut:]
         assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
         assert rest.reason == whole.reason
@@ -62,11 +62,11 @@ async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop
 async def test_what_follows_an_unfinished_character_is_shown_whole() -> None:
     """The tokens are the bytes of a character, and of another one that a stop string may begin with."""
     pair = pair_of(tuple(map(chr, "🦄é".encode())), ("a",))
-    given = assignment(pair=pair, max_tokens=40, stop=(Letters("\xc3\xa9\xc3\xa9"),), drafts=False)
+    given = assignment(pair=pair, max_tokens=40, stop=("éé",), drafts=False)
     services = services_of(MemoryTarget(toy=ToyTarget(6, 99, RandomChooser(np.random.default_rng(5)))))
     whole, tokens = await generate(given, services)
     for cut in range(len(tokens) + 1):
-        rest, _ = await generate(replace(given, committed=tuple(whole.ids[:cut])), services)
+        rest, _ = await generate(asking(given, committed=tuple(whole.ids[:cut])), services)
         assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
 
 
@@ -174,8 +174,10 @@ def test_what_cannot_have_been_committed_is_said() -> None:
     ):
         with pytest.raises(RequestError, match=complaint):
             resolve(request, stopping)
-    assert resolve(GenerationRequest("x", committed=(*ids, stop)), stopping).committed == (*ids, stop)
-    assert resolve(GenerationRequest("x", committed=(stop, *ids), ignore_eos=True), stopping).committed[0] == stop
+    assert resolve(GenerationRequest("x", committed=(*ids, stop)), stopping).request.committed == (*ids, stop)
+    assert (
+        resolve(GenerationRequest("x", committed=(stop, *ids), ignore_eos=True), stopping).request.committed[0] == stop
+    )
     for wrong in ((-1,), (1.5,), [1]):
         with pytest.raises(RequestError, match="committed must be"):
             GenerationRequest("x", committed=wrong)  # type: ignore[arg-type]

@@ -68,26 +68,26 @@ def owning(own: SamplingDefaults = OWN) -> Models:
 def test_what_a_request_leaves_out_is_the_models_own() -> None:
     assigned = resolve(GenerationRequest("x"), owning())
     assert assigned.open_target.options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
-    assert (assigned.max_tokens, assigned.method.name) == (700, "slem")  # greedy
+    assert (assigned.request.max_tokens, assigned.method.name) == (700, "slem")  # greedy
     assert assigned.open_drafter is not None
     assert assigned.open_drafter.options == SamplingOptions(0.0, 20, 0.8, 0.1)
     plain = resolve(GenerationRequest("x"), models())
-    assert (plain.open_target.options, plain.max_tokens) == (SamplingOptions(), 128)
+    assert (plain.open_target.options, plain.request.max_tokens) == (SamplingOptions(), 128)
 
 
 def test_what_a_request_names_counts_also_if_it_is_the_usual_default() -> None:
     asked = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
     assigned = resolve(GenerationRequest("x", options=asked, max_tokens=128), owning())
     assert assigned.open_target.options == SamplingOptions(1.0, 0, 1.0, 0.1, 1.05)
-    assert (assigned.max_tokens, assigned.method.name) == (128, "seeded")
+    assert (assigned.request.max_tokens, assigned.method.name) == (128, "seeded")
 
 
 def test_no_request_gets_more_tokens_than_the_limit() -> None:
     for asked, given in ((100, 100), (901, 900)):
-        assert resolve(GenerationRequest("x", max_tokens=asked), owning()).max_tokens == given
+        assert resolve(GenerationRequest("x", max_tokens=asked), owning()).request.max_tokens == given
     with pytest.raises(RequestError, match="min_tokens must be less than or equal to max_tokens=700, got 800"):
         resolve(GenerationRequest("x", options=SamplingOptions(min_tokens=800)), owning())
-    assert resolve(GenerationRequest("x", options=SamplingOptions(min_tokens=600)), owning()).max_tokens == 700
+    assert resolve(GenerationRequest("x", options=SamplingOptions(min_tokens=600)), owning()).request.max_tokens == 700
 
 
 def test_a_seed_with_any_method_where_the_model_is_greedy_by_itself() -> None:

@@ -95,7 +95,7 @@ def test_nothing_after_a_stop_string_is_committed_or_counted(grouped: bool) -> N
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
-    session, _ = alone(pair=pair_of(LETTERS, LETTERS, stops=(2,)), ignore_end=ignored, max_tokens=50)
+    session, _ = alone(pair=pair_of(LETTERS, LETTERS, stops=(2,)), ignore_eos=ignored, max_tokens=50)
     out = session.handle(told(0, 2, more=False), 1.0)
     assert tokens_of(out) == [0, 2]
     if ignored:

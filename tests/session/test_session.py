@@ -33,6 +33,7 @@ from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, P
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
 from tests.clock import GONE, Stage, run_session
+from tests.ports import asking
 from tests.session.sessions import (
     DRAFTER,
     TARGET,
@@ -133,7 +134,7 @@ def test_an_output_for_which_nothing_was_drafted_says_why_in_every_mode(controll
 
 def test_without_a_drafter_or_with_one_that_was_lost_it_says_so() -> None:
     for given, because in ((assignment(drafts=False), "there is no drafter"), (assignment(), f"no drafter: {GONE}")):
-        session, (target, _) = Session(replace(given, explain=True)), toys()
+        session, (target, _) = Session(asking(given, explain=True)), toys()
         out = [*session.start(0.0), *session.handle(Ready(TARGET), 0.0)]
         if given.open_drafter is not None:
             out += session.handle(Lost(DRAFTER, GONE, elsewhere=False), 1.0)

@@ -63,7 +63,7 @@ def drafted(first: int, epoch: int = 1) -> Drafted:
 
 def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> None:
     opening = OpenTarget((4, 5, 6, 7, 8), SamplingOptions(), None)
-    given = replace(assignment(TLI), open_drafter=None, open_target=opening, prompt_logprobs=2, max_tokens=0, targets=2)
+    given = assignment(TLI, drafts=False, open_target=opening, prompt_logprobs=2, max_tokens=0, targets=2)
     session = Session(given)
     session.start(0.0)
 

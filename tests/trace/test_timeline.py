@@ -259,7 +259,7 @@ async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() 
     target, drafter = toys()
     watch = Watch()
     services = services_of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
-    running = Generation(assignment(controller=lock_step(3)), services, num_speculative_tokens=3, watch=watch)
+    running = Generation(assignment(controller=lock_step(3)), services, watch=watch)
     seen: list[Span] = []
     tokens = 0
     async with asyncio.timeout(30), running:

@@ -148,7 +148,7 @@ class Setup:
             chooser=chooser,
             controller=lock_step(self.draft_tokens),
             max_tokens=self.length,
-            ignore_end=self.ignore_end,
+            ignore_eos=self.ignore_end,
         )
         drafter = drafter_of(self.method, pair, chooser, self.temperature) if given.open_drafter else None
         out = run_session(Session(given), self.target(chooser), drafter)

@@ -108,7 +108,6 @@ class Generation(TokenStream):
     Args:
         assignment: of its session.
         services: where lanes may be opened.
-        num_speculative_tokens: in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes the recorder of the session; called when the session begins.
         watch: is told the same steps while it runs.
         opening: letters that its tokenizer put before the prompt, which are not shown.
@@ -118,14 +117,12 @@ class Generation(TokenStream):
         self,
         assignment: Assignment,
         services: Services,
-        num_speculative_tokens: int = 0,
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
         opening: int = 0,
     ) -> None:
         super().__init__()
         self._assignment = assignment
-        self._num_speculative_tokens = num_speculative_tokens
         self._services = services
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
@@ -160,7 +157,7 @@ class Generation(TokenStream):
     def estimates(self) -> Sequence[str]:
         """What the controller decided from last, as lines of text, if the request has `explain`."""
         given, controller = self._assignment, self._assignment.controller
-        return controller.explain() if given.explain and isinstance(controller, OutputController) else ()
+        return controller.explain() if given.request.explain and isinstance(controller, OutputController) else ()
 
     async def read(self) -> None:
         """Wait until all of `prompt_tokens` are there, if the request has `prompt_logprobs`; else for nothing.
@@ -169,7 +166,7 @@ class Generation(TokenStream):
             ServiceError: as the iteration does.
         """
         given = self._assignment
-        size = 0 if given.prompt_logprobs is None else len(given.open_target.prompt)
+        size = 0 if given.request.prompt_logprobs is None else len(given.open_target.prompt)
         while len(self.prompt_tokens) < size and (tokens := await self.together()):
             self._ready.extend(tokens)
 
@@ -202,7 +199,7 @@ class Generation(TokenStream):
         self._driver = Driver(self._session, self._services, recorders)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
-        if self._assignment.prompt_logprobs is not None:
+        if self._assignment.request.prompt_logprobs is not None:
             self.prompt_tokens.append(self._prompt_token(Sample(self._assignment.open_target.prompt[0], math.nan)))
         return task
 
@@ -225,7 +222,7 @@ class Generation(TokenStream):
         letters = given.pair.target.letters[scored.token]
         shown, top = self._prompt.feed(Letters(letters[self._opening :])), self._likely(scored.likely)
         self._opening = max(0, self._opening - len(letters))
-        if not given.max_tokens and len(self.prompt_tokens) + 1 == len(given.open_target.prompt):
+        if not given.request.max_tokens and len(self.prompt_tokens) + 1 == len(given.open_target.prompt):
             shown += self._prompt.flush()  # nothing goes on with its last character
         return PromptToken(scored.token, shown, to_bytes(letters), value, scored.rank, top, self._names(scored))
 
@@ -243,8 +240,11 @@ class Generation(TokenStream):
         self.reason = finished.reason
         given, opened = self._assignment, self._assignment.open_target
         assert self._driver is not None
-        settings = {name: getattr(opened.options, name) for name in MODEL_SETTINGS} | {"max_tokens": given.max_tokens}
-        facts = given.method.name, self._num_speculative_tokens, len(opened.prompt)
+        settings = {name: getattr(opened.options, name) for name in MODEL_SETTINGS} | {
+            "max_tokens": given.request.max_tokens
+        }
+        in_round = given.request.num_speculative_tokens if given.request.overlap is Overlap.OFF else 0
+        facts = given.method.name, in_round, len(opened.prompt)
         self.statistics = statistics_of(*facts, finished.counts, self._driver.times(), settings)
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
@@ -409,10 +409,9 @@ class Pipeline:
             described = (models.target, models.drafter)
             header = Header(software(), time.time(), asked, *described, drawn, targets, patience, assignment.no_drafter)
             recorder = partial(_recorder, header, request.record)
-        in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
         scored = request.prompt_logprobs is not None
         opening = models.tokenization.opening(assignment.open_target.prompt) if scored else 0
-        generation = Generation(assignment, services, in_round, recorder, watch, opening)
+        generation = Generation(assignment, services, recorder, watch, opening)
         self._generations.add(generation)
         return generation
 

@@ -251,7 +251,9 @@ class Discovery:
         for role, staying, members, _, _ in roles:
             await self._part(self.services.of(role), members, staying)
         for role, staying, members, connected, welcome in roles:
-            for address in [one for one in staying if one not in members]:
+            for address in staying:
+                if address in members:
+                    continue
                 client = connected(address, self._patience, tls=self._shown)
                 members[address] = Probe(client, welcome, lambda *gone, role=role: self.services.of(role).remove(*gone))
 
@@ -303,8 +305,7 @@ class Discovery:
             known = self.models.drafter
             if known is None or (_served(about) != _served(known) and not len(self.services.drafters)):
                 about = about if self._trusted else replace(about, chat_template=None)
-                models = self.models
-                self.models = await asyncio.to_thread(lambda: models.drafted_by(about, read_tokenization).prepare())
+                self.models = await asyncio.to_thread(_paired, self.models, about)
                 if known is not None:
                     self.services.drafters.retire(Replaced("the drafters have another vocabulary now"))
                     self.services = replace(self.services, drafters=Roster("drafter"))
@@ -354,6 +355,10 @@ def _learned(target: Description, before: Models | None) -> Models:
     if before is not None and _ids(target) == _ids(before.target):  # its vocabulary is known
         return replace(before, target=target)
     return Models.of(target, None if before is None else before.drafter, read_tokenization).prepare()
+
+
+def _paired(models: Models, drafter: Description) -> Models:
+    return Models.of(models.target, drafter, read_tokenization, models.tokenization).prepare()
 
 
 def read_tokenization(description: Description, side: Side) -> Tokenization:

@@ -8,9 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from crossdraft.speculation.choice import Controller
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import Drafted, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.types.request import GenerationRequest
 from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
@@ -61,30 +62,28 @@ class Assignment:
     method: Method
     chooser: Chooser
     encode: Callable[[Letters], Path]  # continuation tokenizing with the target's tokenizer
+    request: GenerationRequest  # with the target's own settings for what it leaves out
     open_target: OpenTarget
     open_drafter: OpenDrafter | None  # None: plain decoding
     controller: Controller  # decides how each epoch is run
-    max_tokens: int
     context: int  # tokens that the target can hold, prompt included
     no_drafter: str = "there is no drafter"  # why not, where there is none
-    explain: bool = False  # keep how the epochs were run
-    ignore_end: bool = False  # go on after a stop symbol (ignore_eos)
-    stop_ids: Path = ()  # further ids after which the output ends
-    stop: tuple[Letters, ...] = ()  # stop strings
-    keep_stop: bool = False  # the stop string, or the stop id's letters, are part of the text
-    prompt_logprobs: int | None = None  # set: the prompt's tokens are scored first, with this many most probable ids
     draft_seconds: float = 30.0  # a drafter that owes an answer for longer is given up
     target_seconds: float = 30.0  # longest time without any target
     targets: int = 1  # lanes to targets that are kept open
-    paths: int = 2  # of a pass's tree at most: the method's guesses at the draft, then prepared continuations
     tree_budget: int = 16  # nodes of one pass at most
-    committed: Path = ()  # the output's first tokens, from an earlier session that did not end
     audit: Audit | None = None  # set: every draw of the drafter is recomputed from its row
 
     @cached_property
     def ends(self) -> frozenset[int]:
         """Ids after which the output ends."""
-        return frozenset(self.stop_ids).union(() if self.ignore_end else self.pair.target.stops)
+        request = self.request
+        return frozenset(request.stop_token_ids).union(() if request.ignore_eos else self.pair.target.stops)
+
+    @cached_property
+    def stop(self) -> tuple[Letters, ...]:
+        """Stop strings."""
+        return tuple(from_bytes(text.encode()) for text in self.request.stop)
 
     def fault_of(self, drafted: Drafted, offset: int, asked: int) -> str:
         """What is wrong with draft tokens; empty if nothing is.

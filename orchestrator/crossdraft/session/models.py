@@ -47,18 +47,12 @@ class Models:
         target: Description,
         drafter: Description | None = None,
         read: Callable[[Description, Side], Tokenization] = tokenization_of,
+        known: Tokenization | None = None,
     ) -> "Models":
-        """Those of these services; raises what `read` raises."""
-        return Models(target, read(target, Side.TARGET)).drafted_by(drafter, read)
-
-    def drafted_by(
-        self, drafter: Description | None, read: Callable[[Description, Side], Tokenization] = tokenization_of
-    ) -> "Models":
-        """The same target, with this drafter."""
-        if drafter is None:
-            return Models(self.target, self.tokenization)
-        pair = Pair(self.tokenization.vocabulary, read(drafter, Side.DRAFTER).vocabulary)
-        return Models(self.target, self.tokenization, drafter, pair)
+        """Those of these services; `known` is the target's tokenizer, if it was read before. Raises as `read`."""
+        own = read(target, Side.TARGET) if known is None else known
+        pair = None if drafter is None else Pair(own.vocabulary, read(drafter, Side.DRAFTER).vocabulary)
+        return Models(target, own, drafter, pair)
 
     @property
     def context(self) -> int:

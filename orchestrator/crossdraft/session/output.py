@@ -23,11 +23,11 @@ class Output:
 
     def __init__(self, assignment: Assignment) -> None:
         self._given = assignment
-        self.ids = list(assignment.committed[:-1])  # target ids
+        self.ids = list(assignment.request.committed[:-1])  # target ids
         self.text = assignment.pair.target.letters_of(self.ids)
-        self._most = min(assignment.max_tokens, self.room + len(self.ids))  # tokens
+        self._most = min(assignment.request.max_tokens, self.room + len(self.ids))  # tokens
         # Set if it had ended before this session began.
-        self.ended = self.commit(assignment.committed[-1]) if assignment.committed else None
+        self.ended = self.commit(assignment.request.committed[-1]) if assignment.request.committed else None
 
     @property
     def room(self) -> int:
@@ -47,7 +47,7 @@ class Output:
         stops = given.stop and len(self.ids) > _least(given)
         kept = _cut_by_stop(given, self.text, before) if stops else None
         if kept is None and token in given.ends:
-            kept = len(self.text) if given.keep_stop else before
+            kept = len(self.text) if given.request.include_stop_str_in_output else before
         if kept is not None:
             return Ending(Reason.STOP, kept)
         return Ending(Reason.LENGTH, len(self.text)) if self.left <= 0 else None
@@ -62,14 +62,14 @@ def _cut_by_stop(given: Assignment, text: Letters, size: int) -> int | None:
     """Where the text is cut by the first stop string that ends after `size` letters; None if there is none."""
     places = ((text.find(stop, max(0, size - len(stop) + 1)), len(stop)) for stop in given.stop)
     found = min(((place, length) for place, length in places if place >= 0), default=None)
-    return None if found is None else found[0] + found[1] * given.keep_stop
+    return None if found is None else found[0] + found[1] * given.request.include_stop_str_in_output
 
 
 def fault_of_committed(given: Assignment) -> str:
     """Why an output cannot go on after the tokens committed before; empty if it can, or has just ended with them."""
-    ids, vocabulary = given.committed, given.pair.target
-    if len(ids) > given.max_tokens:
-        return f"committed has {len(ids)} tokens, and max_tokens, which counts them, is {given.max_tokens}"
+    ids, vocabulary = given.request.committed, given.pair.target
+    if len(ids) > given.request.max_tokens:
+        return f"committed has {len(ids)} tokens, and max_tokens, which counts them, is {given.request.max_tokens}"
     size = len(given.open_target.prompt) + len(ids)
     if size > given.context:
         return f"prompt and committed have {size} tokens, and the target's context holds {given.context}"
@@ -96,9 +96,9 @@ class ShownText:
         self._begun = len(self._decoder.held)
         self._held = ""  # decoded, and not shown
         self._length = 0  # characters shown
-        longest = 1 if assignment.keep_stop else max(map(len, assignment.stop), default=1)
+        longest = 1 if assignment.request.include_stop_str_in_output else max(map(len, assignment.stop), default=1)
         self._held_back = longest - 1  # characters
-        self.add(assignment.pair.target.letters_of(assignment.committed))
+        self.add(assignment.pair.target.letters_of(assignment.request.committed))
 
     def add(self, letters: Letters, kept: int | None = None) -> str:
         """The newly final text.

@@ -11,7 +11,6 @@ from crossdraft.session.prompts import Prompts, prompts_of, sampling_of
 from crossdraft.speculation.arms import MOST_AHEAD, TREES, arms_for
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.speculation.controller import TargetController
-from crossdraft.text.letters import from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, NoiseKey, OpenDrafter, OpenTarget, SamplingOptions
 from crossdraft.types.request import GenerationRequest, Overlap, RequestError
@@ -62,6 +61,7 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
+        request=request,
         open_target=OpenTarget(
             prompts.target, sampling, noise, request.head, request.logprobs, request.ignore_eos, request.stop_token_ids
         ),
@@ -72,16 +72,7 @@ def resolve(
         targets=targets,
         audit=audit,
         no_drafter=SHARE_NOTHING if opening is None and models.pair is not None else Assignment.no_drafter,
-        explain=request.explain,
-        max_tokens=request.max_tokens,
-        ignore_end=request.ignore_eos,
-        stop_ids=request.stop_token_ids,
-        stop=tuple(from_bytes(text.encode()) for text in request.stop),
-        keep_stop=request.include_stop_str_in_output,
-        prompt_logprobs=request.prompt_logprobs,
-        paths=request.paths,
         tree_budget=request.paths * most_draft_tokens(request, models.copies) + NODES_BESIDE_THE_DRAFT,
-        committed=request.committed,
     )
     if fault := fault_of_committed(assignment):
         raise RequestError(fault)

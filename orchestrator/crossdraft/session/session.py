@@ -333,7 +333,7 @@ class Session:
 
     def _explain(self, choice: Choice) -> None:
         """Keep how an epoch is run, if that is to be explained; the last ones of very many together."""
-        if not self._given.explain:
+        if not self._given.request.explain:
             return
         self._began = self._now if self._began is None else self._began
         latest = self.decisions[-1] if self.decisions else None

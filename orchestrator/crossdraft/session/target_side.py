@@ -339,7 +339,7 @@ class TargetSide:
         self._output = output
         self._branches = branches
         self._counts = counts
-        self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.paths)
+        self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.request.paths)
         self._wanted = given.targets  # lanes
         self._scored = 1  # tokens of the prompt that need no score, or have one
         self._failing = 0, 0.0  # lanes lost since one brought its first pass, and the second when the first of them was
@@ -365,7 +365,7 @@ class TargetSide:
 
     def _score(self) -> list[Command]:
         """Let a lane score what is missing of the prompt, unless one does, or none is open."""
-        lanes, likely = self.lanes.values(), self._given.prompt_logprobs
+        lanes, likely = self.lanes.values(), self._given.request.prompt_logprobs
         if likely is None or not self.unscored or any(one.scoring is not None for one in lanes):
             return []
         lane = next((one for one in lanes if one.ready), None)
@@ -374,7 +374,7 @@ class TargetSide:
     @property
     def unscored(self) -> int:
         """Tokens of the prompt whose log-probabilities are missing."""
-        return 0 if self._given.prompt_logprobs is None else len(self._given.open_target.prompt) - self._scored
+        return 0 if self._given.request.prompt_logprobs is None else len(self._given.open_target.prompt) - self._scored
 
     def scored(self, lane: Lane, reply: PromptScored) -> None:
         """Some more tokens of the prompt are scored."""
@@ -527,7 +527,8 @@ class TargetSide:
     def _plan(self, epoch: Epoch) -> Plan:
         given, frontier = self._given, len(self._output.text)
         nodes = epoch.choice.tree_nodes
-        others = self._branches.texts(epoch, frontier) if nodes or given.paths > len(given.method.guesses) else ()
+        more = given.request.paths > len(given.method.guesses)
+        others = self._branches.texts(epoch, frontier) if nodes or more else ()
         first = epoch.passed(frontier)
         skip = frontier - epoch.start - epoch.letters_before(first)
         return self._planner.plan(epoch.guessed(first), skip, self._output.room, others, nodes)

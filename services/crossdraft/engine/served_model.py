@@ -158,7 +158,7 @@ class RunningModel:
         engine = engine_of(
             loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes, compiled=compiled
         )
-        if side is Side.DRAFTER and isinstance(engine, Engine) and engine.runner.graphs is not None:
+        if side is Side.DRAFTER and engine.follows and engine.runner.graphs is not None:
             kept = None if loaded.kept is None else torch.from_numpy(loaded.kept).to(engine.device)
             engine.runner.graphs.capture_drawing(kept)
         columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
