@@ -34,7 +34,7 @@ async def test_the_first_two_tokens(
     stack: Stack, trial: DistributionCheck, method: str, drafter: str, settings: dict[str, Any]
 ) -> None:
     request = GenerationRequest(
-        PROMPT, method, num_speculative_tokens=2, max_tokens=TOKENS, ignore_eos=True, **settings
+        PROMPT, method=method, num_speculative_tokens=2, max_tokens=TOKENS, ignore_eos=True, **settings
     )
     for last in (False, True):  # each draw has some tests: what is right fails in one draw of a thousand, not in two
         generations = await stack.run(drafter, COUNT * [request])

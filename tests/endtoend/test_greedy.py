@@ -61,7 +61,7 @@ async def compared(
     requests = [
         GenerationRequest(
             case.prompt,
-            method,
+            method=method,
             max_tokens=case.tokens,
             options=case.options,
             stop_token_ids=case.stops,

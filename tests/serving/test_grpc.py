@@ -68,7 +68,7 @@ async def test_log_probabilities_and_their_rivals() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        GenerationRequest((5, 6), "seeded", seed=2**64 - 1, stop=("zwö",), committed=(1, 2)),
+        GenerationRequest((5, 6), method="seeded", seed=2**64 - 1, stop=("zwö",), committed=(1, 2)),
         GenerationRequest("Zwölf\x00"),
         GenerationRequest("", add_special_tokens=False),
         GenerationRequest(Chat((Message("system", ""), Message("user", "Hi")))),
