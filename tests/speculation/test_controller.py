@@ -11,7 +11,7 @@ import pytest
 from crossdraft.speculation.arms import arms_for
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Judged, PassSeen, Started
 from crossdraft.speculation.contest import Record
-from crossdraft.speculation.controller import ASIDE_FOR, EMPTY, SILENT, Arms, OutputController, TargetController
+from crossdraft.speculation.controller import ASIDE_FOR, SILENT, Arms, OutputController, TargetController
 from tests.speculation.simulator import (
     CHAINS,
     KIND,
@@ -241,7 +241,7 @@ def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
 
 
 def test_a_drafter_that_copies_is_asked_again_at_once_if_it_found_something() -> None:
-    _, (output,) = usual(rounds_of(8), copies=True)
+    _, (output,) = usual(rounds_of(8))
     assert output.choose(0.0).drafts
     output.observe(DraftSeen(7, 0.001, 0.001), 0.1)
     output.observe(DraftSeen(0, None, 0.001, aside="nothing to copy"), 0.1)
@@ -252,15 +252,14 @@ def test_a_drafter_that_copies_is_asked_again_at_once_if_it_found_something() ->
 
 def test_a_drafter_that_brings_nothing_is_shown() -> None:
     shared, (output,) = usual(rounds_of(8))
-    assert shared.idle(10.0) == ""
-    for _ in range(EMPTY):
-        assert shared.idle(10.0) == ""
-        output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 10.0)
-    assert shared.idle(10.0) == "drafts nothing: it cannot go on with these texts"
-    output.observe(DraftSeen(1, 0.001, 0.001), 10.0)
-    assert shared.idle(10.0) == ""
+    nothing = "drafts nothing: it does not answer, or cannot go on with these texts"
+    output.choose(10.0)
+    output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 10.1)
+    assert (shared.idle(10.1), shared.idle(10.1 + SILENT)) == ("", nothing)
+    output.observe(DraftSeen(1, 0.001, 0.001), 20.0)
+    assert shared.idle(20.0 + SILENT) == ""  # nobody has asked since
     output.choose(20.0)
-    assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", "does not answer")
+    assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", nothing)
     output.observe(Ended(), 30.0)
     assert shared.idle(90.0) == ""  # nobody waits
     shared.contest.usual, shared.contest.records = PLAIN, {rounds_of(8): Record(1.0)}
