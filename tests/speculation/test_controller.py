@@ -124,6 +124,27 @@ def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: 
     assert simulation.speed(400 * world.pass_base) >= 0.94 * plain
 
 
+TURNED = {
+    "useless": replace(World(0.02), drafter_trip=0.005),
+    "silent": World(0.9, step_base=math.inf),
+    "pausing": World(0.9, pause=0.3),
+    "slow": World(0.9, step_base=0.05),
+    "costly": World(0.9, pass_each=0.01),
+}
+
+
+@pytest.mark.parametrize("outputs", [1, full(4), full(16)])
+@pytest.mark.parametrize("name", TURNED)
+def test_a_drafter_that_turns_costs_what_may_be_lost(name: str, outputs: int) -> None:
+    """From then on 2 %, 60 tokens and the 15 that were won lately, and what the last round lost, of each output."""
+    simulation = Simulation(World(0.9), controllers(), 4 * TOKENS, outputs, 1)
+    simulation.speed(1.0)
+    simulation.world = world = TURNED[name]
+    seconds = 400 * world.pass_base
+    plain = fixed_speed(world, PLAIN, TOKENS, outputs, seconds)
+    assert simulation.speed(seconds) * seconds >= 0.98 * plain * seconds - 80 * outputs
+
+
 @pytest.mark.parametrize("outputs", [1, full(4), full(16)])
 def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int) -> None:
     """Within 200 and 500 tokens of each output, on average of six seeds."""
