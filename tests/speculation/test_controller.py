@@ -281,6 +281,8 @@ def test_a_drafter_that_brings_nothing_is_shown() -> None:
     assert shared.idle(20.0 + SILENT) == ""  # nobody has asked since
     output.choose(20.0)
     assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", nothing)
+    other = shared.output(KIND, CHAINS)
+    other.observe(Started(), 29.0)
     output.observe(Ended(), 30.0)
     assert shared.idle(90.0) == ""  # nobody waits
     shared.contest.usual, shared.contest.records = PLAIN, {rounds_of(8): Record(1.0)}

@@ -31,9 +31,7 @@ from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
 from crossdraft.speculation.estimates import Acceptance, Fared, Times
 
 PATIENCE = 3.0  # times the expected wait that a pass waits at most
-SHORT_RUN = (
-    4  # tokens of a plain run while a trial may be near; four of them are an overlapped epoch's until its review
-)
+SHORT_RUN = 4  # tokens of a plain run while a trial may be near; four are an overlapped epoch's until its review
 CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work for the event loop
 ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
 RECENT = 40.0  # judged draft tokens, of all or of one output, that are compared with usual ones
@@ -64,7 +62,6 @@ class TargetController:
         self._tokens = self._passes = 0.0
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
-        self._asked: float | None = None  # seconds: since when the drafter owes draft tokens
 
     def output(self, kind: Kind, arms: Arms, targets: int = 1) -> "OutputController":
         """The controller of a new output.
@@ -87,11 +84,7 @@ class TargetController:
     def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
         if not self.outputs:
-            self._began = self._asked = None  # the time until the next one is nobody's
-
-    def asked(self, now: float | None) -> None:
-        """The drafter owes draft tokens, perhaps for longer; None: some came."""
-        self._asked = None if now is None else now if self._asked is None else self._asked
+            self._began = None  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
         """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
@@ -174,7 +167,7 @@ class TargetController:
 
     def idle(self, now: float) -> str:
         """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""
-        if self._asked is not None and now - self._asked > SILENT:
+        if any(one.asked is not None and now - one.asked > SILENT for one in self.outputs):
             return "drafts nothing: it does not answer, or cannot go on with these texts"
         tried = any(one.windows for arm, one in self.contest.records.items() if arm.drafts)
         paused = tried and not self.contest.current.drafts
@@ -192,6 +185,7 @@ class OutputController(Controller):
         self.target, self.arms, self.acceptance, self.targets = target, arms, acceptance, targets
         self._greedy = greedy  # then a tree that ends by confidence is faster; at temperature 0.8 it was not
         self.used = PLAIN  # the arm of the latest tokens
+        self.asked: float | None = None  # seconds: since when the drafter owes it draft tokens
         self._arm = PLAIN  # of the running epoch
         self._fared = Fared(RECENT)
         self._alone = False  # it has decided for itself
@@ -221,7 +215,7 @@ class OutputController(Controller):
                 self.used = self._arm
             case DrafterSeen(there):
                 self._there = there
-                self._arm = self._arm if there else PLAIN
+                self._arm, self.asked = (self._arm, self.asked) if there else (PLAIN, None)
             case Started():
                 self.target.begun(self)
             case Ended():
@@ -232,7 +226,7 @@ class OutputController(Controller):
         self._drafted += seen.draft_tokens
         self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
         if seen.draft_tokens:
-            target.asked(None)
+            self.asked = None
             drafting = sum(one._arm.drafts for one in target.outputs)
             costs.steps[overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
@@ -295,8 +289,7 @@ class OutputController(Controller):
     def choose(self, now: float) -> Choice:
         choice = self.review(now)
         self._behind = self._drafted = 0
-        if choice.drafts:
-            self.target.asked(now)
+        self.asked = None if not choice.drafts else now if self.asked is None else self.asked
         return choice
 
     def review(self, now: float) -> Choice:
