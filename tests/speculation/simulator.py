@@ -51,6 +51,7 @@ class World:
     machinery: float = 0.0  # seconds of the orchestrator for each message, one after the other
     noise: float = 0.0  # standard deviation of the logarithm of a step's seconds
     stall: float = 0.0  # seconds more that a step takes whose size, within an octave, is new
+    pause: float = 0.0  # seconds more that each twelfth step of the drafter takes
 
 
 class Agenda:
@@ -186,7 +187,9 @@ class Simulation:
             self.agenda, lambda fed: self._noise() * (self.world.pass_base + self.world.pass_each * fed), world.stall
         )
         self.drafter = Service(
-            self.agenda, lambda fed: self._noise() * (self.world.step_base + self.world.step_each * fed), world.stall
+            self.agenda,
+            lambda fed: self._noise() * (self.world.step_base + self.world.step_each * fed) + self._pause(),
+            world.stall,
         )
         self._free = 0.0  # seconds: when the orchestrator has handled what came before
         self.live = 0  # outputs
@@ -227,6 +230,9 @@ class Simulation:
 
     def _noise(self) -> float:
         return float(np.exp(self.rng.normal(0, self.world.noise))) if self.world.noise else 1.0
+
+    def _pause(self) -> float:
+        return self.world.pause * (self.drafter.steps % 12 == 0)
 
     def handle(self, trip: float, call: Callable[[], None], light: bool = False) -> None:
         """Let the orchestrator handle a message, which travels first; those of runs are next to no work."""

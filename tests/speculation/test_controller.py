@@ -11,7 +11,7 @@ import pytest
 from crossdraft.speculation.arms import arms_for
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Judged, PassSeen, Started
 from crossdraft.speculation.contest import Record
-from crossdraft.speculation.controller import ASIDE_FOR, EMPTY, SILENT, Arms, OutputController, TargetController
+from crossdraft.speculation.controller import ASIDE_FOR, SILENT, Arms, OutputController, TargetController
 from tests.speculation.simulator import (
     CHAINS,
     KIND,
@@ -122,6 +122,27 @@ def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: 
     due = 0.98 * plain * 400 * world.pass_base - 64 * outputs
     assert simulation.speed(400 * world.pass_base) * 400 * world.pass_base >= due
     assert simulation.speed(400 * world.pass_base) >= 0.94 * plain
+
+
+TURNED = {
+    "useless": replace(World(0.02), drafter_trip=0.005),
+    "silent": World(0.9, step_base=math.inf),
+    "pausing": World(0.9, pause=0.3),
+    "slow": World(0.9, step_base=0.05),
+    "costly": World(0.9, pass_each=0.01),
+}
+
+
+@pytest.mark.parametrize("outputs", [1, full(4), full(16)])
+@pytest.mark.parametrize("name", TURNED)
+def test_a_drafter_that_turns_costs_what_may_be_lost(name: str, outputs: int) -> None:
+    """From then on 2 %, 60 tokens and the 15 that were won lately, and what the last round lost, of each output."""
+    simulation = Simulation(World(0.9), controllers(), 4 * TOKENS, outputs, 1)
+    simulation.speed(1.0)
+    simulation.world = world = TURNED[name]
+    seconds = 400 * world.pass_base
+    plain = fixed_speed(world, PLAIN, TOKENS, outputs, seconds)
+    assert simulation.speed(seconds) * seconds >= 0.98 * plain * seconds - 80 * outputs
 
 
 @pytest.mark.parametrize("outputs", [1, full(4), full(16)])
@@ -241,7 +262,7 @@ def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
 
 
 def test_a_drafter_that_copies_is_asked_again_at_once_if_it_found_something() -> None:
-    _, (output,) = usual(rounds_of(8), copies=True)
+    _, (output,) = usual(rounds_of(8))
     assert output.choose(0.0).drafts
     output.observe(DraftSeen(7, 0.001, 0.001), 0.1)
     output.observe(DraftSeen(0, None, 0.001, aside="nothing to copy"), 0.1)
@@ -252,15 +273,16 @@ def test_a_drafter_that_copies_is_asked_again_at_once_if_it_found_something() ->
 
 def test_a_drafter_that_brings_nothing_is_shown() -> None:
     shared, (output,) = usual(rounds_of(8))
-    assert shared.idle(10.0) == ""
-    for _ in range(EMPTY):
-        assert shared.idle(10.0) == ""
-        output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 10.0)
-    assert shared.idle(10.0) == "drafts nothing: it cannot go on with these texts"
-    output.observe(DraftSeen(1, 0.001, 0.001), 10.0)
-    assert shared.idle(10.0) == ""
+    nothing = "drafts nothing: it does not answer, or cannot go on with these texts"
+    output.choose(10.0)
+    output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 10.1)
+    assert (shared.idle(10.1), shared.idle(10.1 + SILENT)) == ("", nothing)
+    output.observe(DraftSeen(1, 0.001, 0.001), 20.0)
+    assert shared.idle(20.0 + SILENT) == ""  # nobody has asked since
     output.choose(20.0)
-    assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", "does not answer")
+    assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", nothing)
+    other = shared.output(KIND, CHAINS)
+    other.observe(Started(), 29.0)
     output.observe(Ended(), 30.0)
     assert shared.idle(90.0) == ""  # nobody waits
     shared.contest.usual, shared.contest.records = PLAIN, {rounds_of(8): Record(1.0)}

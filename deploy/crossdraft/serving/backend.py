@@ -284,7 +284,10 @@ class LocalBackend:
             connection.begin()
         found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
         return tuple(
-            _served(name, model, made, self._created, self._detail(model, made))
+            replace(
+                _served(name, model, made, self._created, self._detail(model, made)),
+                auto=self._choices[model.name].latest or model.default_drafter,
+            )
             for name, model, made in found
             if made is not None
         )

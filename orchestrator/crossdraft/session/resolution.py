@@ -99,7 +99,7 @@ def controller_of(
         targets,
     )
     kind = method.name, request.options.temperature, request.drafter_temperature
-    return (shared or TargetController()).output(kind, arms, targets, copies)
+    return (shared or TargetController()).output(kind, arms, targets)
 
 
 def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> tuple[int, ...]:

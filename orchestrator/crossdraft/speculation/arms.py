@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 from crossdraft.speculation.choice import PLAIN, Choice
 from crossdraft.speculation.estimates import Times
-from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 ROUNDS = (2, 3, 5, 8)  # draft tokens of lock-step rounds: neighbours differ by a tenth where the best is between them
-COPIED = (8, 16, 32, MOST_DRAFT_TOKENS)  # ... where a drafter copies bytes, four of which make a token
 TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
 OVERLAPPED = ((8, 0), (8, 2), (16, 4))  # draft tokens ahead at most, and that a pass waits for; 0: it never waits
 MOST_AHEAD = 32  # draft tokens of any arm, unless a request says otherwise or they are copies
@@ -47,7 +45,8 @@ def arms_for(
     Raises:
         ValueError: a number is out of its range.
     """
-    sizes, deep = COPIED if copies else ROUNDS, {nodes: depth for depth, nodes in TREES}
+    sizes = [4 * size for size in ROUNDS] if copies else ROUNDS  # so many bytes make a token
+    deep = {nodes: depth for depth, nodes in TREES}
     depths = [*(size for size in sizes if size < most), min(most, sizes[-1])]
     found = [PLAIN, *(Choice(depth, depth, False) for depth in depths)]
     for nodes in trees:

@@ -18,7 +18,6 @@ from crossdraft.speculation.choice import Choice
 
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
-SPARE = 15.0  # tokens that are won of which as many may be lost again: acceptance and times vary
 LEAST = 3.0  # tokens that a trial may lose at least: until all outputs have begun it shows nothing
 PART = 1 / 3  # of the account that a trial may lose: a first one that fails leaves enough for four more
 STALL, EXCUSES, PER_EXCUSE = 4.0, 8.0, 100.0  # as above; the first uses of an accelerator's shapes are about as many
@@ -26,7 +25,6 @@ WINDOW = 6  # rounds of one output: their time is then known within a few hundre
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.3  # of its speed, that an arm may be faster than thought before a window of it was seen
 GUESS = 0.5  # windows that a guess weighs beside what was measured
-LUCK = 12.0  # tokens that the expected number weighs beside the emitted one
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 
 
@@ -35,7 +33,9 @@ class Account:
     """What may be lost, in tokens of each output, and how many stalls are excused."""
 
     credit: float = CREDIT
-    spare: float = 0.0  # tokens that drafting has won lately, from which what it loses is taken first
+    spare: float = (
+        0.0  # tokens that drafting has won lately, up to a quarter of CREDIT: what it loses is taken from them first
+    )
     excuses: float = EXCUSES
 
     @property
@@ -48,7 +48,7 @@ class Account:
 
     def compare(self, won: float) -> None:
         """Drafting has won so many tokens beside no drafter, or lost them."""
-        self.spare = min(SPARE, self.spare + won)
+        self.spare = min(CREDIT / 4, self.spare + won)
         self.add(min(0.0, self.spare))
         self.spare = max(0.0, self.spare)
 
@@ -108,7 +108,8 @@ class Contest:
                 alike = [of for other, of in self.records.items() if other.drafts and other.overlap == arm.overlap]
                 slower = (1 + sum(of.slower for of in alike)) / (1 + sum(of.windows for of in alike))
             lasts = guess.seconds * (one.slower + GUESS * slower) / (one.windows + GUESS)
-            found[arm] = guess.tokens * (one.tokens + LUCK) / (one.expected + LUCK) / max(lasts, 1e-9)
+            luck = GUESS * WINDOW * guess.tokens
+            found[arm] = guess.tokens * (one.tokens + luck) / (one.expected + luck) / max(lasts, 1e-9)
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
@@ -188,6 +189,7 @@ class DrafterChoice:
 
     def __init__(self) -> None:
         self._account = Account()
+        self.latest = ""  # what the latest kind of request usually gets
         self._usual: dict[Hashable, str] = {}  # by kind of request
         self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
 
@@ -195,8 +197,8 @@ class DrafterChoice:
         """The fastest; until one was seen, and where they are as fast, the one before, and at first the default one."""
         usual, best = self._usual.get(kind, ""), max(gains, key=lambda name: gains[name])
         usual = usual if usual in gains else next(iter(gains))
-        usual = self._usual[kind] = best if gains[best] > MARGIN * gains[usual] else usual
-        return usual
+        self.latest = self._usual[kind] = best if gains[best] > MARGIN * gains[usual] else usual
+        return self.latest
 
     def begun(self, kind: Hashable, gains: Gains) -> tuple[str, bool]:
         """The drafter of a new output, of at least one; and whether this is a trial of it."""

@@ -30,15 +30,13 @@ from crossdraft.speculation.choice import (
 from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
 from crossdraft.speculation.estimates import Acceptance, Fared, Times
 
-PATIENCE, FIRST_PATIENCE = 3.0, 0.05  # times the expected wait that a pass waits at most; seconds, where none is known
-SHORT_RUN = (
-    4  # tokens of a plain run while a trial may be near; four of them are an overlapped epoch's until its review
-)
+PATIENCE = 3.0  # times the expected wait that a pass waits at most
+SHORT_RUN = 4  # tokens of a plain run while a trial may be near; four are an overlapped epoch's until its review
 CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work for the event loop
 ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
-RECENTLY = 24.0, 60.0  # judged draft tokens, of all and of one output, that are compared with usual ones
+RECENT = 40.0  # judged draft tokens, of all or of one output, that are compared with usual ones
 MOST_LIKELY = 0.7  # probability that a draft's next tokens are reached with which it goes on whatever they cost
-SILENT, EMPTY = 5.0, 4  # seconds, and drafts in a row, without a draft token: a drafter is then shown as of no use
+SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
 Arms = Sequence[Choice]
@@ -56,7 +54,7 @@ class TargetController:
         self._octave = 0
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._acceptance: dict[Kind, Acceptance] = {}
-        self._recent = Fared(RECENTLY[0])
+        self._recent = Fared(RECENT)
         self._pass = (0, 0, 0.0)  # sessions, tokens and seconds of the latest pass
         # The running round: when it began in seconds, what was emitted and how many passes returned, of which outputs,
         # and whether all used one arm before.
@@ -64,21 +62,18 @@ class TargetController:
         self._tokens = self._passes = 0.0
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
-        self._asked: float | None = None  # seconds: since when the drafter owes an answer
-        self._empty = 0  # drafts in a row without any draft token
 
-    def output(self, kind: Kind, arms: Arms, targets: int = 1, copies: bool = False) -> "OutputController":
+    def output(self, kind: Kind, arms: Arms, targets: int = 1) -> "OutputController":
         """The controller of a new output.
 
         Args:
             arms: of `arms_for`.
             targets: that outputs like this one are spread over.
-            copies: its drafter copies: it may find nothing now, and something soon.
         """
         method, temperature, drafting = kind
         kind = method, round(temperature, 1), drafting and round(drafting, 1)  # draft tokens fare alike within a tenth
         acceptance = self._acceptance.setdefault(kind, Acceptance())
-        return OutputController(self, arms, acceptance, targets, copies, temperature == 0)
+        return OutputController(self, arms, acceptance, targets, temperature == 0)
 
     # What outputs report.
 
@@ -89,13 +84,7 @@ class TargetController:
     def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
         if not self.outputs:
-            self._began = self._asked = None  # the time until the next one is nobody's
-
-    def asked(self, now: float) -> None:
-        self._asked = now if self._asked is None else self._asked
-
-    def answered(self, drafted: bool) -> None:
-        self._asked, self._empty = None, 0 if drafted else self._empty + 1
+            self._began = None  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
         """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
@@ -114,10 +103,10 @@ class TargetController:
         """Draft tokens of an output were judged, each of which had this chance."""
         self._recent.add(accepted, chances)
         seen = self._recent.accepted
-        if seen.seen >= RECENTLY[0] / 3 and self._recent.factor != 1:  # all fare otherwise than they did
+        if seen.seen >= RECENT / 3 and self._recent.factor != 1:  # all fare otherwise than they did
             for acceptance in {one.acceptance for one in self.outputs}:
                 acceptance.reset(seen.held, seen.seen)
-            self._recent, self._pure = Fared(RECENTLY[0]), False
+            self._recent, self._pure = Fared(RECENT), False
             self.contest.interrupt()
 
     def _end_round(self, now: float) -> None:
@@ -178,10 +167,8 @@ class TargetController:
 
     def idle(self, now: float) -> str:
         """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""
-        if self._asked is not None and now - self._asked > SILENT:
-            return "does not answer"
-        if self._empty >= EMPTY:
-            return "drafts nothing: it cannot go on with these texts"
+        if any(one.asked is not None and now - one.asked > SILENT for one in self.outputs):
+            return "drafts nothing: it does not answer, or cannot go on with these texts"
         tried = any(one.windows for arm, one in self.contest.records.items() if arm.drafts)
         paused = tried and not self.contest.current.drafts
         return "paused: outputs are faster without it; tried again now and then" if paused else ""
@@ -193,14 +180,14 @@ class OutputController(Controller):
     waits_for_drafter = False
 
     def __init__(
-        self, target: TargetController, arms: Arms, acceptance: Acceptance, targets: int, copies: bool, greedy: bool
+        self, target: TargetController, arms: Arms, acceptance: Acceptance, targets: int, greedy: bool
     ) -> None:
         self.target, self.arms, self.acceptance, self.targets = target, arms, acceptance, targets
-        self._copies = copies
         self._greedy = greedy  # then a tree that ends by confidence is faster; at temperature 0.8 it was not
         self.used = PLAIN  # the arm of the latest tokens
+        self.asked: float | None = None  # seconds: since when the drafter owes it draft tokens
         self._arm = PLAIN  # of the running epoch
-        self._fared = Fared(RECENTLY[1])
+        self._fared = Fared(RECENT)
         self._alone = False  # it has decided for itself
         self._there = True  # its drafter
         self._why = ""  # ... could not go on, the last time that it could not
@@ -228,7 +215,7 @@ class OutputController(Controller):
                 self.used = self._arm
             case DrafterSeen(there):
                 self._there = there
-                self._arm = self._arm if there else PLAIN
+                self._arm, self.asked = (self._arm, self.asked) if there else (PLAIN, None)
             case Started():
                 self.target.begun(self)
             case Ended():
@@ -238,8 +225,8 @@ class OutputController(Controller):
         target, costs, overlap = self.target, self.target.costs, self._arm.overlap
         self._drafted += seen.draft_tokens
         self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
-        target.answered(seen.draft_tokens > 0 or self._copies)
         if seen.draft_tokens:
+            self.asked = None
             drafting = sum(one._arm.drafts for one in target.outputs)
             costs.steps[overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
@@ -302,8 +289,7 @@ class OutputController(Controller):
     def choose(self, now: float) -> Choice:
         choice = self.review(now)
         self._behind = self._drafted = 0
-        if choice.drafts:
-            self.target.asked(now)
+        self.asked = None if not choice.drafts else now if self.asked is None else self.asked
         return choice
 
     def review(self, now: float) -> Choice:
@@ -338,11 +324,10 @@ class OutputController(Controller):
         step = max(costs.step(arm, many), 1e-6)
         chunk = max(1, min(CHUNK, int(costs.target.seconds(self.target.load) / 3 / step))) if arm.overlap else 1
         due = arm.min_draft_tokens + (chunk if arm.overlap else 0)
-        known = any(times.known for times in costs.steps.values())
-        patience = PATIENCE * costs.arrival(arm, many, due) if known else FIRST_PATIENCE
+        patience = PATIENCE * costs.arrival(arm, many, due)
         if arm.overlap:
             patience = patience if arm.min_draft_tokens else 0.0
             return replace(arm, patience=patience, chunk=chunk, review_after=4 * SHORT_RUN, reason=reason)
         worth = step * self.target.speed  # tokens of the time of a step
-        least = min(MOST_LIKELY, worth) if arm.tree_nodes and known and self._greedy else 0.0
+        least = min(MOST_LIKELY, worth) if arm.tree_nodes and self._greedy else 0.0
         return replace(arm, patience=patience, least_likely=least, reason=reason)

@@ -170,6 +170,7 @@ async def test_the_models(served: Front) -> None:
         "root": "toy",
         "max_model_len": 64,
         "drafters": ["ngram", "small"],
+        "auto": "ngram",
         "methods": ["slem", "seeded"],
         "chats": True,
         "detail": [],

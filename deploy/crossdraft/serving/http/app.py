@@ -261,6 +261,7 @@ def _card(model: ServedModel) -> ModelCard:
         root=model.root or model.name,
         max_model_len=model.context,
         drafters=list(model.drafters),
+        auto=model.auto or next(iter(model.drafters), None),
         methods=list(model.methods),
         chats=model.chats,
         detail=list(model.detail),

@@ -245,6 +245,7 @@ class ModelCard(BaseModel):
     root: str  # the model's first name
     max_model_len: int  # tokens, as vLLM has it
     drafters: list[str]  # that `speculative` may name
+    auto: str | None  # of them, the one that `auto` stands for now; others are tried now and then
     methods: list[str]
     chats: bool  # it has a chat template of its own
     detail: list[str]  # what its targets and drafters cannot do now, and why
