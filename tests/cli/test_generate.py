@@ -236,8 +236,8 @@ def test_models_of_its_own_process(cli: Cli, target_folder: Path, drafter_folder
         assert (ended.code, ended.records[-1]["text"]) == (0, wanted), ended
         statistics = ended.records[-1]["statistics"]
         assert (statistics["draft_tokens"] > 0) == (models is not target)
-    for models, complaint in (
-        (("bundled:nothing",), "there is no bundled model 'bundled:nothing'"),
-        ((target_folder, "--max-model-len", "100000"), "--max-model-len"),
+    for models, complaint, code in (
+        (("bundled:nothing",), "there is no bundled model 'bundled:nothing'", 1),
+        ((target_folder, "--max-model-len", "100000"), "--max-model-len", 2),  # as of `serve target`
     ):
-        cli("generate", "--target-model", *models, "--drafter", "none", PROMPT).failed(complaint, 1)
+        cli("generate", "--target-model", *models, "--drafter", "none", PROMPT).failed(complaint, code)

@@ -524,7 +524,7 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
 
     service.answer = answer
     async with (
-        serving(service, MessageLimit(1), sessions=100) as server,
+        serving(service, MessageLimit(1), max_sessions=100) as server,
         RawLink(server.address) as good,
         RawLink(server.address, options=SMALL_WINDOW) as stuck,
     ):
