@@ -238,6 +238,6 @@ def test_models_of_its_own_process(cli: Cli, target_folder: Path, drafter_folder
         assert (statistics["draft_tokens"] > 0) == (models is not target)
     for models, complaint, code in (
         (("bundled:nothing",), "there is no bundled model 'bundled:nothing'", 1),
-        ((target_folder, "--max-model-len", "100000"), "--max-model-len", 2),
+        ((target_folder, "--max-model-len", "100000"), "--max-model-len", 2),  # as of `serve target`
     ):
         cli("generate", "--target-model", *models, "--drafter", "none", PROMPT).failed(complaint, code)

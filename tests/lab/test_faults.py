@@ -100,7 +100,7 @@ def test_streams_come_through_kills(measure: Measure, target_folder: Path, draft
     [
         (("kills", "--quiet", "2", "1"), "the shorter one first"),
         (("cuts", "--seconds", "0", "1"), "above 0"),
-        (("cuts", "--delay-ms", "-1"), "must be between 0 and 60000"),
+        (("cuts", "--delay-ms", "-1"), "--delay-ms must be between 0 and 60000"),
     ],
 )
 def test_what_means_nothing_is_refused(cli: Cli, options: tuple[str, ...], complaint: str) -> None:
