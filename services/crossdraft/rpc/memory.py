@@ -22,6 +22,11 @@ _numbers = count(1)
 _endpoints: "WeakValueDictionary[str, MemoryEndpoint]" = WeakValueDictionary()  # those that serve, by address
 
 
+def serves(address: str) -> bool:
+    """Whether a service of this process is there."""
+    return address in _endpoints
+
+
 class Pipe(asyncio.Queue[bytes | None]):
     """Frames of one direction; None is their end."""
 
