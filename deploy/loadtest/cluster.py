@@ -63,8 +63,7 @@ def row(name: str, spread: dict[str, float] | None, count: str = "") -> str:
 
 def table(report: dict[str, Any]) -> list[str]:
     """What clients and orchestrator saw, in ms, with the number of samples of each."""
-    (run,) = report["runs"]
-    found = run["summary"]
+    (found,) = report["results"]
     rows = [row(name, found[part]) for name, part in FIGURES]
     rows += [row(f"orchestrator to {hop['role']} and back", hop["round_trip_ms"]) for hop in found["hops"]]
     drafted = found["tokens_per_pass"]

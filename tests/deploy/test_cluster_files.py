@@ -6,6 +6,7 @@ import logging
 import runpy
 import subprocess
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import yaml
 
 from crossdraft.cluster.capacity import needs_of, placed
 from crossdraft.cluster.config import load, parse
-from crossdraft.lab.loadtest.report import LoadReport, plain
+from crossdraft.lab.loadtest.figures import LoadRun
 from tests.deploy.placing import unplaced
-from tests.lab.loadtest.values import CONDITIONS, WHOLE
+from tests.lab.loadtest.values import WHOLE
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]
@@ -172,7 +173,7 @@ def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_c
             "orchestrator of 'crossdraft-bundled'": ("10.0.0.2",),
             "http front": ("10.0.0.1",),
         }
-    report = plain(LoadReport(CONDITIONS).with_stage(None, {"HTTP": [[WHOLE]]}))
+    report = {"results": [asdict(LoadRun.of("HTTP", None, [[WHOLE]]))]}
     _, _, *rows, _, said = script["table"](report)
     assert [row.split(" | ")[:2] for row in rows] == [
         *(["| TTFT", "1"], ["| TPOT", "1"], ["| client to front and back", "4"]),

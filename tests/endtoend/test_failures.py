@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.cli.processes import Running, Wanted, patience, running
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine import engine
@@ -159,6 +159,14 @@ async def test_models_of_this_process_share_its_memory(monkeypatch: pytest.Monke
         slots = [server._statistics().kv_slots for server in servers.values() if server._statistics is not None]
         assert slots[0] == pytest.approx(slots[1], rel=0.1)
         assert 0 <= left[0] < 4
+
+
+async def test_models_of_this_process_are_waited_for_however_long_their_vocabularies_take() -> None:
+    here = Listening(port=None, grace_seconds=0)
+    async with serving(ServeTarget(model("drafter-b"), here), ServeDrafter(model("drafter-a"), here)) as servers:
+        addresses = [server.here for server in servers.values()]
+        async with connect(*addresses, patience(describe_seconds=1e-6), needs_drafter=True) as pipeline:
+            assert pipeline.models.drafter is not None
 
 
 @pytest.mark.usefixtures("target")  # whose model runs meanwhile

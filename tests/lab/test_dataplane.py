@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from crossdraft.lab import dataplane
-from crossdraft.lab.dataplane import CONFIGURATIONS, ROUND, ROUNDS, Turn, _summed_up
+from crossdraft.lab.dataplane import CONFIGURATIONS, ROUND, ROUNDS, _summed_up
+from crossdraft.lab.harness import Timed
 from crossdraft.lab.services import Distant, Served
 from tests.cli.conftest import Cli
 from tests.lab.conftest import PROCESS, Measure, Pair, figures
@@ -50,7 +51,7 @@ def test_the_drafter_is_at_its_distance(measure: Measure, addresses: Pair, monke
 def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
     seconds = dict(zip(CONFIGURATIONS, (4.0, 2.0, 1.0, 2.0, 2.0, 4.0), strict=True))
     found = _summed_up(
-        3, {name: [Turn(took, (0.1, 0.2, 0.3), figures(tokens=100, passes=10))] for name, took in seconds.items()}
+        3, {name: [Timed(100, took, figures(tokens=100, passes=10), (0.1, 0.2, 0.3))] for name, took in seconds.items()}
     )
     assert [one.to_plain for one in found] == [1, 2, 4, 2, 2, 1]
     assert [one.to_best for one in found] == [0.25, 0.5, 1, 0.5, 0.5, 0.25]
@@ -61,10 +62,11 @@ def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
 def test_what_is_neither_pass_nor_draft_of_a_round_is_machinery() -> None:
     counted = ((60, 0.9, 0.6), (40, 0.5, 0.4))
     turns = [
-        Turn(
+        Timed(
+            100,
             1.0,
-            (0.1, 0.2, 0.3),
             figures(tokens=100, passes=30, epochs=epochs, target_seconds=passed, drafter_seconds=drafted),
+            (0.1, 0.2, 0.3),
         )
         for epochs, passed, drafted in counted
     ]

@@ -2,41 +2,41 @@
 
 import asyncio
 import os
-import shutil
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crossdraft.cli.processes import Running, Wanted
-from crossdraft.cli.running import CommandFailed, UsageError
+from crossdraft.cli.running import UsageError
 from crossdraft.client import SamplingOptions
 from crossdraft.lab import throughput
 from crossdraft.lab.commands import ThroughputPlan
+from crossdraft.lab.outputs import Output
 from crossdraft.lab.throughput import (
     ONE_BY_ONE,
-    ForwardCounts,
-    ProcessorTime,
     RunResult,
     Theirs,
     Throughput,
     ThroughputResult,
+    Work,
     clients_served,
-    counts_of,
-    difference,
     measured,
     next_clients,
     prompts_of,
     streaming,
 )
-from crossdraft.lab.transformers_peer import Answer, Made, Question, TransformersProcess
+from crossdraft.lab.transformers_peer import Question, TransformersProcess
+from crossdraft.serving.models import Servers, serving
 from tests.lab.conftest import PROMPTS, Measure, figures
 
 
-def made(*moments: float, asked: float = 0.0, first: int = 1) -> Made:
-    return Made(tuple(range(first, first + len(moments))), asked, moments)
+def made(*moments: float, asked: float = 0.0, **counted: float) -> Output:
+    told = figures(tokens=len(moments), **counted) if counted else None
+    return Output(asked, moments, moments[-1], figures=told)
 
 
 def plan(**changed: Any) -> Throughput:
@@ -46,9 +46,7 @@ def plan(**changed: Any) -> Throughput:
 
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
     outputs = (made(1.0, 1.5, 2.0), made(3.0, 3.5, 4.0, asked=2.0))
-    found = measured(
-        "plain", 2, [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))]
-    )
+    found = measured("plain", 2, [RunResult(outputs, 4.0, Work(2.0, 1.0, 0.4)), RunResult(outputs, 8.0, Work(4.0))])
     assert (found.tokens, found.outputs, found.tokens_per_second) == (12, 4, 1.0)
     assert found.first_token_ms is not None
     assert found.end_to_end_ms is not None
@@ -59,26 +57,32 @@ def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking()
 
 
 def test_what_services_and_pipelines_count_is_summed_up() -> None:
-    told = (figures(passes=4, accepted=6, corrected=2), figures(passes=2, accepted=2, corrected=6))
-    run = RunResult((made(*range(1, 7)), made(*range(1, 7))), 10.0, ProcessorTime(1.0), ForwardCounts(4, 10, 5.0), told)
-    found = measured("crossdraft", 2, [run])
+    one, other = {"passes": 4, "accepted": 6, "corrected": 2}, {"passes": 2, "accepted": 2, "corrected": 6}
+    outputs = (made(*range(1, 7), **one), made(*range(1, 7), **other))
+    found = measured("crossdraft", 2, [RunResult(outputs, 10.0, Work(1.0, 0.0, 0.0, 4, 10, 5.0))])
     assert (found.tokens_per_pass, found.acceptance) == (2.0, 0.5)
     assert (found.sessions, found.forward_ms, found.busy) == (2.5, 1250, 0.5)
 
 
-def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_only() -> None:
+def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -> None:
     there, here = (
-        plan(device="cuda:0", concurrency="1,16", tokens=64, cuda_graph_sizes=(1, 8)),
-        plan(way=("crossdraft",)),
+        plan(way=("tree",), device="cuda:0", concurrency="1,16", tokens=64, cuda_graph_sizes=(1, 8), cache_mib=8192),
+        plan(way=("crossdraft", "plain"), quantization="int8", clients_at=20.0, concurrency="300"),
     )
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
-    for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
-        ours = throughput.served(one)
-        assert all(isinstance(each, Wanted) and ("1,8" in each.more) == (one is there) for each in ours)
-        assert [bool(service.prefix) for service in ours] == [is_bound] * len(ours)
+    (target, drafter), (other, helping) = throughput.models_of(there), throughput.models_of(here)
+    assert throughput.models_of(plan())[1] is None  # nobody drafts
+    assert drafter is not None
+    assert helping is not None
+    for model, mib in ((target.model, 8192), (drafter.model, 1024)):
+        assert (model.device, model.graph_sizes, model.budget, model.threads) == ("cuda:0", (1, 8), mib, 1)
+    assert (other.model.reuse, other.model.quantization, helping.model.quantization) == (False, "int8", None)
+    assert other.listening.sessions.sessions == 2400
+    assert (other.listening.port, helping.listening.port) == (None, None)
+    for one in (there, here):
         assert [throughput.assisting(one, threads).alone for threads in (1, 2)] == [one is here, False]
-        assert ("thread on the first" in one.conditions) == (one is here)
+        assert ("thread is on the first" in one.conditions) == (one is here)
 
 
 def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
@@ -100,7 +104,7 @@ def test_prompts_are_enough_and_no_two_begin_alike() -> None:
 def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain") -> ThroughputResult:
     """Outputs of 20 tokens/s, or just less if there are more of them than so many."""
     moments = [number * (0.051 if at_once > most else 0.05) for number in range(1, 9)]
-    return measured(name, at_once, [RunResult((made(*moments),) * at_once, 1.0, ProcessorTime(1.0))], temperature)
+    return measured(name, at_once, [RunResult((made(*moments),) * at_once, 1.0, Work(1.0))], temperature)
 
 
 @pytest.mark.parametrize(
@@ -135,66 +139,63 @@ def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
         plan(**changed).check()
 
 
-def test_counters_are_read_from_metrics_by_name() -> None:
-    names = ("model_steps_total", "batch_size_sum", "model_seconds_total")
-    lines = [f'crossdraft_service_{name}{{role="target"}} {value}' for value, name in enumerate(names, 1)]
-    assert difference(counts_of("\n".join(lines) + "\n"), ForwardCounts(1, 0, 3)) == ForwardCounts(0, 2, 0)
-    with pytest.raises(CommandFailed, match="no crossdraft_service_batch_size_sum"):
-        counts_of(lines[0] + "\n")
-
-
 class Asked(TransformersProcess):
     """A process that takes longest unless 3 tokens are drafted at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(throughput.assisting(plan(), 1))
         self.questions: list[Question] = []
+        self.now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> tuple[Output, ...]:
         self.questions.append(question)
-        outputs = tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
-        return Answer(outputs, 1.0 if question.k == 3 else 2.0)
+        self.now += 1.0 if question.k == 3 else 2.0
+        return tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
 
 
-def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs() -> None:
-    asked = Asked()
-    way = Theirs("assisted", asked)
+def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [(1,)] * 20
 
     async def run() -> RunResult:
+        asked = Asked(monkeypatch)
+        way = Theirs("assisted", asked)
         await way.warm_up(prompts)
-        return await way.run(prompts, 6, 16, SamplingOptions(0.0))
+        found = await way.run(prompts, 6, 16, SamplingOptions(0.0))
+        assert (way.name, asked.questions[-1].k) == ("assisted, K = 3", 3)
+        return found
 
     found = asyncio.run(run())
-    assert (way.name, asked.questions[-1].k, len(found.outputs)) == ("assisted, K = 3", 3, ONE_BY_ONE)
-    assert found.forwards == ForwardCounts()
+    assert (len(found.outputs), found.seconds, found.work.steps) == (ONE_BY_ONE, 1.0, 0)
 
 
 def test_a_full_event_loop_is_said() -> None:
-    busy = measured("plain", 64, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 1.9))])
-    idle = measured("plain", 1, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 0.1))])
+    busy = measured("plain", 64, [RunResult((made(1.0, 2.0),), 2.0, Work(1.0, 0.0, 1.9))])
+    idle = measured("plain", 1, [RunResult((made(1.0, 2.0),), 2.0, Work(1.0, 0.0, 0.1))])
     *_, warning = plan().report([idle, busy])
     assert "outputs waited for it: plain with 64" in str(warning)
     assert len(list(plan().report([idle]))) == 3
 
 
-def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[str] = []
+def test_outputs_over_models_in_this_process(
+    measure: Measure, target_folder: Path, drafter_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Servers] = []
+    bound: dict[int, set[int]] = {}
 
     @asynccontextmanager
-    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
-        yield [Running(addresses[one.role], os.getpid(), {"metrics": one.role}) for one in wanted]
+    async def noted(*models: Any) -> AsyncIterator[Servers]:
+        async with serving(*models) as servers:
+            served.append(servers)
+            yield servers
 
-    async def forward_counts(address: str) -> ForwardCounts:
-        counted.append(address)
-        return ForwardCounts(len(counted), 2 * len(counted))
-
-    monkeypatch.setattr(throughput, "running", running)
-    monkeypatch.setattr(throughput, "forward_counts", forward_counts)
+    monkeypatch.setattr(throughput, "serving", noted)
+    monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
+    models = ("--target", target_folder, "--drafter", drafter_folder, "--cache-mib", 16)
     options = ("--concurrency", "1,2", "--tokens", 3, "--prompt-tokens", 8, "--limit", 4, "--prompts", PROMPTS)
     ways = ("crossdraft", "lock-step", "tree", "overlapped", "plain")
     sampled = ("--temperature", "0,0.7", "--top-k", 2, "--clients-at", 0.001)
-    found = measure("throughput", "--way", ",".join(ways), *options, *sampled)
+    found = measure("throughput", *models, "--way", ",".join(ways), *options, *sampled)
     ran = [(one["temperature"], one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
     cells = [(way, count) for count in (1, 2) for way in ways]
     of_one = [one for one in ran if one[0] == 0.0]
@@ -205,11 +206,14 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     assert [(one[1], one[2]) for one in of_one[len(cells) :]] == [
         (way, count) for way in ("crossdraft", "plain") for count in more
     ]
-    assert all(one["sessions"] == 2 for one in found)
+    assert all(1 <= one["sessions"] <= one["at_once"] for one in found)
     assert all(one["tokens_per_pass"] >= 1 for one in found)
     assert all((one["to_plain"] == 1) == (one["configuration"] == "plain") for one in found if one["at_once"] <= 2)
     assert {one["configuration"] for one in found if one["draft_ms"] is not None} >= set(ways[1:4])
-    assert set(counted) == {"target"}
+    ((target, drafter),) = (one.values() for one in served)
+    assert (target.address, drafter.address) == (target.here, drafter.here)  # there is no port
+    assert len(bound) == 2
+    assert all(len(cores) == 1 for cores in bound.values())
 
 
 @pytest.mark.full

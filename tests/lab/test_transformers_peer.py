@@ -22,7 +22,7 @@ def greedy(model: PreTrainedModel, prompt: tuple[int, ...], tokens: int) -> tupl
 
 def test_assisted_generation_tells_when_tokens_came() -> None:
     pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
-    (made,) = pair.answer(Question((PROMPTS[0],), 6, 2), 0.0).outputs
+    (made,) = pair.answer(Question((PROMPTS[0],), 6, 2), 0.0)
     assert made.ids == greedy(load_model("bundled:target", "float32").model, PROMPTS[0], 6)
     assert len(made.moments) == 6
     assert [made.asked, *made.moments] == sorted([made.asked, *made.moments])
@@ -31,7 +31,7 @@ def test_assisted_generation_tells_when_tokens_came() -> None:
 def test_sampled_outputs_are_target_ids_and_differ() -> None:
     torch.manual_seed(1)
     pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
-    found = [one.ids for one in pair.answer(Question((PROMPTS[0],) * 8, 3, 2), 1.0).outputs]
+    found = [one.ids for one in pair.answer(Question((PROMPTS[0],) * 8, 3, 2), 1.0)]
     assert {len(ids) for ids in found} == {3}
     assert all(0 <= token < 4096 for ids in found for token in ids)
     assert len(set(found)) > 2

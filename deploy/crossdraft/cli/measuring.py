@@ -125,6 +125,11 @@ class Table:
         """One row for each result."""
         return Table(tuple(columns), tuple(tuple(str(of(one)) for of in columns.values()) for one in results), title)
 
+    def turned(self) -> "Table":
+        """With a line for each column, and a column for each line."""
+        first, *rest = zip(self.headings, *self.rows, strict=True)
+        return Table(first, tuple(rest), self.title)
+
     def markdown(self) -> str:
         """As Markdown, with its title above it."""
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]

@@ -130,10 +130,14 @@ async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
 
 
 def patience(**seconds: float) -> "Patience":
-    """Of clients of services that may be this process's own: these are asked until they answer or end."""
+    """Of clients of services that may be in this process or started by it: these are asked until they answer or end."""
     from crossdraft.rpc.clients import Patience
+    from crossdraft.rpc.memory import serves
 
-    return Patience(**seconds, lives=lambda one: one in _processes and _processes[one].returncode is None)
+    def lives(address: str) -> bool:
+        return serves(address) or (address in _processes and _processes[address].returncode is None)
+
+    return Patience(**seconds, lives=lives)
 
 
 async def _start(wanted: Startable) -> StartedProcess:

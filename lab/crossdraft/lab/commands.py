@@ -14,11 +14,11 @@ import typer
 from typer import Option
 
 from crossdraft.cli import commands as command_line
-from crossdraft.config.commands import DEFAULT_DRAFTER, ReportFile
+from crossdraft.config.commands import DEFAULT_DRAFTER
 from crossdraft.config.engine import STARTED, Dtype, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
-from crossdraft.lab.loadtest.options import ExistingServers, LoadOptions, LoadRequests, StartedServices
+from crossdraft.lab.loadtest.plan import LoadPlan
 
 TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
@@ -42,23 +42,24 @@ class Files:
 Planned = TypeVar("Planned")
 
 
-def command(name: str, benchmark: str) -> Callable[[type[Planned]], type[Planned]]:
+def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[type[Planned]], type[Planned]]:
     """Makes a plan a command.
 
     Args:
         name: of the command.
         benchmark: MODULE.CLASS in this package, made of the plan that the options say.
+        group: where it is added.
     """
 
     def register(plan: type[Planned]) -> type[Planned]:
         def run(given: Planned, files: Files) -> None:
-            module, _, measuring = benchmark.partition(".")
+            module, _, measuring = benchmark.rpartition(".")
             found = getattr(import_module(f"crossdraft.lab.{module}"), measuring)(given)
             found.run(files.json_file, files.markdown_file)
 
         run.__annotations__["given"] = plan
         run.__doc__ = plan.__doc__
-        command_line.command(app, name)(run)
+        command_line.command(group, name)(run)
         return plan
 
     return register
@@ -285,13 +286,4 @@ class DataplanePlan:
 def add_to(group: typer.Typer) -> None:
     """Adds these commands, which are found where the laboratory is."""
     group.add_typer(app)
-    command_line.command(group, runs="crossdraft.lab.loadtest.command:loadtest")(loadtest)
-
-
-def loadtest(
-    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, file: ReportFile
-) -> None:
-    """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
-
-    Without --url, --server and --target it starts services and a server, and ends them afterwards.
-    """
+    command("loadtest", "loadtest.benchmark.LoadTest", group)(LoadPlan)

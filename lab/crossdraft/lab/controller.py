@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from crossdraft.cli.measuring import Columns, Table, finished, total_of
+from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import Wanted, patience
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, connect
@@ -47,7 +47,7 @@ from crossdraft.lab.harness import (
 )
 from crossdraft.lab.models import write_free
 from crossdraft.lab.services import Distant, Killable, Served, service
-from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of, sampled
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
@@ -230,11 +230,8 @@ class ComparedPipelines:
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
     ) -> Timed:
         """All outputs at once, of the prompts from a number on."""
-        pipeline, began = pipeline or self.pipeline(choice), time.monotonic()
         requests = [self.request(choice, first + number, tokens) for number in range(self.given.outputs)]
-        figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in requests))
-        total = total_of(figures)
-        return Timed(total.tokens, time.monotonic() - began, total)
+        return await sampled(pipeline or self.pipeline(choice), requests)
 
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""

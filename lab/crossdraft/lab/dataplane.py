@@ -10,28 +10,30 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
-from crossdraft.cli.measuring import Columns, Table, finished, total_of
+from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
-from crossdraft.client import Statistics, connect
+from crossdraft.client import connect
 from crossdraft.config.request import AUTO
 from crossdraft.lab.commands import DataplanePlan
 from crossdraft.lab.emulation.steps import Pace
-from crossdraft.lab.harness import MILLISECONDS, Benchmark, in_turns, processor_seconds
+from crossdraft.lab.harness import Benchmark, Timed, in_turns, processor_seconds, speed_of
 from crossdraft.lab.models import write_free
+from crossdraft.lab.outputs import MILLISECONDS, ratio
 from crossdraft.lab.services import Served, service
-from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of
+from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of, sampled
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.verification.methods import method_named
 
 ROUNDS = ("lock-step, K = 5", "lock-step, K = 8", "lock-step, trees of 16")  # one thing after another
 CONFIGURATIONS = (WITHOUT_DRAFTER, AUTO, *ROUNDS, "overlapped, 16, 4")
 WARM_UP = 4  # outputs before each measurement
+PARTS = ("round_ms", "pass_ms", "draft_ms")  # of a round
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,6 @@ class DataplaneResult:
     def machinery_ms(self) -> float:
         """Of a round: orchestrator, links, codecs, queues."""
         return (self.round_ms or 0.0) - (self.pass_ms or 0.0) - (self.draft_ms or 0.0)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """All outputs of one configuration, once."""
-
-    seconds: float
-    processor: tuple[float, ...]  # seconds of orchestrator, target, drafter
-    figures: Statistics  # of all outputs
 
 
 ROUND: Columns = {
@@ -138,57 +131,52 @@ class Dataplane(Benchmark[DataplanePlan, DataplaneResult]):
                 """Seconds of orchestrator, target and drafter so far."""
                 return time.process_time(), *(processor_seconds(one.process_id) for one in services)
 
-            async def run(configuration: str, count: int, first: int) -> Statistics:
+            async def run(configuration: str, count: int, first: int) -> Timed:
                 """Makes so many outputs at once."""
-                pipeline, lost = plain if configuration == WITHOUT_DRAFTER else drafted, configuration == AUTO
                 given = (plan.method, plan.temperature, plan.max_tokens)
-                requests = (request_of(configuration, first + number, *given) for number in range(count))
-                return total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=lost) for one in requests)))
+                requests = [request_of(configuration, first + number, *given) for number in range(count)]
+                pipeline = plain if configuration == WITHOUT_DRAFTER else drafted
+                return await sampled(pipeline, requests, lost=configuration == AUTO)
 
             freeze_heap()
             for count in plan.outputs:
 
-                async def turn(configuration: str, number: int, count: int = count) -> Turn:
+                async def turn(configuration: str, number: int, count: int = count) -> Timed:
                     await run(configuration, min(WARM_UP, count), 1000)
-                    before, began = processor(), time.monotonic()
-                    figures = await run(configuration, count, 0)
-                    took, after = time.monotonic() - began, processor()
+                    before = processor()
+                    found = await run(configuration, count, 0)
+                    spent = tuple(late - early for late, early in zip(processor(), before, strict=True))
                     advance()
-                    return Turn(took, tuple(late - early for late, early in zip(after, before, strict=True)), figures)
+                    return replace(found, processor=spent)
 
                 for one in _summed_up(count, await in_turns(CONFIGURATIONS, plan.turns, turn)):
                     yield one
 
 
-def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[DataplaneResult]:
+def _summed_up(count: int, turns: dict[str, list[Timed]]) -> list[DataplaneResult]:
     """The figures of all turns of each configuration."""
-    totals = {name: total_of([one.figures for one in found]) for name, found in turns.items()}
-    seconds = {name: sum(one.seconds for one in found) for name, found in turns.items()}
-    speeds = {name: total.tokens / seconds[name] for name, total in totals.items()}
+    speeds = {name: speed_of(found) for name, found in turns.items()}
     best = max(speed for name, speed in speeds.items() if CHOICES[name])
     results = []
-    for name, total in totals.items():
-        orchestrator, target, drafter = (
-            MILLISECONDS * sum(one.processor[place] for one in turns[name]) for place in range(3)
-        )
-        lasted = (count * seconds[name], total.target_seconds, total.drafter_seconds)
+    for name, found in turns.items():
+        total = total_of([one.figures for one in found if one.figures])
+        spent = [MILLISECONDS * sum(column) for column in zip(*(one.processor for one in found), strict=True)]
+        orchestrator, target, drafter = (milliseconds / total.tokens for milliseconds in spent)
+        lasted = (count * sum(one.seconds for one in found), total.target_seconds, total.drafter_seconds)
         rounds = total.epochs if name in ROUNDS else 0
-        whole, passed, drafted = (MILLISECONDS * part / rounds if rounds else None for part in lasted)
         results.append(
             DataplaneResult(
-                outputs=count,
-                configuration=name,
-                speed=speeds[name],
-                tokens_per_pass=total.tokens_per_pass,
-                orchestrator_ms=orchestrator / total.tokens,
-                target_ms=target / total.tokens,
-                drafter_ms=drafter / total.tokens,
-                target_pass_ms=target / total.passes,
+                count,
+                name,
+                speeds[name],
+                total.tokens_per_pass,
+                orchestrator,
+                target,
+                drafter,
+                target_pass_ms=spent[1] / total.passes,
                 to_plain=speeds[name] / speeds[WITHOUT_DRAFTER],
                 to_best=speeds[name] / best,
-                round_ms=whole,
-                pass_ms=passed,
-                draft_ms=drafted,
+                **{name: ratio(MILLISECONDS * part, rounds) for name, part in zip(PARTS, lasted, strict=True)},
             )
         )
     return results

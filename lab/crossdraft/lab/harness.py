@@ -17,9 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,8 @@ from crossdraft.cli.running import (
     write_text,
 )
 from crossdraft.client import Statistics
+from crossdraft.client.api import software
 
-MILLISECONDS = 1000.0  # of a second
 Planned = TypeVar("Planned")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
@@ -78,11 +79,16 @@ class Benchmark(ABC, Generic[Planned, Result]):
 
     def __init__(self, plan: Planned) -> None:
         self.plan = plan  # a dataclass: the options of the command
+        self.begun = datetime.now(UTC).isoformat(timespec="seconds")
 
     @property
     def total(self) -> int | None:
         """How many units are counted; None: not known before."""
         return None
+
+    def described(self) -> dict[str, Any]:
+        """The plan, as the file of results has it."""
+        return asdict(self.plan)  # type: ignore[call-overload,no-any-return]  # a dataclass
 
     def check(self) -> None:
         """Raises UsageError if a value is out of its range, before anything is started."""
@@ -146,7 +152,8 @@ class Benchmark(ABC, Generic[Planned, Result]):
 
     def _write(self, results: Sequence[Result], json_path: Path | None, markdown_path: Path | None) -> None:
         if json_path is not None:
-            record = {"plan": asdict(self.plan), "results": [asdict(one) for one in results]}  # type: ignore[call-overload]
+            about = {"begun": self.begun, "software": software(), "cores": len(os.sched_getaffinity(0))}
+            record = {**about, "plan": self.described(), "results": [asdict(one) for one in results]}  # type: ignore[call-overload]
             write_text(json_path, json.dumps(record, indent=1, default=str) + "\n")
         if markdown_path is not None:
             write_text(markdown_path, self._markdown(results))
@@ -187,7 +194,8 @@ class Timed:
 
     tokens: int
     seconds: float
-    figures: Statistics | None = None  # None: it has not ended, or is not one of ours
+    figures: Statistics | None = None  # of all of them; None: they have not ended
+    processor: tuple[float, ...] = ()  # seconds of orchestrator, target and drafter; empty: not counted
 
 
 @dataclass(frozen=True)
@@ -235,10 +243,11 @@ def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
 USER_TIME, SYSTEM_TIME = 13, 14  # fields of /proc/PID/stat, from 0, in clock ticks
 
 
-def processor_seconds(process: int) -> float:
-    """Of all threads of a process since it began; 0.0 where there is no /proc or no such process."""
+def processor_seconds(process: int, thread: int | None = None) -> float:
+    """Of all threads of a process since it began, or of one; 0.0 where there is no /proc, no such process or thread."""
+    task = "" if thread is None else f"/task/{thread}"
     try:
-        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{process}{task}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0.0
     # The second field is the command's name in brackets, which may itself hold spaces and brackets.

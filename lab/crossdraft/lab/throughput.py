@@ -1,38 +1,38 @@
 """`crossdraft bench throughput`: many outputs at once, beside transformers' assisted generation with the same models.
 
-Each model has one process and one thread of torch unless more are asked for; on a CPU the target has the first core,
-the drafter the second one, and this process runs where there is room. transformers has the target's core. Where models
-are on another device no process is bound to a core. Configurations take turns; one runs while the others are idle.
+Target and drafter run in this process, as `crossdraft serve http --target-model --drafter-model` has them, each with a
+thread of its own. On a CPU the target's has the first core, the drafter's the second one, and the event loop runs where
+there is room; transformers has a process on the target's core. Where models are on another device nothing is bound to a
+core. Configurations take turns; one runs while the others are idle.
 """
 
-import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
-from urllib.request import urlopen
-
-from prometheus_client.parser import text_string_to_metric_families
+from typing import Any
 
 from crossdraft.cli.measuring import Columns, Table, total_of
-from crossdraft.cli.processes import Running, Wanted, patience, running
-from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.cli.processes import patience
+from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.request import Overlap
+from crossdraft.config.service import SessionOptions
+from crossdraft.drafter.service import ServeDrafter
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
-from crossdraft.lab.harness import MILLISECONDS, in_turns, numbers_of, on_core, optional, processor_seconds
-from crossdraft.lab.loadtest.summary import Spread
-from crossdraft.lab.services import NO_DEFAULTS
-from crossdraft.lab.transformers_peer import Assisting, Made, Question, TransformersProcess
+from crossdraft.lab.harness import in_turns, numbers_of, optional, processor_seconds
+from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
+from crossdraft.lab.transformers_peer import Assisting, Question, TransformersProcess
 from crossdraft.lab.workload import Prompted, gathered
-from crossdraft.rpc.metrics import PREFIX
-from crossdraft.rpc.server import freeze_heap
+from crossdraft.rpc.server import Listening, freeze_heap
+from crossdraft.serving.models import Servers, serving
 from crossdraft.session.models import requested_method
+from crossdraft.target.service import ServeTarget
 
 CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
 FIXED: dict[str, dict[str, Any]] = {  # choices in place of the controller's, and what a request says for each
@@ -49,6 +49,7 @@ CLOSE = 4  # a number of clients that is fast enough and one that is too slow: t
 ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: more would only take longer
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
+SESSIONS = 256  # of a service, at least
 FULL = 0.9  # cores; an event loop that takes more may be what outputs wait for
 Ids = tuple[int, ...]
 
@@ -57,49 +58,31 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ForwardCounts:
-    """Counters of the target's service, or a difference of two readings."""
+class Work:
+    """What was counted so far, or a difference of two readings."""
 
-    steps: float = 0.0  # forwards
+    target: float = 0.0  # processor seconds of its thread, or of transformers' process
+    drafter: float = 0.0  # likewise
+    loop: float = 0.0  # processor seconds of the thread in which the orchestrator runs, and this measures
+    steps: float = 0.0  # forwards of the target
     jobs: float = 0.0  # sessions, summed over the forwards
     seconds: float = 0.0  # in forwards and draws
 
-
-@dataclass(frozen=True)
-class ProcessorTime:
-    """Processor seconds."""
-
-    target: float  # of its process
-    drafter: float = 0.0
-    loop: float = 0.0  # of the thread in which the orchestrator runs, and this measures
-
-
-Counts = TypeVar("Counts", ForwardCounts, ProcessorTime)
-
-
-def difference(after: Counts, before: Counts) -> Counts:
-    """Field by field."""
-    return type(after)(*(late - early for late, early in zip(astuple(after), astuple(before), strict=True)))
-
-
-def total(counts: Iterable[Counts]) -> list[float]:
-    """The sum of each field."""
-    return [sum(column) for column in zip(*map(astuple, counts), strict=True)]
+    def __sub__(self, before: "Work") -> "Work":
+        return Work(*(late - early for late, early in zip(astuple(self), astuple(before), strict=True)))
 
 
 @dataclass(frozen=True)
 class RunResult:
     """All outputs of one configuration that were made together."""
 
-    outputs: tuple[Made, ...]
+    outputs: tuple[Output, ...]
     seconds: float
-    spent: ProcessorTime
-    forwards: ForwardCounts = ForwardCounts()
-    statistics: tuple[Statistics, ...] = ()  # empty: made by transformers
+    work: Work
 
 
-@dataclass(frozen=True)
-class ThroughputResult:
+@dataclass(frozen=True, kw_only=True)
+class ThroughputResult(Latencies):
     """One configuration with so many outputs at once, over all its runs."""
 
     configuration: str
@@ -109,10 +92,6 @@ class ThroughputResult:
     seconds: float
     tokens_per_second: float
     streaming: float | None  # tokens/s while all outputs were under way and had begun; None: there was no such time
-    first_token_ms: Spread | None
-    per_token_ms: Spread | None  # of each output: from its first token to its last, for each token after the first
-    gap_ms: Spread | None  # between any two tokens of an output; those of one pass come together
-    end_to_end_ms: Spread | None
     tokens_per_pass: float | None
     acceptance: float | None  # of the judged tokens; None: none was judged
     sessions: float | None  # in a forward of the target, mean
@@ -130,11 +109,10 @@ class ThroughputResult:
 def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temperature: float = 0.0) -> ThroughputResult:
     """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
-    seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
-    statistics = [one for run in runs for one in run.statistics]
+    seconds, tokens = sum(run.seconds for run in runs), sum(made.tokens for made in outputs)
+    statistics = [one.figures for one in outputs if isinstance(one.figures, Statistics)]
     ours = total_of(statistics) if statistics else None
-    steps, jobs, in_model = total(run.forwards for run in runs)
-    target, drafter, loop = total(run.spent for run in runs)
+    work = Work(*map(sum, zip(*(astuple(run.work) for run in runs), strict=True)))
     return ThroughputResult(
         configuration=configuration,
         at_once=at_once,
@@ -143,32 +121,22 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
         seconds=seconds,
         tokens_per_second=tokens / seconds,
         streaming=streaming([run.outputs for run in runs]),
-        first_token_ms=Spread.of((made.moments[0] - made.asked for made in outputs), MILLISECONDS),
-        per_token_ms=Spread.of(
-            (
-                (made.moments[-1] - made.moments[0]) / (len(made.moments) - 1)
-                for made in outputs
-                if len(made.moments) > 1
-            ),
-            MILLISECONDS,
-        ),
-        gap_ms=Spread.of((end - begin for made in outputs for begin, end in pairwise(made.moments)), MILLISECONDS),
-        end_to_end_ms=Spread.of((made.moments[-1] - made.asked for made in outputs), MILLISECONDS),
-        tokens_per_pass=_ratio(tokens, ours.passes) if ours else None,
-        acceptance=_ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
-        sessions=_ratio(jobs, steps),
-        forward_ms=_ratio(MILLISECONDS * in_model, steps),
-        busy=in_model / seconds if steps else None,
-        target_cores=target / seconds,
-        drafter_cores=drafter / seconds,
-        loop_cores=loop / seconds,
-        tokens_per_target_second=tokens / target if target else 0.0,
-        draft_ms=_ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
+        **latencies_of(outputs),
+        tokens_per_pass=ratio(tokens, ours.passes) if ours else None,
+        acceptance=ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
+        sessions=ratio(work.jobs, work.steps),
+        forward_ms=ratio(MILLISECONDS * work.seconds, work.steps),
+        busy=work.seconds / seconds if work.steps else None,
+        target_cores=work.target / seconds,
+        drafter_cores=work.drafter / seconds,
+        loop_cores=work.loop / seconds,
+        tokens_per_target_second=tokens / work.target if work.target else 0.0,
+        draft_ms=ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
         temperature=temperature,
     )
 
 
-def streaming(runs: Iterable[Sequence[Made]]) -> float | None:
+def streaming(runs: Iterable[Sequence[Output]]) -> float | None:
     """Tokens a second between the latest first token and the earliest last one, over runs."""
     tokens, seconds = 0, 0.0
     for outputs in runs:
@@ -177,10 +145,6 @@ def streaming(runs: Iterable[Sequence[Made]]) -> float | None:
             seconds += last - first
             tokens += sum(first < moment <= last for made in outputs for moment in made.moments)
     return tokens / seconds if seconds else None
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 def _quantile(spread: Spread | None, name: str, digits: int) -> str:
@@ -201,7 +165,7 @@ SPEEDS: Columns = {
     "first token: p99": lambda one: _quantile(one.first_token_ms, "p99", 0),
     "ms a token: p50": lambda one: _quantile(one.per_token_ms, "p50", 1),
     "a token: p99": lambda one: _quantile(one.per_token_ms, "p99", 1),
-    "gaps, ms: p99": lambda one: _quantile(one.gap_ms, "p99", 0),
+    "gaps, ms: p99": lambda one: _quantile(one.between_chunks_ms, "p99", 0),
     "whole output, ms: p50": lambda one: _quantile(one.end_to_end_ms, "p50", 0),
     "whole output: p99": lambda one: _quantile(one.end_to_end_ms, "p99", 0),
 }
@@ -276,7 +240,6 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     """What is measured."""
 
     unit = "runs"
-    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
     @cached_property
     def at_once(self) -> tuple[int, ...]:
@@ -306,10 +269,6 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         if self.plan.device == "cpu":
             return ((ONE_BY_ONE, WARM_UP),)
         return tuple((count, max(WARM_UP, self.plan.tokens // 2)) for count in self.at_once)
-
-    def core(self, number: int) -> tuple[str, ...]:
-        """The prefix of a model's command that binds it to a core."""
-        return on_core(number) if self.plan.device == "cpu" else ()
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
@@ -381,7 +340,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         """Models, sizes, cores."""
         plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
         temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + f", top-k {plan.top_k or 'all'}"
-        cpu = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
+        cpu = ": the target's thread is on the first, the drafter's on the second" if plan.device == "cpu" else ""
         weights = plan.dtype + (f", {plan.quantization} in our target" if plan.quantization else "")
         return (
             f"Target {plan.target}, drafter {plan.drafter}, T = {temperatures}, {plan.tokens} tokens after prompts of "
@@ -395,21 +354,27 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
 
 async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], list[Ids]]:
-    """Starts all processes, until the stack is left; the configurations, and the prompts' ids.
+    """Loads all models, until the stack is left; the configurations, and the prompts' ids.
 
     Raises:
-        CommandFailed: a process does not start.
+        CommandFailed: a model cannot be run.
     """
-    target, *drafter = await stack.enter_async_context(running(served(bench)))
-    plain = await stack.enter_async_context(connect(target.address, patience=patience()))
-    found: list[Way] = []
+    try:
+        servers = await stack.enter_async_context(serving(*models_of(bench)))
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+    models = Models(servers)
+    if bench.plan.device == "cpu":
+        models.bind()
+    target, found = servers["target"].here, list[Way]()
+    plain = await stack.enter_async_context(connect(target, patience=patience()))
     base = bench.request(bench.plan.temperatures[0])
     for name in (one for one in DRAFTED if one in bench.plan.way):  # each learns by its own connection
-        pipeline = connect(target.address, drafter[0].address, patience(), needs_drafter=True)
+        pipeline = connect(target, servers["drafter"].here, patience(), needs_drafter=True)
         drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
-        found.append(Ours(name, drafted, request, target, drafter[0], bench.warm_ups))
+        found.append(Ours(name, drafted, request, models, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
-        found.append(Ours(CROSSDRAFT_PLAIN, plain, base, target, None, bench.warm_ups))
+        found.append(Ours(CROSSDRAFT_PLAIN, plain, base, models, bench.warm_ups))
     for threads in bench.theirs:
         process = stack.enter_context(TransformersProcess(assisting(bench, threads)))
         found.append(Theirs(f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}", process))
@@ -418,20 +383,45 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
     return found, [tuple(encode(text)) for text in bench.prompts]
 
 
-def served(bench: Throughput) -> list[Wanted]:
-    """Our services: a target, and a drafter if one is needed."""
+def models_of(bench: Throughput) -> tuple[ServeTarget, ServeDrafter | None]:
+    """Ours: a target, and a drafter if one is needed."""
     plan = bench.plan
     graphs, eager = plan.cuda_graph_sizes, plan.enforce_eager
-    where = EngineOptions(dtype=plan.dtype, device=plan.device, cuda_graph_sizes=graphs, enforce_eager=eager).arguments
-    quantized = ("--quantization", plan.quantization) if plan.quantization else ()
-    cache = ("--cache-mib", str(plan.cache_mib), "--no-enable-prefix-caching")
-    sessions = ("--max-sessions", str(bench.most_clients)) if plan.clients_at else ()
-    own = (*NO_DEFAULTS, *where, *quantized, *cache, *sessions, "--metrics-port", "0")
-    target = Wanted("target", plan.target, 1, own, bench.core(0))
+    engine = EngineOptions(dtype=plan.dtype, device=plan.device, cuda_graph_sizes=graphs, enforce_eager=eager)
+    engine = replace(engine, threads=1, cache_mib=plan.cache_mib)
+    place = Listening(
+        port=None, grace_seconds=0, sessions=SessionOptions(max_sessions=max(SESSIONS, bench.most_clients))
+    )
+    target = replace(ModelOptions.of(plan.target, engine), reuse=False, quantization=plan.quantization)
     if not set(DRAFTED) & set(plan.way):
-        return [target]
-    small = ("--cache-mib", str(max(STARTED.cache_mib or 0, plan.cache_mib // 8)))
-    return [target, Wanted("drafter", plan.drafter, 1, (*where, *small, *sessions), bench.core(1))]
+        return ServeTarget(target, place), None
+    small = replace(engine, cache_mib=max(STARTED.cache_mib or 0, plan.cache_mib // 8))
+    return ServeTarget(target, place), ServeDrafter(ModelOptions.of(plan.drafter, small), place)
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """Our models, which run in this process."""
+
+    servers: Servers  # by role
+
+    def thread(self, role: str) -> int:
+        """The kernel's number of the thread that a model runs in; 0: there is none."""
+        named = [one.native_id for one in threading.enumerate() if one.name == f"{role} model"]
+        return (role in self.servers and named and named[-1]) or 0
+
+    def bind(self) -> None:
+        """Gives each thread a core."""
+        cores = sorted(os.sched_getaffinity(0))
+        for number, role in enumerate(self.servers):
+            os.sched_setaffinity(self.thread(role), {cores[number % len(cores)]})
+
+    def work(self) -> Work:
+        """Until now."""
+        counted = self.servers["target"].statistics()
+        jobs = sum(sessions * steps for sessions, steps in counted.batches.items())
+        target, drafter = (processor_seconds(os.getpid(), self.thread(role)) for role in ("target", "drafter"))
+        return Work(target, drafter, time.thread_time(), counted.steps, jobs, counted.seconds)
 
 
 def assisting(bench: Throughput, threads: int) -> Assisting:
@@ -442,13 +432,12 @@ def assisting(bench: Throughput, threads: int) -> Assisting:
 
 @dataclass(frozen=True, eq=False)
 class Ours:
-    """A pipeline in this process, with services in others."""
+    """A pipeline over our models."""
 
     name: str
     pipeline: Pipeline
     request: GenerationRequest  # its prompt and its number of tokens are replaced
-    target: Running
-    drafter: Running | None
+    models: Models
     warm_ups: tuple[tuple[int, int], ...]  # outputs at once, and tokens of each
 
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
@@ -458,31 +447,22 @@ class Ours:
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
         asked = replace(self.request, max_tokens=tokens, options=options)
-        forwards, spent = await forward_counts(self.target.ready["metrics"]), self._spent()
-        began = time.monotonic()
+        before, began = self.models.work(), time.monotonic()
 
-        async def made(number: int) -> tuple[Made, Statistics]:
-            return await self._output(replace(asked, prompt=prompts[number], choice=number), began)
+        async def made(number: int) -> Output:
+            return await self._output(replace(asked, prompt=prompts[number], choice=number))
 
-        found = await gathered(made, range(len(prompts)), at_once)
-        seconds, after = time.monotonic() - began, self._spent()
-        forwards = difference(await forward_counts(self.target.ready["metrics"]), forwards)
-        outputs, statistics = zip(*found, strict=True)
-        return RunResult(outputs, seconds, difference(after, spent), forwards, statistics)
+        outputs = await gathered(made, range(len(prompts)), at_once)
+        return RunResult(tuple(outputs), time.monotonic() - began, self.models.work() - before)
 
-    async def _output(self, request: GenerationRequest, began: float) -> tuple[Made, Statistics]:
-        asked, ids, moments = time.monotonic() - began, [], []
+    async def _output(self, request: GenerationRequest) -> Output:
+        asked, moments = time.monotonic(), []
         async with self.pipeline.run(request) as generation:
-            async for token in generation:
-                ids.append(token.id)
-                moments.append(time.monotonic() - began)
-        if generation.statistics is None or not ids:
+            async for _ in generation:
+                moments.append(time.monotonic())
+        if generation.statistics is None or not moments:
             raise CommandFailed("an output ended without a token or without its statistics")
-        return Made(tuple(ids), asked, tuple(moments)), generation.statistics
-
-    def _spent(self) -> ProcessorTime:
-        drafter = 0.0 if self.drafter is None else processor_seconds(self.drafter.process_id)
-        return _spent(self.target, drafter)
+        return Output(asked, tuple(moments), moments[-1], figures=generation.statistics)
 
 
 @dataclass(eq=False)
@@ -498,36 +478,19 @@ class Theirs:
         seconds: dict[int | None, float] = {}
         for k in KS:
             for tokens in (WARM_UP, 4 * WARM_UP):
-                question = Question(tuple(prompts[:ONE_BY_ONE]), tokens, k)
-                seconds[k] = (await self.process.ask(question)).seconds
+                began = time.monotonic()
+                await self.process.ask(Question(tuple(prompts[:ONE_BY_ONE]), tokens, k))
+                seconds[k] = time.monotonic() - began
         self.k = min(seconds, key=lambda k: seconds[k])
         self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
-        before = _spent(self.process)
-        answer = await self.process.ask(Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
-        return RunResult(answer.outputs, answer.seconds, difference(_spent(self.process), before))
+        before, began = self._work(), time.monotonic()
+        outputs = await self.process.ask(Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
+        return RunResult(outputs, time.monotonic() - began, self._work() - before)
+
+    def _work(self) -> Work:
+        return Work(processor_seconds(self.process.process_id))
 
 
 Way = Ours | Theirs  # a configuration
-
-
-def _spent(target: Running | TransformersProcess, drafter: float = 0.0) -> ProcessorTime:
-    """Until now."""
-    return ProcessorTime(processor_seconds(target.process_id), drafter, time.thread_time())
-
-
-async def forward_counts(address: str) -> ForwardCounts:
-    """What a service has counted so far, from its metrics at host:port; raises CommandFailed if it does not say."""
-    with await asyncio.to_thread(urlopen, f"http://{address}/metrics", timeout=30) as answer:
-        return counts_of((await asyncio.to_thread(answer.read)).decode("utf-8"))
-
-
-def counts_of(text: str) -> ForwardCounts:
-    """From metrics as Prometheus reads them; raises CommandFailed if one is missing."""
-    found = {sample.name: sample.value for one in text_string_to_metric_families(text) for sample in one.samples}
-    names = ("model_steps_total", "batch_size_sum", "model_seconds_total")
-    try:
-        return ForwardCounts(*(found[f"{PREFIX}service_{name}"] for name in names))
-    except KeyError as error:
-        raise CommandFailed(f"the target's metrics have no {error.args[0]}") from error

@@ -19,18 +19,10 @@ from transformers.generation.streamers import BaseStreamer
 from crossdraft.cli.running import CommandFailed
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
+from crossdraft.lab.outputs import Output
 from crossdraft.rpc.server import freeze_heap
 
 NEVER = -1  # an end-of-text id that no model draws
-
-
-@dataclass(frozen=True)
-class Made:
-    """One output, with the times of its tokens."""
-
-    ids: tuple[int, ...]  # of the target
-    asked: float  # when it was asked for, in seconds since the run began
-    moments: tuple[float, ...]  # when each token came, likewise
 
 
 @dataclass(frozen=True)
@@ -40,14 +32,6 @@ class Question:
     prompts: tuple[tuple[int, ...], ...]  # ids
     tokens: int  # of each output
     k: int | None = None  # drafted at once; None: its own rule
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The outputs of a question."""
-
-    outputs: tuple[Made, ...]  # in the order of the prompts
-    seconds: float  # from the question to the last token
 
 
 @dataclass(frozen=True)
@@ -84,11 +68,11 @@ class TransformersProcess:
     def process_id(self) -> int:
         return self._process.pid or 0
 
-    async def ask(self, question: Question) -> Answer:
-        """Raises CommandFailed if transformers fails."""
+    async def ask(self, question: Question) -> tuple[Output, ...]:
+        """The outputs, in the order of the prompts; raises CommandFailed if transformers fails."""
         try:
             self._connection.send(question)
-            found: Answer | str = await asyncio.to_thread(self._connection.recv)
+            found: tuple[Output, ...] | str = await asyncio.to_thread(self._connection.recv)
         except (EOFError, OSError) as error:
             raise CommandFailed("transformers' process ended before it answered") from error
         if isinstance(found, str):
@@ -96,7 +80,7 @@ class TransformersProcess:
         return found
 
 
-def _serve(connection: "Connection[Answer | str, Question]", assisting: Assisting) -> None:
+def _serve(connection: "Connection[tuple[Output, ...] | str, Question]", assisting: Assisting) -> None:
     """Answers until the other end is closed; errors of transformers are answers, too, for the benchmark to report."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark, which then ends this process
     if assisting.alone:
@@ -146,15 +130,15 @@ class AssistedGeneration:
         )
         self._settings = self._assistant.generation_config
 
-    def answer(self, question: Question, temperature: float) -> Answer:
+    def answer(self, question: Question, temperature: float) -> tuple[Output, ...]:
         """One output after another; raises what transformers raises where it fails."""
-        began, outputs = time.monotonic(), []
+        outputs = []
         self._draft(question.k)
         for prompt in question.prompts:
-            asked, came = time.monotonic() - began, Moments()
+            asked, came = time.monotonic(), Moments()
             ids = self._generate(prompt, question.tokens, temperature, came)
-            outputs.append(Made(ids, asked, tuple(moment - began for moment in came.found)))
-        return Answer(tuple(outputs), time.monotonic() - began)
+            outputs.append(Output(asked, tuple(came.found), came.found[-1], ids))
+        return tuple(outputs)
 
     def _draft(self, k: int | None) -> None:
         """Sets how many tokens the assistant drafts at once."""

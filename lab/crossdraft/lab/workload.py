@@ -1,13 +1,14 @@
 """What most benchmarks generate: prompts, the settings that are compared, and pairs of services that run for them."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeVar
 
-from crossdraft.cli.measuring import Columns, Setting
+from crossdraft.cli.measuring import Columns, Setting, finished, total_of
 from crossdraft.cli.processes import Wanted, patience, running, threads_each
 from crossdraft.cli.prompts import prompts_of
 from crossdraft.cli.running import UsageError, checked_options
@@ -16,7 +17,7 @@ from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.request import Overlap
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
-from crossdraft.lab.harness import Benchmark, Result
+from crossdraft.lab.harness import Benchmark, Result, Timed
 from crossdraft.lab.services import NO_DEFAULTS
 from crossdraft.session.models import fault_of_pair
 from crossdraft.speculation.arms import OVERLAPPED, ROUNDS, TREES
@@ -58,6 +59,13 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
         ignore_eos=True,
         **settings,
     )
+
+
+async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest], lost: bool = True) -> Timed:
+    """All outputs at once; their drafter may be lost on the way, if `lost`. Raises CommandFailed."""
+    began = time.monotonic()
+    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=lost) for one in requests)))
+    return Timed(total.tokens, time.monotonic() - began, total)
 
 
 SETTING: Columns = {

@@ -60,6 +60,11 @@ def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, A
     return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], otherwise.weight)
 
 
+def serves(address: str) -> bool:
+    """Whether a service of this process is there."""
+    return address in _endpoints
+
+
 class Pipe(asyncio.Queue[bytes | None]):
     """Frames of one direction; None is their end."""
 

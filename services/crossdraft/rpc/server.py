@@ -221,6 +221,11 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         """Sessions that are open, and the seconds that its model has computed so far."""
         return self.activity.open, 0.0 if self._statistics is None else self._statistics().seconds
 
+    def statistics(self) -> ModelStatistics:
+        """Of its model, which must have some."""
+        assert self._statistics is not None
+        return self._statistics()
+
     @property
     def address(self) -> str:
         """For everybody; where it listens nowhere, that for its own process."""

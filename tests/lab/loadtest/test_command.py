@@ -2,22 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crossdraft.cli.prompts import Prompt
-from crossdraft.cli.running import CommandFailed, run_to_end
-from crossdraft.config.commands import ReportFile
-from crossdraft.lab.loadtest.command import LoadTest, Stages, generate_of
-from crossdraft.lab.loadtest.options import LoadOptions, LoadRequests
-from crossdraft.lab.loadtest.report import LoadReport
-from crossdraft.lab.loadtest.requests import Request
-from crossdraft.lab.loadtest.runner import Chunk, LoadClient, Pieces, RequestFailedError
+from crossdraft.cli.running import CommandFailed
+from crossdraft.lab.loadtest.benchmark import LoadTest, Stages
+from crossdraft.lab.loadtest.clients import Chunk, Pieces, RequestFailedError, Stream
+from crossdraft.lab.loadtest.plan import ExistingServers, LoadPlan
+from crossdraft.rpc.generation import Generate
 from tests.cli.conftest import Cli
-from tests.lab.loadtest.values import CONDITIONS, FIGURES, validated
+from tests.lab.loadtest.values import FIGURES
 
 DELAY = 3  # ms, one way
 LATENCIES = ("first_token_ms", "between_chunks_ms", "per_token_ms", "end_to_end_ms")
@@ -36,87 +32,86 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     files = "--prompts", prompts, "--json", report
     done = cli("loadtest", *models, *ways, *load, *files)
     assert done.code == 0, done.err
-    found = validated(json.loads(report.read_text()))
-    assert [one["way"] for one in found["runs"]] == ["HTTP", "gRPC", "in process"]
-    for one in found["runs"]:
+    found = json.loads(report.read_text())["results"]
+    assert [one["way"] for one in found] == ["HTTP", "gRPC", "in process"]
+    for one in found:
         assert_measured(one)
-    assert [one["way"] for one in found["comparisons"]] == ["HTTP", "gRPC"]
-    assert all(one["end_to_end_ms"]["count"] == 3 for one in found["comparisons"])
+    assert all(one["added"]["end_to_end_ms"]["count"] == 3 for one in found[:2])
     assert "orchestrator and target" in done.out
     assert "added to in process" in done.out
 
 
-class Instant:
-    """A client whose server answers at once, with two chunks of four tokens each."""
-
-    chats = True
-
-    async def stream(self, request: Request) -> Pieces:
-        yield Chunk()
-        yield Chunk()
-        yield FIGURES
+async def instant(_: Generate) -> Pieces:
+    """A server that answers at once, with two chunks of four tokens each."""
+    yield Chunk()
+    yield Chunk()
+    yield FIGURES
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """Two stages of two configurations, one of which is measured beside the other."""
+def refusing(answered: int) -> Stream:
+    """A server that refuses all requests but the first so many."""
+    left = iter(range(answered))
 
-    delays: tuple[float, ...] = (0.0, 5.0)
-    clients: Mapping[str, LoadClient] = field(default_factory=lambda: {"HTTP": Instant(), "in process": Instant()})
-
-    async def stages(self) -> Stages:
-        for delay in self.delays:
-            yield delay, self.clients
-
-
-def run(tested: InMemory, file: ReportFile) -> None:
-    load = LoadOptions(clients=2, requests=3, repeat=2)
-    test = LoadTest(load, (Prompt("text", "a"),), generate_of(LoadRequests()), file)
-    run_to_end(test.run(tested.stages(), LoadReport(CONDITIONS)))
-
-
-def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = tmp_path / "report.json"
-    run(InMemory(), ReportFile(json_file=report))
-    found = validated(json.loads(report.read_text()))
-    names = [(one["way"], one["delay_ms"]) for one in found["runs"]]
-    assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
-    assert [one["summary"]["requests"] for one in found["runs"]] == [6] * 4
-    assert [(one["way"], one["delay_ms"]) for one in found["comparisons"]] == [("HTTP", 0), ("HTTP", 5)]
-    assert "orchestrator and target" in capsys.readouterr().out
-
-
-class Refusing:
-    """A client whose server refuses all requests but the first `answered`."""
-
-    chats = True
-
-    def __init__(self, answered: int) -> None:
-        self.answered = answered
-
-    async def stream(self, request: Request) -> Pieces:
-        self.answered -= 1
-        if self.answered < 0:
+    async def stream(_: Generate) -> Pieces:
+        if next(left, None) is None:
             raise RequestFailedError("HTTP 429", "no room")
         yield Chunk()
         yield FIGURES
 
+    return stream
+
+
+def run(monkeypatch: pytest.MonkeyPatch, ways: Mapping[str, Stream], file: Path | None = None, **plan: Any) -> None:
+    """Two stages of these configurations."""
+
+    async def stages(_: LoadTest) -> Stages:
+        for delay in (0.0, 5.0):
+            yield delay, ways
+
+    monkeypatch.setattr(LoadTest, "stages", stages)
+    LoadTest(LoadPlan(clients=2, requests=3, repeat=2, **plan)).run(file)
+
+
+def test_stages_are_measured_compared_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    servers = ExistingServers(api_key="secret")
+    run(monkeypatch, {"HTTP": instant, "in process": instant}, report, servers=servers)
+    assert "secret" not in report.read_text()
+    found = json.loads(report.read_text())["results"]
+    names = [(one["way"], one["delay_ms"]) for one in found]
+    assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
+    assert [one["requests"] for one in found] == [6] * 4
+    assert [one["added"] is not None for one in found] == [True, False, True, False]
+    shown = capsys.readouterr().out
+    for wanted in (
+        *("HTTP, 0 ms", "Failed requests", "TTFT (ms)", "E2EL (ms)", "Output token throughput (tok/s)", "66.7%"),
+        *("100% 0%", "orchestrator and target", "orchestrator and drafter", "added to in process"),
+        "| 4.00 / 4.88 / 4.97 / 5.00 |",  # round trip
+    ):
+        assert wanted in shown, wanted
+
+
+def test_what_fails_is_counted_and_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, {"gRPC": refusing(6)}, warm_up=0)
+    assert "gRPC, 0 ms: " not in (shown := capsys.readouterr().out)
+    assert "gRPC, 5 ms: 6 of 6 requests failed: 6 HTTP 429. HTTP 429: no room" in shown
+
 
 @pytest.mark.parametrize(
-    ("answered", "complaint"), [(0, "the first requests failed .HTTP 429.: no room"), (1, "no request was answered")]
+    ("warm_up", "complaint"), [(2, "the first requests failed .HTTP 429.: no room"), (0, "no request was answered")]
 )
-def test_a_test_without_an_answer_fails(answered: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_without_an_answer_fails(warm_up: int, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommandFailed, match=complaint):
-        run(InMemory((0.0,), clients={"HTTP": Refusing(answered)}), ReportFile())
-    assert ("HTTP 429: no room" in capsys.readouterr().err) == (answered == 1)
+        run(monkeypatch, {"HTTP": refusing(0)}, warm_up=warm_up)
 
 
-def assert_measured(found: dict[str, Any]) -> None:
+def assert_measured(summary: dict[str, Any]) -> None:
     """Every figure is there, and a drafter, which short outputs may not want, is as far away as was asked for."""
-    summary = found["summary"]
     assert (summary["requests"], summary["errors"], summary["tokens"]) == (3, {}, 24)
     assert all(summary[name]["count"] > 0 for name in LATENCIES)
-    assert (summary["front_ms"] is None) == (found["way"] == "in process")
+    assert (summary["front_ms"] is None) == (summary["way"] == "in process")
     assert summary["tokens_per_pass"] >= 1
     assert summary["between_chunks_ms"]["count"] == 3 * 7
     target, *drafters = summary["hops"]

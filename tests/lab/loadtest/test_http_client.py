@@ -7,20 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from crossdraft.cli.processes import base_url
 from crossdraft.cli.running import UsageError
 from crossdraft.client import GenerationRequest
-from crossdraft.lab.loadtest import http_client
-from crossdraft.lab.loadtest.http_client import HttpClient
-from crossdraft.lab.loadtest.requests import Request
-from crossdraft.lab.loadtest.runner import Chunk, Costs, OutputFigures, RequestFailedError
+from crossdraft.lab.loadtest import clients
+from crossdraft.lab.loadtest.clients import Chunk, RequestFailedError, Stream, body_of, http_stream
+from crossdraft.lab.outputs import Costs, OutputFigures
 from crossdraft.rpc.generation import Generate
 from crossdraft.types.statistics import LaneFigures, Trips
 
-REQUEST = Request(0, "text", Generate(GenerationRequest("def f(", max_tokens=8)))
+REQUEST = Generate(GenerationRequest("def f(", max_tokens=8))
 
 
 def event(value: object) -> bytes:
@@ -82,15 +79,15 @@ class Server:
 
 
 @asynccontextmanager
-async def asking(server: Server, key: str = "") -> AsyncIterator[HttpClient]:
+async def asking(server: Server, key: str = "") -> AsyncIterator[Stream]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1")
     port = listening.sockets[0].getsockname()[1]
-    async with listening, HttpClient(f"http://127.0.0.1:{port}", key) as client:
+    async with listening, http_stream(f"http://127.0.0.1:{port}", key) as client:
         yield client
 
 
-async def heard(client: HttpClient, request: Request = REQUEST) -> list[Chunk | Costs]:
-    return [one async for one in client.stream(request)]
+async def heard(stream: Stream) -> list[Chunk | Costs]:
+    return [one async for one in stream(REQUEST)]
 
 
 async def test_a_stream_with_a_trace() -> None:
@@ -100,7 +97,7 @@ async def test_a_stream_with_a_trace() -> None:
     assert (first, second, end) == (Chunk(0.0025), Chunk(0.005), FIGURES)
     assert server.heads[0].startswith("POST /v1/completions HTTP/1.1\r\n")
     assert "Authorization: Bearer secret" in server.heads[0]
-    assert server.bodies == [REQUEST.body]
+    assert server.bodies == [body_of(REQUEST)]
 
 
 async def test_events_may_be_cut_anywhere() -> None:
@@ -112,7 +109,7 @@ async def test_events_may_be_cut_anywhere() -> None:
 
 
 async def test_a_line_that_is_too_long_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LONGEST_LINE", 2**10)
+    monkeypatch.setattr(clients, "LONGEST_LINE", 2**10)
     async with asking(Server(event("x" * 2**12), DONE)) as client:
         with pytest.raises(RequestFailedError, match="an event has a line over") as raised:
             await heard(client)
@@ -126,21 +123,9 @@ async def test_a_server_that_does_not_say_what_an_output_cost() -> None:
     assert raised.value.kind == "bad event"
 
 
-@pytest.mark.parametrize(("cards", "chats"), [([{"chats": False}], False), ([{"chats": True}], True), ([], True)])
-async def test_a_server_is_asked_whether_its_model_chats(cards: list[dict[str, object]], chats: bool) -> None:
-    async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": cards})
-
-    app = web.Application()
-    app.add_routes([web.get("/v1/models", models)])
-    async with TestServer(app) as server, HttpClient(str(server.make_url("")).rstrip("/")) as client:
-        await client.learn()
-        assert client.chats is chats
-
-
 async def test_a_stream_that_is_left_early_is_closed() -> None:
     server = Server(*STREAM[:2], b"data: more", whole=False)
-    async with asking(server) as client, aclosing(client.stream(REQUEST)) as stream:
+    async with asking(server) as client, aclosing(client(REQUEST)) as stream:
         await anext(stream)
         await stream.aclose()
         async with asyncio.timeout(120):
@@ -170,7 +155,7 @@ async def test_nobody_listens() -> None:
     with socket.socket() as taken:  # bound, and nobody listens: a connection is refused
         taken.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        async with HttpClient(base) as client:
+        async with http_stream(base) as client:
             with pytest.raises(RequestFailedError, match=f"cannot connect to {base}") as raised:
                 await heard(client)
     assert raised.value.kind == "no connection"

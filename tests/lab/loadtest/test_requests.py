@@ -2,56 +2,54 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crossdraft.cli.prompts import Prompt, read, texts_of
-from crossdraft.lab.loadtest.command import generate_of
-from crossdraft.lab.loadtest.options import LoadRequests
-from crossdraft.lab.loadtest.requests import requests_over
+from crossdraft.cli.running import UsageError
+from crossdraft.lab.loadtest.benchmark import LoadTest, requests_over
+from crossdraft.lab.loadtest.clients import body_of
+from crossdraft.lab.loadtest.plan import LoadPlan
+from crossdraft.rpc.generation import Generate
 from crossdraft.types.request import Chat, Message, Overlap
 
-TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
+TEXT = "def f("
+
+
+def generate_of(**given: Any) -> Generate:
+    return LoadTest(LoadPlan(**given)).like
 
 
 def test_the_same_is_asked_of_every_kind_of_server() -> None:
-    like = LoadRequests(
+    like = generate_of(
         max_tokens=32, temperature=0.7, method="seeded", use_drafter="small", model="big", ignore_eos=True
     )
-    asked = requests_over((TEXT,), 4, generate_of(like), 100)[3]
-    assert (asked.path, asked.body) == (
-        "/v1/completions",
-        {
-            "max_tokens": 32,
-            "temperature": 0.7,
-            "stream": True,
-            "prompt": "def f(",
-            "model": "big",
-            "seed": 103,
-            "ignore_eos": True,
-            "speculative": {"method": "seeded", "drafter": "small", "trace": True},
-        },
-    )
-    grpc, local = asked.asked, asked.asked.request
-    assert (grpc.model, grpc.drafter) == ("big", "small")
+    asked = requests_over((TEXT,), 4, like, 100)[3]
+    assert body_of(asked) == {
+        "max_tokens": 32,
+        "temperature": 0.7,
+        "stream": True,
+        "prompt": "def f(",
+        "model": "big",
+        "seed": 103,
+        "ignore_eos": True,
+        "speculative": {"method": "seeded", "drafter": "small", "trace": True},
+    }
+    local = asked.request
+    assert (asked.model, asked.drafter) == ("big", "small")
     assert (local.prompt, local.seed, local.method, local.max_tokens) == ("def f(", 103, "seeded", 32)
     assert local.ignore_eos is True
 
 
 def test_drafting_can_be_forced() -> None:
-    (asked,) = requests_over((TEXT,), 1, generate_of(LoadRequests(num_speculative_tokens=4)), 0)
-    assert asked.body["speculative"] == {"trace": True, "overlap": "off", "num_speculative_tokens": 4}
-    assert (asked.asked.request.overlap, asked.asked.request.num_speculative_tokens) == (Overlap.OFF, 4)
-    with pytest.raises(ValueError, match="num_speculative_tokens"):
-        generate_of(LoadRequests(num_speculative_tokens=0))
-
-
-def test_chats() -> None:
-    (asked,) = requests_over((CHAT,), 1, generate_of(LoadRequests(use_drafter="none")), 0)
-    assert asked.path == "/v1/chat/completions"
-    assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
-    assert asked.body["speculative"] == {"drafter": "none", "trace": True}
-    assert asked.asked.request.prompt == CHAT.content
+    (asked,) = requests_over((TEXT,), 1, generate_of(num_speculative_tokens=4), 0)
+    assert body_of(asked)["speculative"] == {"trace": True, "overlap": "off", "num_speculative_tokens": 4}
+    assert (asked.request.overlap, asked.request.num_speculative_tokens) == (Overlap.OFF, 4)
+    with pytest.raises(UsageError, match="num_speculative_tokens"):
+        generate_of(num_speculative_tokens=0)
+    (alone,) = requests_over((TEXT,), 1, generate_of(use_drafter="none"), 0)
+    assert body_of(alone)["speculative"] == {"trace": True, "drafter": "none"}
 
 
 def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None:
@@ -64,15 +62,13 @@ def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None
 def test_outputs_are_seeded_where_their_method_was_chosen_and_takes_a_seed(
     method: str | None, temperature: float, seed: int | None
 ) -> None:
-    like = generate_of(LoadRequests(method=method, temperature=temperature))
-    assert requests_over((TEXT,), 3, like, 3)[2].asked.request.seed == seed
+    like = generate_of(method=method, temperature=temperature)
+    assert requests_over((TEXT,), 3, like, 3)[2].request.seed == seed
 
 
 def test_prompts_take_turns() -> None:
-    asked = requests_over((TEXT, CHAT), 5, generate_of(LoadRequests()), 0)
-    assert [(one.number, one.category, one.asked.request.prompt) for one in asked] == [
-        (number, prompt.category, prompt.content) for number, prompt in enumerate([TEXT, CHAT, TEXT, CHAT, TEXT])
-    ]
+    asked = requests_over(("a", "b"), 5, generate_of(), 0)
+    assert [one.request.prompt for one in asked] == ["a", "b", "a", "b", "a"]
 
 
 def test_the_bundled_prompts_have_six_categories_by_turns() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli.prompts import Prompt
 from crossdraft.client import GenerationRequest
-from crossdraft.lab.loadtest.requests import Request, requests_over
-from crossdraft.lab.loadtest.runner import TIMED_OUT, Chunk, Pieces, RequestFailedError, RequestTimeline, send
+from crossdraft.lab.loadtest.benchmark import requests_over
+from crossdraft.lab.loadtest.clients import TIMED_OUT, Chunk, Pieces, RequestFailedError, send
+from crossdraft.lab.outputs import Output
 from crossdraft.lab.workload import gathered
 from crossdraft.rpc.generation import Generate
 from tests.lab.loadtest.values import FIGURES
 
-REQUESTS = requests_over((Prompt("text", "x"),), 6, Generate(GenerationRequest("x")), 0)
+REQUESTS = requests_over("abcdef", 6, Generate(GenerationRequest("x")), 0)
 
 
 class Jumping(selectors.DefaultSelector):
@@ -50,20 +50,20 @@ class Timed:
     each: float = 1.0
     under_way: int = 0
     most: int = 0
-    seen: list[int] = field(default_factory=list)
-    failing: dict[int, Exception] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+    failing: dict[str, Exception] = field(default_factory=dict)
     ended: int = 0
-    chats: bool = True
 
-    async def stream(self, request: Request) -> Pieces:
-        self.seen.append(request.number)
+    async def stream(self, asked: Generate) -> Pieces:
+        prompt = str(asked.request.prompt)
+        self.seen.append(prompt)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
             for _ in range(2):
                 await asyncio.sleep(self.each)
-                if request.number in self.failing:
-                    raise self.failing[request.number]
+                if prompt in self.failing:
+                    raise self.failing[prompt]
                 yield Chunk(0.25)
             yield replace(FIGURES, tokens=2)
         finally:
@@ -75,11 +75,11 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def run(way: Timed, at_once: int, timeout: float = 100.0) -> list[RequestTimeline]:
-    found: list[RequestTimeline] = virtually(
-        lambda: gathered(lambda one: send(way, one, timeout, now), REQUESTS, at_once)
+def run(way: Timed, at_once: int, timeout: float = 100.0) -> list[Output]:
+    found: list[Output] = virtually(
+        lambda: gathered(lambda one: send(way.stream, one, timeout, now), REQUESTS, at_once)
     )
-    assert [one.number for one in found] == list(range(6))
+    assert sorted(way.seen) == list("abcdef")
     assert way.ended == 6
     return found
 
@@ -88,25 +88,25 @@ def test_clients_ask_again_when_they_have_their_answer() -> None:
     way = Timed()
     found = run(way, 2)
     assert way.most == 2
-    assert [one.sent for one in found] == [0, 0, 2, 2, 4, 4]
-    assert [one.chunks for one in found][2] == (3, 4)
+    assert [one.asked for one in found] == [0, 0, 2, 2, 4, 4]
+    assert [one.moments for one in found][2] == (3, 4)
     assert [one.per_token for one in found] == [1.0] * 6
 
 
 def test_what_fails_is_written_down_and_the_others_go_on() -> None:
-    way = Timed(failing={1: RequestFailedError("HTTP 429", "no room")})
+    way = Timed(failing={"b": RequestFailedError("HTTP 429", "no room")})
     found = run(way, 1)
     assert [(one.error, one.fault) for one in found] == [("", ""), ("HTTP 429", "no room"), *[("", "")] * 4]
-    assert (found[1].chunks, found[1].ended, found[1].ok) == ((), 3.0, False)
+    assert (found[1].moments, found[1].ended, found[1].ok) == ((), 3.0, False)
 
 
 def test_a_request_without_an_end_is_given_up() -> None:
     found = run(Timed(each=8.0), 6, timeout=10.0)
-    assert {(one.error, one.chunks, one.ended) for one in found} == {(TIMED_OUT, (8.0,), 10.0)}
+    assert {(one.error, one.moments, one.ended) for one in found} == {(TIMED_OUT, (8.0,), 10.0)}
 
 
 def test_a_fault_of_the_client_itself_ends_the_test() -> None:
-    way = Timed(failing={2: ZeroDivisionError()})
+    way = Timed(failing={"c": ZeroDivisionError()})
     with pytest.raises(ZeroDivisionError):
         run(way, 2)
     assert way.under_way == 0

@@ -1,50 +1,83 @@
-"""Clients over gRPC: of crossdraft.v1.Generation, and of services through a pipeline in this process."""
+"""What a load test sends, over HTTP, over gRPC, or to services by a pipeline in this process; when replies came.
 
-from collections.abc import Callable
+HTTP needs aiohttp, which the extra `http` installs: with 32 streams it hands over a chunk of a reply 1 ms after it was
+sent, HTTPX after 4 ms (medians on loopback), and the moment of each token counts. All moments are seconds of one clock.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from crossdraft.client import Generation, Pipeline, RequestError
-from crossdraft.lab.loadtest.requests import Request
-from crossdraft.lab.loadtest.runner import Chunk, Pieces, RequestFailedError
+from crossdraft.client import Generation, RequestError
+from crossdraft.lab.outputs import MILLISECONDS, Costs, Output, OutputFigures
 from crossdraft.rpc.errors import ServiceError, name_of
-from crossdraft.serving.grpc_client import Client, RemoteGeneration
+from crossdraft.rpc.generation import Generate
+from crossdraft.serving.grpc_client import RemoteGeneration
+from crossdraft.types.request import Overlap
 
-SECOND = 1000.0  # milliseconds
-
-
-@dataclass(frozen=True, eq=False)
-class GrpcClient:
-    """A connected client of a server."""
-
-    client: Client
-    chats: bool = True
-
-    def stream(self, request: Request) -> Pieces:
-        asked = request.asked
-        return _pieces(partial(self.client.run, asked.request, asked.model, asked.drafter))
+DONE = "[DONE]"
+TIMED_OUT, NO_CONNECTION, BROKEN_OFF, BAD_EVENT = "timed out", "no connection", "broken off", "bad event"  # errors
+LONGEST_LINE = 2**21  # bytes of a line of a stream
+LONGEST_ERROR = 1000  # bytes of a refusal's body that are reported
+# Compressed streams would come in blocks and not token by token.
+HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "User-Agent": "crossdraft-loadtest"}
 
 
-@dataclass(frozen=True, eq=False)
-class PipelineClient:
-    """A connected pipeline; it has its drafter or none, whatever requests say."""
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of the output that has a token."""
 
-    pipeline: Pipeline
-
-    @property
-    def chats(self) -> bool:
-        """As `LoadClient.chats`."""
-        return self.pipeline.models.target.chat_template is not None
-
-    def stream(self, request: Request) -> Pieces:
-        return _pieces(partial(self.pipeline.run, request.asked.request))
+    made: float | None = None  # seconds from when the server had read the request until it was made; None: not said
 
 
-async def _pieces(begin: Callable[[], Generation | RemoteGeneration]) -> Pieces:
+class RequestFailedError(Exception):
+    """A request failed or was refused: its kind, out of a small set to count errors by, and what happened."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+Pieces = AsyncGenerator[Chunk | Costs, None]
+# A way to have an output made: its chunks as they come, then what it cost. Closing it early cancels the request. It
+# raises RequestFailedError.
+Stream = Callable[[Generate], Pieces]
+
+
+async def send(
+    stream: Stream, asked: Generate, timeout_seconds: float, now: Callable[[], float] = time.monotonic
+) -> Output:
+    """Sends a request and waits for its end, so long at most."""
+    sent, error, fault = now(), "", ""
+    chunks: list[float] = []
+    made: list[float] = []
+    figures: Costs | None = None
     try:
-        async with begin() as generation:
+        async with asyncio.timeout(timeout_seconds), aclosing(stream(asked)) as pieces:
+            async for one in pieces:
+                if isinstance(one, Chunk):
+                    chunks.append(now())
+                    made += [] if one.made is None else [one.made]
+                else:
+                    figures = one
+    except TimeoutError:
+        error, fault = TIMED_OUT, f"no end after {timeout_seconds:g} s"
+    except RequestFailedError as failure:
+        error, fault = failure.kind, str(failure)
+    return Output(sent, tuple(chunks), now(), (), figures, tuple(made), error, fault)
+
+
+async def generated(begin: Callable[[Generate], Generation | RemoteGeneration], asked: Generate) -> Pieces:
+    """Over gRPC, or by a pipeline in this process."""
+    try:
+        async with begin(asked) as generation:
             async for _ in generation:
-                made = generation.milliseconds[-1] / SECOND if isinstance(generation, RemoteGeneration) else None
+                made = generation.milliseconds[-1] / MILLISECONDS if isinstance(generation, RemoteGeneration) else None
                 yield Chunk(made)
             assert generation.statistics is not None
             yield generation.statistics
@@ -52,3 +85,107 @@ async def _pieces(begin: Callable[[], Generation | RemoteGeneration]) -> Pieces:
         raise RequestFailedError("bad request", str(error)) from error
     except ServiceError as error:
         raise RequestFailedError(name_of(error).replace("_", " "), str(error)) from error
+
+
+@asynccontextmanager
+async def http_stream(base: str, key: str = "") -> AsyncIterator[Stream]:
+    """Of a server of crossdraft's by its URL without `/v1`; connections are kept, one request at a time on each.
+
+    Raises:
+        ImportError: there is no aiohttp.
+    """
+    import aiohttp
+
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+        headers=HEADERS | ({"Authorization": f"Bearer {key}"} if key else {}),
+        read_bufsize=LONGEST_LINE // 2,  # a line may have twice as many
+    )
+    async with session:
+        yield partial(_streamed, session, f"{base}/v1/completions")
+
+
+async def _streamed(session: Any, url: str, asked: Generate) -> Pieces:
+    """Raises RequestFailedError."""
+    import aiohttp
+    from aiohttp.http_exceptions import LineTooLong
+
+    figures: OutputFigures | None = None
+    event = ""
+    try:
+        async with session.post(url, json=body_of(asked), allow_redirects=False) as response:
+            if response.status != 200:
+                text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")
+                raise RequestFailedError(f"HTTP {response.status}", text)
+            async for line in response.content:
+                if not line.startswith(b"data:"):
+                    continue
+                event = line[5:].decode("utf-8", "replace").strip()
+                if event == DONE:
+                    break
+                piece = piece_in(json.loads(event))
+                if isinstance(piece, Chunk):
+                    yield piece
+                figures = piece if isinstance(piece, OutputFigures) else figures
+    except aiohttp.ClientConnectorError as error:
+        raise RequestFailedError(NO_CONNECTION, f"cannot connect to {url}: {error}") from error
+    except aiohttp.ClientError as error:
+        text = f"the server closed the connection in the middle of its reply: {error}"
+        raise RequestFailedError(BROKEN_OFF, text) from error
+    except LineTooLong as error:
+        raise RequestFailedError(BAD_EVENT, f"an event has a line over {LONGEST_LINE >> 20} MiB") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise RequestFailedError(BAD_EVENT, f"an event means nothing ({error}): {event[:200]}") from error
+    if event != DONE:
+        raise RequestFailedError(BROKEN_OFF, "the stream ended without its last event")
+    if figures is None:
+        raise RequestFailedError(BAD_EVENT, "the server does not say what the output cost: is it crossdraft's?")
+    yield figures
+
+
+def body_of(asked: Generate) -> dict[str, Any]:
+    """For the HTTP API."""
+    request = asked.request
+    lock_step = {"overlap": "off", "num_speculative_tokens": request.num_speculative_tokens}
+    speculative = {
+        "trace": True,
+        "method": request.method,
+        "drafter": "none" if asked.drafter == "" else asked.drafter,
+        **(lock_step if request.overlap is Overlap.OFF else {}),
+    }
+    body = {
+        "prompt": request.prompt,
+        "model": asked.model or None,
+        "max_tokens": request.max_tokens,
+        "temperature": request.options.temperature,
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
+        "stream": True,
+        "speculative": {name: value for name, value in speculative.items() if value is not None},
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def piece_in(said: Mapping[str, Any]) -> Chunk | OutputFigures | None:
+    """What an event is: a token, or what the output cost.
+
+    Raises:
+        RequestFailedError: it is an error of the server's.
+        ValueError, TypeError, LookupError or AttributeError: it is no event of crossdraft's.
+    """
+    from pydantic import TypeAdapter
+
+    if "error" in said:
+        raise RequestFailedError("error in the stream", str(said["error"]))
+    trace = said.get("crossdraft") or {}
+    if statistics := trace.get("statistics"):
+        found = statistics | {"lanes": [_lane(one) for one in statistics["lanes"]]}
+        return TypeAdapter(OutputFigures).validate_python(found)
+    return Chunk(trace["milliseconds"] / MILLISECONDS) if trace.get("kind") else None
+
+
+def _lane(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As `LaneFigures` has it."""
+    names = {"counts": "trip_counts", "seconds": "trip_seconds", "queued_seconds": "queued_seconds"}
+    return {**given, "address": "", "trips": {name: given[sent] for name, sent in names.items()}}

@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.lab.loadtest.summary import PositionAcceptance, Spread, added_by, summary_of
+from crossdraft.lab.loadtest.figures import Added, LoadRun, Repetitions
+from crossdraft.lab.outputs import Spread
 from crossdraft.types.messages import Pass, PassDone
 from crossdraft.types.statistics import BOUNDS, COARSE, Trips
 from crossdraft.types.trees import TokenTree
 from tests.client.test_measurements import measured
 from tests.lab.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
+
+
+def summary_of(repetitions: Repetitions) -> LoadRun:
+    return LoadRun.of("HTTP", None, repetitions)
 
 
 def near(found: Spread | None, *wanted: float) -> None:
@@ -32,8 +37,8 @@ def test_latencies_of_one_request() -> None:
 
 
 def test_errors_are_counted_by_kind_and_have_no_latencies() -> None:
-    cut = replace(WHOLE, number=2, sent=10.5, error="broken off")
-    silent = replace(WHOLE, number=3, chunks=(), made=())
+    cut = replace(WHOLE, asked=10.5, error="broken off")
+    silent = replace(WHOLE, moments=(), made=())
     found = summary_of([[WHOLE, FAILED, cut, silent]])
     assert found.errors == {"HTTP 429": 1, "broken off": 1, "no token": 1}
     near(found.end_to_end_ms, 1, *[500] * 4)
@@ -43,20 +48,20 @@ def test_errors_are_counted_by_kind_and_have_no_latencies() -> None:
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
-    short = replace(WHOLE, chunks=(10.1,), made=(), figures=replace(FIGURES, tokens=1))
+    short = replace(WHOLE, moments=(10.1,), made=(), figures=replace(FIGURES, tokens=1))
     found = summary_of([[short]])
     assert (found.per_token_ms, found.between_chunks_ms, found.front_ms) == (None, None, None)
 
 
 def test_acceptance_is_of_all_outputs_together() -> None:
-    other = replace(WHOLE, number=1, figures=replace(FIGURES, judged_at=(2, 2, 1), accepted_at=(1, 1, 0), accepted=4))
+    other = replace(WHOLE, figures=replace(FIGURES, judged_at=(2, 2, 1), accepted_at=(1, 1, 0), accepted=4))
     found = summary_of([[WHOLE, other]])
     assert (found.acceptance, found.tokens_per_pass) == (6 / 8, 2.0)
-    assert found.places == (PositionAcceptance(4, 3 / 4), PositionAcceptance(3, 1 / 3), PositionAcceptance(1, 0.0))
+    assert found.places == (3 / 4, 1 / 3, 0.0)
 
 
 def test_hops_say_where_round_trips_went() -> None:
-    target, drafter = summary_of([[WHOLE, replace(WHOLE, number=1)]]).hops
+    target, drafter = summary_of([[WHOLE, WHOLE]]).hops
     assert (target.role, target.questions, target.questions_per_token) == ("target", 8, 1.0)
     near(target.round_trip_ms, 8, 4, 4.875, 4.975, 4.9975)
     assert (target.queueing_ms, target.wire_ms) == pytest.approx((1.0, 3.0))
@@ -73,23 +78,24 @@ def test_a_lane_without_questions_has_no_round_trip() -> None:
 
 
 def test_repetitions_follow_on_one_another() -> None:
-    once, again = [at(0, 0.0, 1.0)], [at(0, 100.0, 2.0)]
+    once, again = [at(0.0, 1.0)], [at(100.0, 2.0)]
     found = summary_of([once, again])
     assert (found.requests, found.seconds) == (2, pytest.approx(3.0))
 
 
 def test_what_a_way_adds_is_found_in_pairs() -> None:
-    direct = [[at(0, 0.0, 1.0), at(1, 1.0, 2.0)], [at(0, 5.0, 1.0), at(1, 6.0, 1.0)]]
-    front = [[at(0, 0.0, 1.4), at(1, 1.0, 2.2)], [at(0, 9.0, 1.0), replace(at(1, 9.0, 9.0), error="HTTP 500")]]
-    found = added_by("HTTP", front, None, "in process", direct)
+    direct = [[at(0.0, 1.0), at(1.0, 2.0)], [at(5.0, 1.0), at(6.0, 1.0)]]
+    front = [[at(0.0, 1.4), at(1.0, 2.2)], [at(9.0, 1.0), replace(at(9.0, 9.0), error="HTTP 500")]]
+    found = Added.by(front, direct)
+    assert LoadRun.of("HTTP", None, front, direct).added == found
     near(found.end_to_end_ms, 3, 200, 200, 360, 396)  # 400, 200 and 0
     near(found.per_token_ms, 3, 100, 100, 180, 198)
     assert found.per_token_ratio == pytest.approx(1.1)
 
 
 def test_a_spread_of_known_values() -> None:
-    assert Spread.of(range(101)) == Spread(101, 50.0, 50.0, 90.0, 99.0)
-    assert Spread.of([0.002], 1000.0) == Spread(1, 2.0, 2.0, 2.0, 2.0)
+    assert Spread.of(one / 1000 for one in range(101)) == Spread(101, *map(pytest.approx, (50.0, 50.0, 90.0, 99.0)))
+    assert Spread.of([0.002]) == Spread(1, 2.0, 2.0, 2.0, 2.0)
     assert Spread.of([]) is None
 
 

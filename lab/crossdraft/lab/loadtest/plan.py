@@ -1,6 +1,6 @@
 """Options of the load test."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TO_START = "{} to start: a folder, a hub id, or bundled:NAME."
 
 
 class Over(StrEnum):  # typer takes no list of literals
-    """Which API of a started server a load test uses."""
+    """Which API of a started server is tested."""
 
     HTTP = "http"
     GRPC = "grpc"
@@ -22,7 +22,7 @@ class Over(StrEnum):  # typer takes no list of literals
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingServers(TlsOptions, ServerKey):
-    """Servers and services that run already, for a load test."""
+    """Servers and services that run already."""
 
     url: str = option("", "An HTTP server of crossdraft's to test, such as http://127.0.0.1:8000.")
     server: str = option("", "A gRPC server to test.", metavar="HOST:PORT")
@@ -32,7 +32,7 @@ class ExistingServers(TlsOptions, ServerKey):
 
 @dataclass(frozen=True, kw_only=True)
 class StartedServices:
-    """What a load test starts if it is given no address."""
+    """What is started where no address is given."""
 
     delay_ms: str | None = option(
         None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
@@ -47,21 +47,20 @@ class StartedServices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """How many requests a load test sends, and how many at once."""
+class LoadPlan:
+    """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
 
+    Without --url, --server and --target it starts services and a server, and ends them afterwards.
+    """
+
+    servers: ExistingServers = field(default_factory=ExistingServers)
+    services: StartedServices = field(default_factory=StartedServices)
     clients: int = option(2, "Clients that each wait for a reply before the next request.", min=1)
     requests: int = option(24, "Requests for each API and delay.", min=1)
     warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
     repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
     timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
     seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadRequests:
-    """What a load test asks for."""
-
     prompts: Path | None = option(
         None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
     )

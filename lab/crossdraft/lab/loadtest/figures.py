@@ -1,0 +1,202 @@
+"""Figures of a load test, computed from the timelines of its requests."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from statistics import median
+from typing import Any
+
+from crossdraft.cli.measuring import Columns
+from crossdraft.lab.harness import optional
+from crossdraft.lab.outputs import MILLISECONDS, Costs, Latencies, Output, Spread, latencies_of, ratio
+from crossdraft.types.statistics import BOUNDS
+
+ROLES = ("target", "drafter")
+Repetitions = Sequence[Sequence[Output]]  # of the same requests, each of at least one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """Communication of the orchestrator with the services of one role, over all outputs.
+
+    A round trip goes from a question (a pass, a draft, more of a row, scores) to its first answer, without the model's
+    time for that answer. It consists of queueing (the question waited for a model that was busy) and of the wire, which
+    is the rest: network, gRPC, serialization on both sides, event loops.
+    """
+
+    role: str  # target or drafter
+    questions: int
+    questions_per_token: float
+    round_trip_ms: Spread | None  # quantiles are interpolated within the bins of `types.statistics.BOUNDS`
+    queueing_ms: float  # mean
+    wire_ms: float  # mean
+    serialization_ms_per_token: float  # in the orchestrator's process; part of the wire
+    model_ms_per_token: float
+    model_share: float  # in the model, of the time that sessions were open
+    idle_share: float  # of that time, without a question that was not answered
+    bytes_per_token: float  # serialized, both ways
+    lost: int  # sessions that failed
+
+    @staticmethod
+    def of(role: str, outputs: Sequence[Costs]) -> "Hop | None":
+        """Of all sessions with services of a role; None: there are none."""
+        lanes = [lane for one in outputs for lane in one.lanes if lane.role == role]
+        tokens = sum(one.tokens for one in outputs)
+        if not lanes:
+            return None
+        counts = _sums(one.trips.counts for one in lanes)
+        bounds = [MILLISECONDS * bound for bound in BOUNDS]
+        asked, opened = sum(counts), sum(one.open_seconds for one in lanes)
+        trips, queued = sum(one.trips.seconds for one in lanes), sum(one.trips.queued_seconds for one in lanes)
+        model = sum(one.model_seconds for one in lanes)
+        return Hop(
+            role=role,
+            questions=asked,
+            questions_per_token=share(asked, tokens),
+            round_trip_ms=Spread.of_bins(counts, bounds, MILLISECONDS * trips) if asked else None,
+            queueing_ms=MILLISECONDS * share(queued, asked),
+            wire_ms=MILLISECONDS * share(max(0.0, trips - queued), asked),
+            serialization_ms_per_token=MILLISECONDS * share(sum(one.codec_seconds for one in lanes), tokens),
+            model_ms_per_token=MILLISECONDS * share(model, tokens),
+            model_share=share(model, opened),
+            idle_share=share(sum(one.idle_seconds for one in lanes), opened),
+            bytes_per_token=share(sum(one.bytes_sent + one.bytes_received for one in lanes), tokens),
+            lost=sum(bool(one.lost) for one in lanes),
+        )
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a configuration takes longer than generation in this process, for requests that both answered; in ms."""
+
+    first_token_ms: Spread | None
+    per_token_ms: Spread | None  # of each request, for each token after the first
+    end_to_end_ms: Spread | None
+    per_token_ratio: float | None  # median over requests
+
+    @staticmethod
+    def by(made: Repetitions, others: Repetitions) -> "Added":
+        """Both have the same requests in the same order."""
+        both = (zip(one, other, strict=True) for one, other in zip(made, others, strict=True))
+        pairs = [(one, other) for one, other in chain.from_iterable(both) if one.ok and other.ok]
+        paces = [(one.per_token, other.per_token) for one, other in pairs]
+        known = [(one, other) for one, other in paces if one is not None and other is not None]
+        ratios = [one / other for one, other in known if other > 0]
+        return Added(
+            Spread.of((one.first_token - other.first_token for one, other in pairs)),
+            Spread.of((one - other for one, other in known)),
+            Spread.of((one.end_to_end - other.end_to_end for one, other in pairs)),
+            median(ratios) if ratios else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRun(Latencies):
+    """All figures of one configuration under one delay. Latencies are of requests without an error."""
+
+    way: str  # the configuration: HTTP, gRPC, or in process
+    delay_ms: float | None  # one way, on an emulated network; None: there is none
+    requests: int
+    errors: Mapping[str, int]  # by kind
+    faults: Mapping[str, str]  # the text of the first one, by kind
+    seconds: float  # summed over repetitions
+    tokens: int
+    requests_per_second: float  # answered
+    tokens_per_second: float
+    front_ms: Spread | None  # of each token: its own way from the server, and its request's way there
+    tokens_per_pass: float | None
+    acceptance: float | None  # of the judged tokens
+    places: tuple[float, ...]  # acceptance at each position of a round, given that all before were accepted
+    hops: tuple[Hop, ...]
+    added: Added | None  # to generation in this process, if that was measured beside it
+
+    @property
+    def name(self) -> str:
+        return self.way if self.delay_ms is None else f"{self.way}, {self.delay_ms:g} ms"
+
+    @staticmethod
+    def of(way: str, delay_ms: float | None, repetitions: Repetitions, direct: Repetitions | None = None) -> "LoadRun":
+        """Of a configuration, and what it adds to another one."""
+        timelines = list(chain.from_iterable(repetitions))
+        answered, failed = ([one for one in timelines if one.ok == ok] for ok in (True, False))
+        seconds = sum(max(one.ended for one in each) - min(one.asked for one in each) for each in repetitions)
+        tokens = sum(one.tokens for one in answered)
+        figures = [one.figures for one in answered if one.figures is not None]
+        return LoadRun(
+            way=way,
+            delay_ms=delay_ms,
+            requests=len(timelines),
+            errors=dict(sorted(Counter(one.error or "no token" for one in failed).items())),
+            faults={one.error: one.fault for one in reversed(failed) if one.error},
+            seconds=seconds,
+            tokens=tokens,
+            tokens_per_second=share(tokens, seconds),
+            requests_per_second=share(len(answered), seconds),
+            **latencies_of(answered),
+            front_ms=Spread.of(way for one in answered for way in one.front),
+            **_acceptance([one for one in figures if one.passes]),
+            hops=tuple(hop for role in ROLES if (hop := Hop.of(role, figures))),
+            added=None if direct is None else Added.by(repetitions, direct),
+        )
+
+
+def _acceptance(figures: Sequence[Costs]) -> dict[str, Any]:
+    """Over all outputs together."""
+    if not figures:
+        return {"tokens_per_pass": None, "acceptance": None, "places": ()}
+    judged, accepted = _sums(one.judged_at for one in figures), _sums(one.accepted_at for one in figures)
+    all_accepted = sum(one.accepted for one in figures)
+    return {
+        "tokens_per_pass": sum(one.tokens for one in figures) / sum(one.passes for one in figures),
+        "acceptance": share(all_accepted, all_accepted + sum(one.corrected for one in figures)),
+        "places": tuple(good / of for of, good in zip(judged, accepted, strict=False) if of),
+    }
+
+
+def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Of each column; shorter rows count as if they ended with zeros."""
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
+
+
+def share(part: float, whole: float) -> float:
+    return ratio(part, whole) or 0.0
+
+
+# Tables, a column for each configuration. The first names are those of `vllm bench serve`.
+
+SEEN: Columns = {
+    "what clients see (mean / p50 / p90 / p99)": lambda one: one.name,
+    "Requests": lambda one: one.requests,
+    "Failed requests": lambda one: sum(one.errors.values()),
+    "Benchmark duration (s)": lambda one: f"{one.seconds:.2f}",
+    "Total generated tokens": lambda one: one.tokens,
+    "Request throughput (req/s)": lambda one: f"{one.requests_per_second:.2f}",
+    "Output token throughput (tok/s)": lambda one: f"{one.tokens_per_second:.2f}",
+    "TTFT (ms)": lambda one: one.first_token_ms or "",
+    "TPOT (ms)": lambda one: one.per_token_ms or "",
+    "ITL (ms)": lambda one: one.between_chunks_ms or "",
+    "E2EL (ms)": lambda one: one.end_to_end_ms or "",
+    "client to server and back, ms": lambda one: one.front_ms or "",
+    "tokens per pass": lambda one: optional(one.tokens_per_pass, ".2f"),
+    "acceptance": lambda one: optional(one.acceptance, ".1%"),
+    "acceptance by position": lambda one: " ".join(f"{place:.0%}" for place in one.places[:6]),
+}
+HOP: Columns = {
+    "round trip, ms": lambda one: one.round_trip_ms or "",
+    "of it queueing, ms": lambda one: f"{one.queueing_ms:.2f}",
+    "of it wire, ms": lambda one: f"{one.wire_ms:.2f}",
+    "questions a token": lambda one: f"{one.questions_per_token:.2f}",
+    "serialization, ms a token": lambda one: f"{one.serialization_ms_per_token:.3f}",
+    "model, ms a token": lambda one: f"{one.model_ms_per_token:.2f}",
+    "time in the model": lambda one: f"{one.model_share:.0%}",
+    "time idle": lambda one: f"{one.idle_share:.0%}",
+    "bytes a token": lambda one: f"{one.bytes_per_token:,.0f}",
+    "sessions lost": lambda one: one.lost,
+}
+ADDED: Columns = {
+    "first token, ms": lambda one: one.first_token_ms or "",
+    "per token, ms": lambda one: one.per_token_ms or "",
+    "end to end, ms": lambda one: one.end_to_end_ms or "",
+    "time a token, as a ratio": lambda one: optional(one.per_token_ratio, ".3f"),
+}
