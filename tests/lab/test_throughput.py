@@ -78,7 +78,7 @@ def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -
     for model, mib in ((target.model, 8192), (drafter.model, 1024)):
         assert (model.device, model.graph_sizes, model.budget, model.threads) == ("cuda:0", (1, 8), mib, 1)
     assert (other.model.reuse, other.model.quantization, helping.model.quantization) == (False, "int8", None)
-    assert other.listening.sessions.sessions == 2400
+    assert other.listening.sessions.max_sessions == 2400
     assert (other.listening.port, helping.listening.port) == (None, None)
     for one in (there, here):
         assert [throughput.assisting(one, threads).alone for threads in (1, 2)] == [one is here, False]

@@ -102,18 +102,17 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _options(name: str, type_: Any, default: Any) -> Iterator[_Option]:
+def _options(name: str, type_: Any, default: Any, stated: "Field[Any] | None" = None) -> Iterator[_Option]:
     """Those of a parameter or a field: of a dataclass all of its fields."""
-    stated = default if isinstance(default, Field) and "flags" in default.metadata else None
-    default = default_of(default) if isinstance(default, Field) else default
+    if isinstance(default, Field):
+        default, stated = default_of(default), default
     if not is_dataclass(type_):
-        yield _option(name, type_, default, stated)
+        yield _option(name, type_, default, stated if stated is not None and "flags" in stated.metadata else None)
         return
     types = get_type_hints(type_, include_extras=True)
     for one in fields(type_):
-        for found in _options(one.name, types[one.name], one):
-            given = isinstance(default, type_)  # type: ignore[arg-type]  # is_dataclass is true of instances, too
-            yield _option(one.name, found.type, getattr(default, one.name), found.stated) if given else found
+        given = isinstance(default, type_)  # type: ignore[arg-type]  # is_dataclass is true of instances, too
+        yield from _options(one.name, types[one.name], getattr(default, one.name) if given else one, one)
 
 
 def _option(name: str, type_: Any, default: Any, stated: "Field[Any] | None") -> _Option:
