@@ -23,7 +23,7 @@ PART = 1 / 3  # of the account that a trial may lose: a first one that fails lea
 STALL, EXCUSES, PER_EXCUSE = 4.0, 8.0, 100.0  # as above; the first uses of an accelerator's shapes are about as many
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
-HOPE = 0.3  # of its speed, that an arm may be faster than thought before a window of it was seen
+HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window of it was seen
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 
