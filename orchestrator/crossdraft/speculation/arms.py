@@ -45,7 +45,7 @@ def arms_for(
     Raises:
         ValueError: a number is out of its range.
     """
-    sizes = [4 * size for size in ROUNDS] if copies else ROUNDS  # so many bytes make a token
+    sizes = [MOST_DRAFT_TOKENS >> halved for halved in (3, 2, 1, 0)] if copies else ROUNDS  # four bytes make a token
     deep = {nodes: depth for depth, nodes in TREES}
     depths = [*(size for size in sizes if size < most), min(most, sizes[-1])]
     found = [PLAIN, *(Choice(depth, depth, False) for depth in depths)]
