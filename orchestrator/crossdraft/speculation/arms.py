@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from crossdraft.speculation.choice import PLAIN, Choice
 from crossdraft.speculation.estimates import Times
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 ROUNDS = (2, 3, 5, 8)  # draft tokens of lock-step rounds: neighbours differ by a tenth where the best is between them
 TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
