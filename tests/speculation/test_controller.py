@@ -164,18 +164,21 @@ def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int) 
         simulation.speed(500 * outputs / plain)
         found.append((beside_plain, simulation.speed(400 * 0.012) / best))
     beside_plain, beside_best = map(sum, zip(*found, strict=True))
-    assert beside_plain / len(found) >= 0.96, found
-    assert beside_best / len(found) >= 0.85, found
+    assert beside_plain / len(found) >= 0.965, found
+    assert beside_best / len(found) >= 0.88, found
 
 
 @pytest.mark.parametrize("many", [16, full(64)])
 def test_it_follows_the_load(many: int) -> None:
     world = world_of(0.8, 12, 1, 0, False)
-    simulation = Simulation(world, controllers(), 96, 1, 1)
+    simulations = [Simulation(world, controllers(), 96, 1, seed) for seed in range(3)]
     for outputs in (1, many, 1):
-        simulation.resize(outputs)
-        simulation.speed(100 * 0.012)
-        assert simulation.speed(300 * 0.012) >= 0.85 * max(arm_speeds(world, outputs).values())
+        found = []
+        for simulation in simulations:
+            simulation.resize(outputs)
+            simulation.speed(100 * 0.012)
+            found.append(simulation.speed(300 * 0.012))
+        assert sum(found) / len(found) >= 0.85 * max(arm_speeds(world, outputs).values())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -236,7 +239,7 @@ def usual(
         (arms_for(3), lambda arm: arm.max_draft_tokens <= 3),
         (arms_for(least=5), lambda arm: not arm.overlap or arm.min_draft_tokens == 5),
         (arms_for(trees=(32,)), lambda arm: arm.tree_nodes in (0, 32)),
-        (arms_for(64, copies=True), lambda arm: arm.overlap or arm.max_draft_tokens >= 8),
+        (arms_for(64, rounds_only=True, copies=True), lambda arm: arm.max_draft_tokens in (8, 16, 32, 64)),
     ],
 )
 def test_limits_hold(arms: Arms, holds: Callable[[Choice], bool]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from crossdraft.speculation.choice import PLAIN, Choice
 from crossdraft.speculation.estimates import Times
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 ROUNDS = (2, 3, 5, 8)  # draft tokens of lock-step rounds: neighbours differ by a tenth where the best is between them
 TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
@@ -45,7 +46,7 @@ def arms_for(
     Raises:
         ValueError: a number is out of its range.
     """
-    sizes = [4 * size for size in ROUNDS] if copies else ROUNDS  # so many bytes make a token
+    sizes = [MOST_DRAFT_TOKENS >> halved for halved in (3, 2, 1, 0)] if copies else ROUNDS  # four bytes make a token
     deep = {nodes: depth for depth, nodes in TREES}
     depths = [*(size for size in sizes if size < most), min(most, sizes[-1])]
     found = [PLAIN, *(Choice(depth, depth, False) for depth in depths)]
