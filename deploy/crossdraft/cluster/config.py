@@ -121,8 +121,8 @@ def _scale(given: object) -> object:
     """A number of replicas is the least and the most of them."""
     if isinstance(given, dict | Scale):
         return given
-    if type(given) is not int:
-        raise ValueError("write a number of replicas, or {min: …, max: …}")
+    if type(given) is not int or given < 1:
+        raise ValueError("write a number of replicas above 0, or {min: …, max: …}")
     return {"min": given, "max": given}
 
 
@@ -130,7 +130,7 @@ class Service(Part):
     """Replicas of one model, each with its own gRPC server."""
 
     model: Model  # on every node where it may run
-    replicas: Count = 1
+    replicas: Annotated[Scale, BeforeValidator(_scale)] = Scale(max=1)  # or their number
     port: Port = 0  # of every replica, each on a node of its own then; 0: any free one
     resources: Resources = Resources()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -430,7 +430,6 @@ ANY_PORT = 0
 NAMESPACE = "crossdraft"  # of all actors
 DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve
-INGRESS = "Ingress"  # a deployment
 DIGEST_LENGTH = 12  # characters
 
 
@@ -516,24 +515,10 @@ def _runs(service: Service) -> str:
     return digest_of(service.model_dump(include=deciding))
 
 
-def slot_name(model: str, role: str, name: str, number: int) -> str:
-    """The slot of one replica: of a model's target, of its drafter with this name, or of a front (no model)."""
-    return "/".join(one for one in (model, role, name, str(number)) if one)
-
-
-def actor_name(slot: str, digest: str) -> str:
-    """Of the actor in a slot; another digest means another actor in the same slot."""
-    return f"{slot}@{digest}"
-
-
-def slot_of(actor: str) -> str:
-    """The slot in an actor's name; empty if it has none."""
-    return actor.rpartition("@")[0]
-
-
-def orchestrator_name(model: str) -> str:
-    """Of the deployment of a model's orchestrators: Serve allows letters, digits, - and _ only."""
-    return "Orchestrator-" + "".join(one if one.isalnum() else f"_{ord(one):x}" for one in model)
+def deployment_name(role: str, *names: str) -> str:
+    """Of Serve: Target-small, Drafter-small-byte; Serve allows letters, digits, - and _ only."""
+    written = ("".join(one if one.isalnum() else f"_{ord(one):x}" for one in name) for name in names if name)
+    return "-".join((role.capitalize(), *written))
 
 
 def digest_of(*parts: object) -> str:
