@@ -13,7 +13,7 @@ models:
     target:
       model: bundled:target
 """
-SHIPPED = Path(__file__).parents[2] / "deploy" / "crossdraft.yaml"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "serve.yaml"
 
 
 def test_the_smallest_one_has_a_default_for_the_rest() -> None:

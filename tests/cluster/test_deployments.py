@@ -103,7 +103,7 @@ def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
 
 def surges(found: Hostings, before: Hostings, cpus: float) -> dict[str, int]:
     """Percent of replicas that may exist twice."""
-    built = application(found, versions_of(before), {"one": {"CPU": cpus}})._bound_deployment
+    built = application(found, before, {"one": {"CPU": cpus}})._bound_deployment
     below = [one._bound_deployment for one in built.init_args[2:] if hasattr(one, "_bound_deployment")]
     return {one.name: one._deployment_config.max_surge_percent for one in (built, *below)}
 
@@ -116,10 +116,15 @@ def test_a_replica_starts_before_the_one_that_it_replaces_ends_where_there_is_ro
     assert (found["Drafter-small-d"], found["Target-small"]) == (100, 0)
 
 
+def test_more_replicas_start_beside_those_before_only_if_all_have_room() -> None:
+    more = of(BEFORE.replace("replicas: 2", "replicas: 4, threads: 2"))
+    assert (surges(more, of(BEFORE), 3.0)["Target-small"], surges(more, of(BEFORE), 2.9)["Target-small"]) == (100, 0)
+
+
 def test_a_replica_of_several_processes_has_a_place_for_each() -> None:
     target = "target: {model: m, tensor_parallel_size: 2, resources: {cpus: 4, gpus: 2}}"
     found = of(BEFORE.replace("target: {model: m, replicas: 2}", target))
-    built = application(found, {}, {})._bound_deployment
+    built = application(found, (), {})._bound_deployment
     (deployment,) = (
         one._bound_deployment
         for one in built.init_args[2:]

@@ -305,6 +305,9 @@ class Configuration(Part):
         return self
 
 
+SERVED_AT = ("applications", 0, "args")  # of a file of Serve's
+
+
 def load(path: Path) -> Configuration:
     """Reads a file; paths in it are relative to its folder.
 
@@ -348,7 +351,9 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
-    """Reads a text; errors call it `name`, and its paths are relative to `folder`.
+    """Reads a text, which may be a file of Serve's, with the configuration as `args` of its first application.
+
+    Errors call it `name`, and its paths are relative to `folder`.
 
     Raises:
         ConfigurationError: it is not YAML, or has errors.
@@ -361,6 +366,11 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
     if not isinstance(root, MappingNode):
         raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
+    for step in SERVED_AT if "applications" in values else ():
+        found = _step(root, step)
+        if found is None:
+            raise ConfigurationError(f"{name}, line {root.start_mark.line + 1}: there is no `{step}`")
+        root, values = found[0], values[step]
     try:
         return Configuration.model_validate_json(json.dumps(values, default=str), context=folder)
     except ValidationError as error:

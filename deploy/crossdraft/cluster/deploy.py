@@ -149,7 +149,7 @@ def _deploy(configuration: Configuration, waiting: Waiting) -> None:
         nothing = _state() is None
         try:
             for step in steps(wanted, before, _free()):
-                _run(step, versions_of(before), until, waiting.say)
+                _run(step, before, until, waiting.say)
         except NotServedError as error:
             if nothing:
                 serve.delete(APPLICATION)
@@ -160,7 +160,7 @@ def _undone(error: NotServedError, wanted: "Hostings", before: "Hostings", say: 
     """The same error, once what was deployed before serves again; or with what does not."""
     say(f"{error}\nwhat was deployed before is brought back")
     try:
-        _run(before, versions_of(wanted), time.monotonic() + UNDO_SECONDS, say)
+        _run(before, wanted, time.monotonic() + UNDO_SECONDS, say)
     except NotServedError as missing:
         return NotServedError(f"{error}\nmissing now: {missing}; deploy again what can be served")
     return error
@@ -224,7 +224,7 @@ def _serve_started(http: Http) -> Iterator[None]:
         raise
 
 
-def _run(wanted: "Hostings", before: Versions, until: float, say: Say) -> None:
+def _run(wanted: "Hostings", before: "Hostings", until: float, say: Say) -> None:
     """Returns once Serve runs these; raises NotServedError, with Serve's reasons."""
     target = serve.RunTarget(application(wanted, before, _free()), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
@@ -378,19 +378,23 @@ def _free() -> dict[str, dict[str, float]]:
     return {node: dict(amounts) for node, amounts in has.items()}
 
 
-def application(wanted: Hostings, before: Versions, free: Mapping[str, dict[str, float]]) -> Application:
+def application(wanted: Hostings, before: Hostings, free: Mapping[str, dict[str, float]]) -> Application:
     """For Serve, with the HTTP front as ingress.
 
-    Where a replica has room in `free` (changed) beside the one that it replaces, it starts before that one ends.
+    Where replicas have room in `free` (changed) beside those that they replace, they start before these end. Serve ends
+    none while there are fewer than wanted: if there are to be more of them, all these must have room, too.
     """
-    new_first = sorted(wanted, key=lambda one: before.get(one.name) == one.version)
-    beside = {one.name: ALL * taken(amounts_of(one.resources), free, one.ranks) for one in new_first}
-    *others, front = ((_deployment(one, beside[one.name]), one.given) for one in wanted)
+    there, versions = {one.name: one.replicas.max for one in before}, versions_of(before)
+    more = {one.name: 1 + max(0, one.replicas.max - there.get(one.name, 0)) for one in wanted}
+    new_first = sorted(wanted, key=lambda one: versions.get(one.name) == one.version)
+    beside = {one.name: taken(amounts_of(one.resources), free, one.ranks * more[one.name]) for one in new_first}
+    *others, front = ((_deployment(one, beside[one.name], more[one.name]), one.given) for one in wanted)
     bound = [deployment.bind(*given) for deployment, given in others]
     return front[0].bind(*front[1], *bound)
 
 
-def _deployment(one: Hosted, surge: int) -> Deployment:
+def _deployment(one: Hosted, beside: bool, more: int) -> Deployment:
+    """`beside`: new replicas start before old ones end; else so many may be missing meanwhile."""
     amounts = amounts_of(one.resources)
     custom = {name: amount for name, amount in amounts.items() if name not in (CPUS, GPUS)}
     if one.most < inf:
@@ -405,7 +409,8 @@ def _deployment(one: Hosted, surge: int) -> Deployment:
         health_check_period_s=HEALTH_INTERVAL,
         health_check_timeout_s=HEALTH_SECONDS,
         graceful_shutdown_wait_loop_s=DRAINED_INTERVAL,
-        max_surge_percent=surge,
+        max_surge_percent=ALL if beside else 0,
+        rolling_update_percentage=min(1.0, more / one.replicas.max),
         **(group if one.ranks > 1 else {}),
         **_number(one.replicas, isinstance(one.given[0], ServerConfig)),
         **one.options,
@@ -446,7 +451,7 @@ def build(args: Mapping[str, object]) -> Application:
     configuration = parse(yaml.safe_dump(dict(args)), "args")
     with logged(configuration.log_format):
         plan = await_nodes(configuration, BUILDING)
-        return application(hosted(with_fronts(configuration, plan), plan), versions_of(deployed_before()), _free())
+        return application(hosted(with_fronts(configuration, plan), plan), deployed_before(), _free())
 
 
 @dataclass(frozen=True)
