@@ -27,6 +27,15 @@ def test_the_one_that_is_shipped_can_be_read() -> None:
     assert model.target.resources.custom == {"target": 1}
 
 
+def test_what_is_wrong_in_a_file_of_serves_is_said_with_its_line() -> None:
+    text = SHIPPED.read_text("utf-8")
+    line = 1 + text.splitlines().index("        replicas: 2")
+    with pytest.raises(ConfigurationError, match=rf"line {line}: models\.0\.target\.replicas: "):
+        parse(text.replace("replicas: 2", "replicas: 0", 1))
+    with pytest.raises(ConfigurationError, match=r"line 1: there is no `args`"):
+        parse("applications: [{name: crossdraft}]\n")
+
+
 def test_values_keep_their_types() -> None:
     text = SMALLEST + "http: {port: 0}\nlog_format: plain\nsecurity: {api_keys: keys.txt}\n"
     made = parse(text)

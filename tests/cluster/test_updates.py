@@ -221,6 +221,22 @@ async def test_replicas_come_and_go_with_the_load(cluster: RunningCluster, role:
     await eventually(lambda: len(cluster.entries(role)) == 1)
 
 
+@pytest.mark.full
+async def test_another_model_is_served_before_the_one_before_is_not(cluster: RunningCluster) -> None:
+    text = cluster.configuration("replicas: 1")
+    await asyncio.to_thread(cluster.deploy, text)
+    updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, text.replace(f"name: {MODEL}", "name: other")))
+    seen = list[list[str]]()
+    async with cluster.client() as client:
+        while not updating.done():
+            seen.append([model.id for model in (await client.models.list()).data])
+    await updating
+    assert seen[0] == [MODEL]
+    assert seen[-1] == ["other"]
+    assert [] not in seen
+    await eventually(lambda: {one.model for one in cluster.entries(Role.TARGET)} == {"other"})
+
+
 def test_when_serve_is_shut_down_nothing_is_left(cluster: RunningCluster) -> None:
     """As by `serve shutdown`."""
     processes = {one.process for one in cluster.entries()}
