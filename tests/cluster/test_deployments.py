@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig
 
 from crossdraft.cluster import config
 from crossdraft.cluster.capacity import needs_of, placed
-from crossdraft.cluster.config import parse
+from crossdraft.cluster.config import Scale, parse
 from crossdraft.cluster.deploy import Hosted, Hostings, application, hosted, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, ServerConfig, by_outputs
 from crossdraft.rpc.errors import CannotListen
@@ -48,10 +48,13 @@ def test_everything_is_a_deployment_and_what_is_the_same_goes_on() -> None:
     assert replaced(BEFORE) == []
 
 
-def test_another_number_of_replicas_replaces_none_of_them() -> None:
-    more = BEFORE.replace("replicas: 2", "replicas: {min: 2, max: 3}")
-    assert replaced(more) == []
-    assert (named(of(more), "Target-small").replicas.min, named(of(more), "Target-small").replicas.max) == (2, 3)
+def test_another_number_of_replicas_replaces_none_of_them_and_a_range_all() -> None:
+    some, more = (
+        BEFORE.replace("replicas: 2", f"replicas: {many}") for many in ("{min: 2, max: 3}", "{min: 1, max: 9}")
+    )
+    assert replaced(BEFORE.replace("replicas: 2", "replicas: 3")) == replaced(more, some) == []
+    assert replaced(some) == ["Target-small"]
+    assert named(of(some), "Target-small").replicas == Scale(min=2, max=3)
 
 
 @pytest.mark.parametrize("changed", ["n, threads: 2", "n, resources: {cpus: 2}", "n, sessions: {most: 4}"])

@@ -196,12 +196,11 @@ def test_what_ended_for_one_that_cannot_be_run_is_started_again(cluster: Running
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("role", [Role.ORCHESTRATOR, Role.DRAFTER, Role.TARGET])
+@pytest.mark.parametrize("role", [Role.ORCHESTRATOR, Role.TARGET])
 async def test_replicas_come_and_go_with_the_load(cluster: RunningCluster, role: Role) -> None:
     text = cluster.configuration("replicas: 1").replace("orchestrators: 2", "orchestrators: 1")
     before, after = {
         Role.ORCHESTRATOR: ("orchestrators: 1", f"orchestrators: {SCALE}"),
-        Role.DRAFTER: (TAKES, f"replicas: {SCALE}, {TAKES}"),
         Role.TARGET: ("replicas: 1", f"replicas: {SCALE}"),
     }[role]
     assert before in text

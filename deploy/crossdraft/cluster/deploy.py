@@ -303,9 +303,12 @@ def _hosted(configuration: Configuration, plan: Placement) -> Iterator[Hosted]:
 
 
 def _server(config: ServerConfig) -> Hosted:
+    fixed = (
+        config.replicas.min == config.replicas.max
+    )  # replicas that have begun so never say how many outputs they have
     return Hosted(
         deployment_name(config.role, config.model, config.name),
-        config.digest,
+        config.digest if fixed else digest_of(config.digest, fixed),
         ServerReplica,
         (config,),
         config.replicas,
