@@ -91,10 +91,12 @@ def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
 
 def test_other_models_are_served_beside_those_before_until_fronts_know_them() -> None:
     before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
-    first, second = steps(after, before, {"one": {"CPU": 16.0}})
-    assert {one.name for one in first} == {one.name for one in (*before, *after)}
-    assert (named(first, "Http"), named(first, "Grpc")) == (before[-1], named(before, "Grpc"))
-    assert second == after
+    first, second, third = steps(after, before, {"one": {"CPU": 16.0}})
+    assert versions_of(first).keys() == versions_of(second).keys() == (versions_of(before) | versions_of(after)).keys()
+    for fronts, found in ((before, first), (after, second)):
+        assert (named(found, "Http"), named(found, "Grpc")) == (named(fronts, "Http"), named(fronts, "Grpc"))
+        assert found[-1].name == "Http"
+    assert third == after
 
 
 def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:

@@ -363,7 +363,8 @@ def deployed_before() -> Hostings:
 def steps(wanted: Hostings, before: Hostings, free: Mapping[str, dict[str, float]]) -> tuple[Hostings, ...]:
     """What Serve is to run, one after the other.
 
-    What serves new models runs beside all that ran before, if it has room in `free` (changed), until fronts know them.
+    What serves new models begins beside all that ran before, if it has room in `free` (changed); then fronts change,
+    and then what they do not ask for any more ends.
     """
     names = versions_of(before)
     new = [one for one in wanted if one.name not in names and one.name not in FRONTS]
@@ -371,8 +372,8 @@ def steps(wanted: Hostings, before: Hostings, free: Mapping[str, dict[str, float
     if not (before and new and room):
         return (wanted,)
     both = {one.name: one for one in (*before[:-1], *wanted)}
-    both |= {one.name: one for one in before if one.name in FRONTS}
-    return tuple(both.values()), wanted
+    first = both | {one.name: one for one in before if one.name in FRONTS}
+    return tuple(first.values()), tuple(both.values()), wanted
 
 
 def _free() -> dict[str, dict[str, float]]:
