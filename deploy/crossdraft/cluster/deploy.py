@@ -97,7 +97,7 @@ Versions = Mapping[str, str]  # of deployments, by name
 
 @dataclass(frozen=True)
 class Hosted:
-    """One deployment of Serve's."""
+    """One deployment of Serve's, of replicas that are all alike."""
 
     name: str
     version: str  # another one, and its replicas are replaced
@@ -109,6 +109,10 @@ class Hosted:
     most: float = inf  # replicas on one node
     options: Mapping[str, Any] = field(default_factory=dict)  # more of Serve's
     what: str = ""  # as in a placement
+
+
+Hostings = tuple[Hosted, ...]  # of an application: the directory first, the HTTP front last
+DIRECTORIES, FRONTS = deployment_name(DIRECTORY), (deployment_name(Role.HTTP), deployment_name(Role.GRPC))
 
 
 def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None:
@@ -156,7 +160,7 @@ def _deploy(configuration: Configuration, waiting: Waiting) -> None:
             raise (_undone(error, wanted, before, waiting.say) if before else error) from error
 
 
-def _undone(error: NotServedError, wanted: "Hostings", before: "Hostings", say: Say) -> NotServedError:
+def _undone(error: NotServedError, wanted: Hostings, before: Hostings, say: Say) -> NotServedError:
     """The same error, once what was deployed before serves again; or with what does not."""
     say(f"{error}\nwhat was deployed before is brought back")
     try:
@@ -166,7 +170,7 @@ def _undone(error: NotServedError, wanted: "Hostings", before: "Hostings", say: 
     return error
 
 
-def _check(wanted: "Hostings", before: Versions, plan: Placement) -> None:
+def _check(wanted: Hostings, before: Versions, plan: Placement) -> None:
     """Asks the nodes for models, files and ports of what is new; raises NotServedError."""
     checks: dict[str, list[tuple[str, ServerConfig]]] = {}
     for one in wanted:
@@ -224,7 +228,7 @@ def _serve_started(http: Http) -> Iterator[None]:
         raise
 
 
-def _run(wanted: "Hostings", before: "Hostings", until: float, say: Say) -> None:
+def _run(wanted: Hostings, before: Hostings, until: float, say: Say) -> None:
     """Returns once Serve runs these; raises NotServedError, with Serve's reasons."""
     target = serve.RunTarget(application(wanted, before, _free()), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
@@ -259,10 +263,6 @@ def undeploy() -> None:
         serve.delete(APPLICATION)
     if not serve.status().applications:
         serve.shutdown()
-
-
-Hostings = tuple[Hosted, ...]  # of an application: the directory first, the HTTP front last
-DIRECTORIES, FRONTS = deployment_name(DIRECTORY), (deployment_name(Role.HTTP), deployment_name(Role.GRPC))
 
 
 def hosted(configuration: Configuration, plan: Placement) -> Hostings:
