@@ -57,7 +57,7 @@ def test_another_number_of_replicas_replaces_none_of_them_and_a_range_all() -> N
     assert named(of(some), "Target-small").replicas == Scale(min=2, max=3)
 
 
-@pytest.mark.parametrize("changed", ["n, threads: 2", "n, resources: {cpus: 2}", "n, sessions: {most: 4}"])
+@pytest.mark.parametrize("changed", ["n, threads: 2", "n, resources: {cpus: 2}", "n, max_sessions: 4"])
 def test_a_service_with_other_options_is_replaced(changed: str) -> None:
     assert replaced(BEFORE.replace("model: n", f"model: {changed}")) == ["Drafter-small-d"]
 
@@ -165,7 +165,7 @@ def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
         check(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
     with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):
-        check(BEFORE + "security: {tls: {ca: ca.pem, certificate: c.pem, key: k.pem}}\n")
+        check(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
     check(BEFORE)
 
 

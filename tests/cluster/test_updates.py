@@ -59,7 +59,7 @@ def changed(cluster: RunningCluster, drafters: str = "") -> str:
     """Other options of everything but the HTTP front, a target less, and orchestrators by the load."""
     text = wide(cluster, "replicas: 1, cache_mib: 256", drafters)
     text = text.replace(f"port: {cluster.grpc}", f"port: {cluster.grpc}, burst: 11").replace(
-        "outputs: 16", "outputs: 15"
+        "max_outputs: 16", "max_outputs: 15"
     )
     return text.replace("orchestrators: 2", f"orchestrators: {SCALE}")
 
@@ -277,7 +277,7 @@ async def test_with_certificates(cluster: RunningCluster, tmp_path: Path) -> Non
     files = {"ca.pem": authority.certificate, "node.pem": issued.certificate, "node.key": issued.key}
     for name, raw in files.items():
         (tmp_path / name).write_bytes(raw)
-    tls = f", tls: {{ca: {tmp_path}/ca.pem, certificate: {tmp_path}/node.pem, key: {tmp_path}/node.key}}"
+    tls = f", tls: {{ca: {tmp_path}/ca.pem, cert: {tmp_path}/node.pem, key: {tmp_path}/node.key}}"
     await asyncio.to_thread(cluster.deploy, cluster.configuration(targets="replicas: 1", tls=tls))
     async with cluster.client() as client:
         made = await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=5)

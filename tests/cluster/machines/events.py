@@ -138,7 +138,7 @@ class Disturbed:
 
     async def _update(self) -> None:
         somebody = self._person
-        somebody.replace(CONFIGURED, "outputs: 64", "outputs: 65")
+        somebody.replace(CONFIGURED, "max_outputs: 64", "max_outputs: 65")
         somebody.replace(CONFIGURED, TARGET, TARGET.replace("threads: 1\n", "threads: 1\n        cache_mib: 384\n"))
         await somebody.ray("rsync-up", FILE)
         await deploy(somebody)
