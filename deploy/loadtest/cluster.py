@@ -84,6 +84,8 @@ def main() -> None:
     given, options = parser.parse_known_args()
     nodes = {role: getattr(given, role) for role in ROLES}
     configuration = yaml.safe_load(given.configuration.read_text())
+    if "applications" in configuration:  # a file of Ray Serve's
+        configuration = configuration["applications"][0]["args"]
     with tempfile.TemporaryDirectory() as folder:
         if not given.keep:
             file = given.configuration.with_name(f"{given.configuration.stem}-placed.yaml")  # beside what it names

@@ -14,18 +14,27 @@ models:
     target:
       model: bundled:target
 """
-SHIPPED = Path(__file__).parents[2] / "deploy" / "crossdraft.yaml"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "serve.yaml"
 
 
 def test_the_smallest_one_has_a_default_for_the_rest() -> None:
     (model,) = parse(SMALLEST).models
-    assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), Scale(max=1))
+    assert (model.target.replicas, model.drafters, model.orchestrators) == (Scale(max=1), (), Scale(max=1))
 
 
 def test_the_one_that_is_shipped_can_be_read() -> None:
     (model,) = load(SHIPPED).models
-    assert model.target.replicas == 2
+    assert model.target.replicas == Scale(min=2, max=2)
     assert model.target.resources.custom == {"target": 1}
+
+
+def test_what_is_wrong_in_a_file_of_serves_is_said_with_its_line() -> None:
+    text = SHIPPED.read_text("utf-8")
+    line = 1 + text.splitlines().index("        replicas: 2")
+    with pytest.raises(ConfigurationError, match=rf"line {line}: models\.0\.target\.replicas: "):
+        parse(text.replace("replicas: 2", "replicas: 0", 1))
+    with pytest.raises(ConfigurationError, match=r"line 1: there is no `args`"):
+        parse("applications: [{name: crossdraft}]\n")
 
 
 def test_values_keep_their_types() -> None:
@@ -78,8 +87,11 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
         ("- a\n", "line 1: a configuration begins with `models:`"),
         ("models: []\n", "line 1: models is empty"),
         ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
-        (SMALLEST + "      replicas: 0\n", r"line 5: models\.0\.target\.replicas: .*greater than or equal to 1"),
-        (SMALLEST + "      replicas: two\n", r"line 5: models\.0\.target\.replicas: .*valid integer"),
+        (SMALLEST + "      replicas: 0\n", r"line 5: models\.0\.target\.replicas: write a number of replicas above 0"),
+        (
+            SMALLEST + "      replicas: two\n",
+            r"line 5: models\.0\.target\.replicas: write a number of replicas above 0",
+        ),
         (SMALLEST + "      replica: 2\n", r"line 5: .*\.replica: there is no such field; did you mean 'replicas'\?"),
         (SMALLEST + "    orchestrators: {max: 2, xyz: 1}\n", r"\.xyz: there is no such field; there are min, max"),
         (SMALLEST + "http: {port: 9000}\ngrpc: {}\n", "line 5: http.port: http and grpc have the same port, 9000"),
@@ -93,9 +105,9 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
         (
             SMALLEST + "    orchestrators: many\n",
-            r"line 5: models\.0\.orchestrators: write a number of replicas, or \{min",
+            r"line 5: models\.0\.orchestrators: write a number of replicas above 0, or \{min",
         ),
-        (SMALLEST + "    orchestrators: 0\n", r"line 5: models\.0\.orchestrators\.min: .*greater than or equal to 1"),
+        (SMALLEST + "    orchestrators: 0\n", r"line 5: models\.0\.orchestrators: write a number of replicas above 0"),
         (SMALLEST + "    orchestrators: {min: 3, max: 2}\n", "min, 3, must not be above max, 2"),
         (
             SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",

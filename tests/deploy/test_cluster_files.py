@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import tomllib
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.lab.loadtest.values import WHOLE
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]
-CONFIGURATION = load(REPOSITORY / "deploy" / "crossdraft.yaml")
+CONFIGURATION = load(REPOSITORY / "deploy" / "serve.yaml")
 RAY = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"  # says how it was called
 
 
@@ -85,13 +86,13 @@ def test_every_command_is_one_for_a_shell(file: str) -> None:
 def test_machines_of_both_kinds_are_set_up_alike() -> None:
     cloud, own = (read(file) for file in FILES)
     assert cloud["setup_commands"] == own["setup_commands"]
-    served = "~/crossdraft/crossdraft.yaml"
-    assert own["file_mounts"].items() - cloud["file_mounts"].items() == {(served, "deploy/crossdraft.yaml")}
+    served = "~/crossdraft/serve.yaml"
+    assert own["file_mounts"].items() - cloud["file_mounts"].items() == {(served, "deploy/serve.yaml")}
 
 
 def test_a_clouds_models_are_on_its_nodes_and_on_their_gpus() -> None:
     cluster = read("deploy/cluster.yaml")
-    configuration = load(REPOSITORY / cluster["file_mounts"]["~/crossdraft/crossdraft.yaml"])
+    configuration = load(REPOSITORY / cluster["file_mounts"]["~/crossdraft/serve.yaml"])
     for model in configuration.models:
         for service in (model.target, *model.drafters):
             assert (service.device, service.resources.gpus) == ("cuda:0", 1)
@@ -115,7 +116,7 @@ def test_a_cloud_of_the_fewest_nodes_has_room_for_what_is_deployed() -> None:
     kinds = cluster["available_node_types"]
     counts = {name: kind.get("min_workers", 0) for name, kind in kinds.items()} | {cluster["head_node_type"]: 1}
     nodes = [kinds[name]["resources"] for name, count in counts.items() for _ in range(count)]
-    configuration = load(REPOSITORY / cluster["file_mounts"]["~/crossdraft/crossdraft.yaml"])
+    configuration = load(REPOSITORY / cluster["file_mounts"]["~/crossdraft/serve.yaml"])
     assert unplaced(configuration, nodes) == []
 
 
@@ -162,7 +163,8 @@ def offered(arguments: list[str]) -> dict[str, float]:
 def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_choice() -> None:
     script = runpy.run_path(str(REPOSITORY / "deploy" / "loadtest" / "cluster.py"))
     nodes = {"http": "10.0.0.1", "orchestrator": "10.0.0.2", "target": "10.0.0.3", "drafter": "10.0.0.4"}
-    for given in (read("deploy/crossdraft.yaml"), script["placed"](read("deploy/crossdraft.yaml"), nodes)):
+    shipped = read("deploy/serve.yaml")["applications"][0]["args"]
+    for given in (shipped, script["placed"](copy.deepcopy(shipped), nodes)):
         found = parse(yaml.safe_dump(script["placed"](given, nodes)))
         free = {node: {"CPU": 1.0, f"node:{node}": 1.0} for node in nodes.values()}
         offers = {"target": 1.0, "orchestrator": 8.0, "ingress": 8.0, "drafter": 1.0}
@@ -180,3 +182,13 @@ def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_c
         *(["| orchestrator to target and back", "4"], ["| orchestrator to drafter and back", "4"]),
     ]
     assert said.endswith("2.00 tokens a pass")
+
+
+@pytest.mark.parametrize("file", ["deploy/serve.yaml", "deploy/serve.aws.yaml"])
+def test_ray_serve_takes_what_is_served_and_listens_where_it_says(file: str) -> None:
+    given = pytest.importorskip("ray.serve.schema").ServeDeploySchema.model_validate(read(file))
+    (application,) = given.applications
+    module, _, name = application.import_path.partition(":")
+    assert callable(getattr(import_module(module), name))
+    http = load(REPOSITORY / file).http
+    assert (given.http_options.host, given.http_options.port) == (http.host, http.port)

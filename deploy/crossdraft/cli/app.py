@@ -258,7 +258,7 @@ def certs(
 
 @command(app, runs="crossdraft.cli.cluster:deploy")
 def deploy(
-    configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
+    configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/serve.yaml.")],
     address: Cluster = "auto",
     check: bool = option(False, "Only check the file, and deploy nothing.", "--check"),
     wait_seconds: float = option(
@@ -266,9 +266,10 @@ def deploy(
     ),
     timeout: float = option(1800.0, "Seconds until everything must serve. Else the command fails and says why.", min=1),
 ) -> None:
-    """Serve models on a running Ray cluster.
+    """Serve models on a running Ray cluster, by Ray Serve.
 
-    What is served is what the configuration file says. Services whose configuration is unchanged keep running; others
+    As `serve deploy`, with more checks: says at once what nodes lack, starts other models before it ends those before,
+    and brings back what ran if something does not start. Services whose configuration is unchanged keep running; others
     are replaced, without ending open streams.
     """
 
@@ -280,7 +281,7 @@ def status(address: Cluster = "auto", as_json: AsJson = False) -> None:
 
 @command(app, runs="crossdraft.cli.cluster:undeploy")
 def undeploy(address: Cluster = "auto") -> None:
-    """Stop all that `crossdraft deploy` started. The Ray cluster keeps running."""
+    """Stop all that `crossdraft deploy` or `serve deploy` started. The Ray cluster keeps running."""
 
 
 @command(serve, "target", runs="crossdraft.cli.serve:serve_target")

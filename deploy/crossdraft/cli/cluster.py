@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 # Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
-COLUMNS = ("where", "metrics", "pid", "up h:m", "restarts", "sessions", "load")
+COLUMNS = ("where", "metrics", "pid", "up h:m", "sessions", "load")
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
 HEAD_SECONDS = 15.0  # for a head to answer that is reached
 OTHER_VERSION = "Version mismatch"  # in an error of Ray's
@@ -107,9 +107,8 @@ def table_of(found: "Deployed", now: float) -> Table:
         load = found.loads.get(one.id)
         figures = ("", "") if load is None else (str(load.sessions), f"{load.busy:.0%}")
         hours, minutes = divmod(int(now - one.since) // 60, 60)
-        started = (f"{hours}:{minutes:02}", str(found.restarts.get(one.id, 0)))
         where = (one.address or one.node, one.metrics.rpartition(":")[2], str(one.process))
-        table.add_row(f"{one.model} {one.what}".lstrip(), *where, *started, *figures)
+        table.add_row(f"{one.model} {one.what}".lstrip(), *where, f"{hours}:{minutes:02}", *figures)
     return table
 
 

@@ -1,7 +1,7 @@
 """Where the replicas of a configuration have room on a cluster's nodes, and whether these have its crossdraft.
 
-Places are sought before anything starts, as Ray waits for room without a word. Model servers and gRPC fronts are asked
-to start where they were found; Ray decides about Serve's replicas, of which a node takes only so many of a deployment.
+Room is sought before anything starts, as Serve waits for it, and says what a replica needs, but not what nodes lack.
+Where replicas start is Serve's choice; of some deployments a node takes only as many as are placed on it here.
 """
 
 import json
@@ -24,11 +24,8 @@ from crossdraft.cluster.installed import installed, on_disk
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
-IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
 INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
-SEARCH_STEPS = 5_000  # replicas that are tried somewhere until they count as not placed
-SEARCHED = 100  # replicas; with more of them each takes the first place that is found
 ADVICE = "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking"
 Amounts = Mapping[str, float]  # of resources, by Ray's names
 Nodes = Mapping[str, Amounts]  # by address
@@ -43,9 +40,7 @@ class Need:
     count: int
     amounts: Amounts  # of one of them
     most: float = inf  # on one node
-    spread: bool = False  # on as many nodes as there are for them
     more: bool = False  # one on each other node that has room left, too
-    there: Sequence[str] = ()  # nodes where such replicas run and go on
 
 
 @dataclass(frozen=True)
@@ -53,13 +48,12 @@ class Placement:
     """Nodes for replicas."""
 
     places: Places
-    needs: tuple[Need, ...]
     faults: tuple[str, ...]  # what has no place; empty: nothing
     left: tuple[str, ...] = ()  # what each node has left then, if more room would help, and what to do
 
-    def most(self, what: str) -> float:
+    def most(self, what: str) -> int:
         """Replicas of this kind on one node."""
-        return max(map(self.places[what].count, self.places[what]))
+        return max(map(self.places[what].count, self.places[what]), default=1)
 
 
 def amounts_of(resources: Resources) -> dict[str, float]:
@@ -74,9 +68,9 @@ def shown(role: Role, model: str, name: str = "") -> str:
     return f"{role}{drafter} of {model!r}" if model else f"{role} front"
 
 
-def needs_of(configuration: Configuration, there: Places | None = None) -> tuple[Need, ...]:
-    """All replicas of a configuration; `there` is where replicas run that go on."""
-    return tuple(replace(need, there=(there or {}).get(need.what, ())) for need in _needs(configuration))
+def needs_of(configuration: Configuration) -> tuple[Need, ...]:
+    """All replicas of a configuration."""
+    return tuple(_needs(configuration))
 
 
 def _needs(configuration: Configuration) -> Iterator[Need]:
@@ -87,14 +81,13 @@ def _needs(configuration: Configuration) -> Iterator[Need]:
         ):
             most, ranks = 1 if service.port else inf, service.tensor_parallel_size
             amounts = amounts_of(service.resources.divided(ranks))
-            yield Need(shown(role, model.name, name), service.replicas * ranks, amounts, most)
+            yield Need(shown(role, model.name, name), service.replicas.max * ranks, amounts, most)
         amounts = amounts_of(model.orchestrator_resources)
-        yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts, spread=True)
+        yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts)
     for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
         if front is not None:
-            apart, amounts = role is Role.GRPC and front.port > 0, amounts_of(front.resources)
-            most = 1 if apart else inf
-            yield Need(shown(role, ""), front.replicas or 1, amounts, most, not apart, front.replicas is None)
+            most = 1 if role is Role.GRPC and front.port > 0 else inf
+            yield Need(shown(role, ""), front.replicas or 1, amounts_of(front.resources), most, front.replicas is None)
 
 
 def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
@@ -107,63 +100,48 @@ def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
-    """Places for all replicas; those that run stay where they are."""
+    """Places for all replicas, the greatest first: each where the fewest of its kind are, and of such nodes where most
+    is left."""
     packing = _Packing(needs, nodes)
-    return Placement(packing.filled(), tuple(needs), packing.faults(), packing.left())
+    return Placement(packing.filled(), packing.faults(), packing.left())
 
 
 class _Packing:
-    """Places replicas, the greatest first: each where the fewest of its kind are, and of such nodes where most is left.
-
-    Where that leaves some out, a search tries others.
-    """
-
     def __init__(self, needs: Sequence[Need], nodes: Nodes) -> None:
         self._needs, self._nodes = needs, nodes
         self._free = {name: dict(has) for name, has in nodes.items()}
-        self._at: list[list[str]] = [[] for _ in needs]
-        self._steps = SEARCH_STEPS
-        for index, need in enumerate(needs):
-            rooms = sum(_times(need.amounts, has) >= 1 for has in nodes.values())
-            fair, at = -(-need.count // max(1, rooms)) if need.spread else inf, self._at[index]
-            for node in need.there:
-                wanted = at.count(node) < fair and (need.more or len(at) < need.count)
-                if wanted and self._fits(index, node):
-                    self._take(index, node)
-        left = (index for index, need in enumerate(needs) for _ in range(need.count - len(self._at[index])))
-        self._todo = sorted(left, key=lambda index: -self._share(needs[index]))
+        self._at: dict[str, list[str]] = {need.what: [] for need in needs}
 
     def filled(self) -> Places:
         """Nodes of all replicas that have one."""
-        if len(self._todo) > SEARCHED or not self._search(self._todo):
-            for index in self._todo:
-                for node in self._choices(index)[:1]:
-                    self._take(index, node)
-        for index, need in enumerate(self._needs):
-            for node in self._choices(index) if need.more else ():
-                if node not in self._at[index]:
-                    self._take(index, node)
-        return {need.what: tuple(at) for need, at in zip(self._needs, self._at, strict=True)}
+        for need in sorted(self._needs, key=lambda need: -self._share(need)):
+            at = self._at[need.what]
+            while len(at) < need.count and (choices := self._choices(need)):
+                self._take(need, choices[0])
+        for need in (need for need in self._needs if need.more):
+            for node in self._choices(need):
+                if node not in self._at[need.what]:
+                    self._take(need, node)
+        return {what: tuple(at) for what, at in self._at.items()}
 
     def faults(self) -> tuple[str, ...]:
         """What has no place."""
         return tuple(
             f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node"
-            f"{', on different nodes as they have one port' if need.most == 1 and not need.spread else ''}; "
-            + (self._unknown(need) or f"there is room for {len(at)}")
-            for need, at in self._lacking()
+            f"{', on different nodes as they have one port' if need.most == 1 else ''}; "
+            + (self._unknown(need) or f"there is room for {len(self._at[need.what])}")
+            for need in self._lacking()
         )
 
     def left(self) -> tuple[str, ...]:
         """What nodes have left, and what to do, if some have no place; nothing where that cannot help."""
-        lacking = [need for need, _ in self._lacking()]
+        lacking = self._lacking()
         if not lacking:
             return ()
-        enough = all(map(self._unknown, lacking))
-        return (*(() if enough else map(self._left, sorted(self._nodes))), ADVICE)
+        return (*(() if all(map(self._unknown, lacking)) else map(self._left, sorted(self._nodes))), ADVICE)
 
-    def _lacking(self) -> list[tuple[Need, list[str]]]:
-        return [(need, at) for need, at in zip(self._needs, self._at, strict=True) if len(at) < need.count]
+    def _lacking(self) -> list[Need]:
+        return [need for need in self._needs if len(self._at[need.what]) < need.count]
 
     def _unknown(self, need: Need) -> str:
         """Resources that no node has, with those that there are; empty: there are all."""
@@ -175,7 +153,7 @@ class _Packing:
     def _left(self, node: str) -> str:
         free = {name: amount for name, amount in self._free[node].items() if not name.startswith(INNER)}
         whole = ", ".join(f"{name} {amount:g} of {self._nodes[node][name]:g}" for name, amount in sorted(free.items()))
-        beside = [f"{at.count(node)} {need.what}" for need, at in zip(self._needs, self._at, strict=True) if node in at]
+        beside = [f"{at.count(node)} {what}" for what, at in self._at.items() if node in at]
         return f"node {node} has {whole or 'nothing'} left" + (f" beside {', '.join(beside)}" if beside else "")
 
     def _share(self, need: Need) -> float:
@@ -183,41 +161,16 @@ class _Packing:
         most = {name: max((has.get(name, 0.0) for has in self._nodes.values()), default=0.0) for name in need.amounts}
         return max((amount / (most[name] or EXACT) for name, amount in need.amounts.items()), default=0.0)
 
-    def _fits(self, index: int, node: str) -> bool:
-        need, free = self._needs[index], self._free.get(node, {})
-        return self._at[index].count(node) < need.most and _times(need.amounts, free) >= 1
-
-    def _choices(self, index: int) -> list[str]:
+    def _choices(self, need: Need) -> list[str]:
         """Nodes that have room for a replica, the best one first."""
-        at, free = self._at[index], self._free
-        fitting = (name for name in free if self._fits(index, name))
+        at, free = self._at[need.what], self._free
+        fitting = (name for name, has in free.items() if at.count(name) < need.most and _times(need.amounts, has) >= 1)
         return sorted(fitting, key=lambda name: (at.count(name), -free[name].get(CPUS, 0.0)))
 
-    def _search(self, todo: Sequence[int]) -> bool:
-        if not todo:
-            return True
-        for node in self._choices(todo[0]):
-            self._steps -= 1
-            if self._steps < 0:
-                break
-            self._take(todo[0], node)
-            if self._search(todo[1:]):
-                return True
-            self._take(todo[0], node, -1)
-        return False
-
-    def _take(self, index: int, node: str, times: int = 1) -> None:
-        for name, amount in self._needs[index].amounts.items():
-            self._free[node][name] -= times * amount
-        if times > 0:
-            self._at[index].append(node)
-        else:
-            self._at[index].remove(node)
-
-
-def fits(amounts: Amounts, nodes: Nodes) -> bool:
-    """Whether one node has all of it."""
-    return any(_times(amounts, has) >= 1 for has in nodes.values())
+    def _take(self, need: Need, node: str) -> None:
+        for name, amount in need.amounts.items():
+            self._free[node][name] -= amount
+        self._at[need.what].append(node)
 
 
 def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1) -> bool:
@@ -226,21 +179,18 @@ def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1
         return False
     for _ in range(times):
         has = next(has for has in free.values() if _times(amounts, has) >= 1)
-        has.update({name: has.get(name, 1.0) - amount for name, amount in amounts.items()})
+        has.update({name: has[name] - amount for name, amount in amounts.items()})
     return True
 
 
 def written(amounts: Amounts) -> str:
     """As text."""
-    shown = sorted(item for item in amounts.items() if not item[0].startswith(IMPLICIT_RESOURCE))
-    alone = " where none of its kind has its port" if len(shown) < len(amounts) else ""
-    return (", ".join(f"{name} {amount:g}" for name, amount in shown) or "nothing") + alone
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
 
 
 def _times(amounts: Amounts, has: Amounts) -> float:
     """How many replicas fit on a node."""
-    found = {name: has.get(name, float(name.startswith(IMPLICIT_RESOURCE))) for name in amounts}
-    return min(((found[name] + EXACT) // amount for name, amount in amounts.items()), default=inf)
+    return min(((has.get(name, 0.0) + EXACT) // amount for name, amount in amounts.items()), default=inf)
 
 
 POLL_SECONDS = 1.0
@@ -268,24 +218,22 @@ class Waiting:
     say: Say = print
 
 
-def await_nodes(configuration: Configuration, there: Places, waiting: Waiting) -> Placement:
+def await_nodes(configuration: Configuration, waiting: Waiting) -> Placement:
     """Returns once there are places for all replicas, and the nodes have this process's crossdraft.
 
     Args:
         configuration: what is to be served.
-        there: where replicas run that go on.
         waiting: how long.
 
     Raises:
         NoCapacityError: nodes lack resources.
         NotServedError: a node has another crossdraft.
     """
+    needs, began = needs_of(configuration), time.monotonic()
 
     def found() -> Placement:
-        nodes = _nodes()
-        return placed(needs_of(configuration, there), nodes)
+        return placed(needs, all_nodes())
 
-    needs, began = found().needs, time.monotonic()
     if waiting.node_seconds and found().faults:  # for an autoscaler, if there is one
         request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
     lacking = _left(lambda: found().faults, waiting, began)
@@ -333,11 +281,10 @@ def pending_in(status: str) -> tuple[str, ...]:
 
 def _different(needs: Sequence[Need]) -> Sequence[str]:
     """Nodes that may get a replica and have another crossdraft."""
-    nodes = [node for node in _alive() if any(fits(need.amounts, {"": node["Resources"]}) for need in needs)]
-    answers = [(_name(node), _asked(node)) for node in nodes]
+    nodes = [name for name, has in all_nodes().items() if any(_times(need.amounts, has) >= 1 for need in needs)]
     found: dict[str, list[str]] = {}
-    for name, answer in answers:
-        found.setdefault(_answer(answer), []).append(name)
+    for name, answer in asked(on_disk, dict.fromkeys(nodes, ())).items():
+        found.setdefault(answer, []).append(name)
     return [
         f"crossdraft {installed()} is to run, and node {', '.join(names)} has {other}: install the same one there"
         for other, names in found.items()
@@ -345,9 +292,19 @@ def _different(needs: Sequence[Need]) -> Sequence[str]:
     ]
 
 
-def _asked(node: Mapping[str, Any]) -> Any:
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    return ray.remote(on_disk).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
+def asked(what: Callable[..., str], of: Mapping[str, Sequence[object]]) -> dict[str, str]:
+    """What a function returns on nodes, by their names, with these arguments; or why there is no answer."""
+    ids = {_name(node): node["NodeID"] for node in _alive()}
+    run: Any = ray.remote(what)
+    options = {"num_cpus": 0, "max_retries": 0}
+    asked = {
+        name: run.options(**options, scheduling_strategy=NodeAffinitySchedulingStrategy(ids[name], False)).remote(
+            *given
+        )
+        for name, given in of.items()
+        if name in ids
+    }
+    return {name: _answer(answer) for name, answer in asked.items()}
 
 
 def _answer(asked: Any) -> str:
@@ -368,11 +325,6 @@ def _name(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"
 
 
-def node_ids() -> dict[str, str]:
-    """Ray's ids of the nodes that are alive, by the names that placements have."""
-    return {_name(node): node["NodeID"] for node in _alive()}
-
-
-def _nodes() -> Nodes:
+def all_nodes() -> Nodes:
     """All resources of each node that is alive."""
     return {_name(node): node["Resources"] for node in _alive()}

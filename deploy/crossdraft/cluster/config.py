@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from crossdraft.cluster.installed import installed
-from crossdraft.config.cluster import LIFTED, OLD, Part, PartError
+from crossdraft.config.cluster import LIFTED, OLD, SCALED, Part, PartError
 from crossdraft.config.cluster import Configuration as Configuration
 from crossdraft.config.cluster import DrafterService as DrafterService
 from crossdraft.config.cluster import Front as Front
@@ -46,7 +46,8 @@ class ConfigurationError(ValueError):
 
 
 WHOLE = TypeAdapter(Configuration)
-STRING = "tag:yaml.org,2002:str"
+STRING, WHOLE_NUMBER = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int"
+SERVED_AT = ("applications", 0, "args")  # of a file of Serve's
 
 
 def load(path: Path) -> Configuration:
@@ -78,8 +79,7 @@ def check_security(path: Path, configuration: Configuration) -> None:
         if not file.is_file():
             faults.append((f"tls.{name}", f"there is no file {file}: put it there, or correct its name"))
     if faults:
-        root = yaml.compose(_text(path), Loader=yaml.SafeLoader)
-        assert root is not None  # the configuration is from it
+        root = _configured(yaml.compose(_text(path), Loader=yaml.SafeLoader), str(path))
         lines = (fault_of(str(path), root, ("security", *where.split(".")), why) for where, why in faults)
         raise ConfigurationError("\n".join(lines))
 
@@ -92,21 +92,21 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
-    """Reads a text; errors call it `name`, and its paths are relative to `folder`.
+    """Reads a text, which may be a file of Serve's, with the configuration as `args` of its first application.
+
+    Errors call it `name`, and its paths are relative to `folder`.
 
     Raises:
         ConfigurationError: it is not YAML, or has errors.
     """
     try:
         loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
+        root = _configured(loader.get_single_node(), name)
         _rename(root, name)
-        values = None if root is None else loader.construct_document(root)
+        values = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
-    if not isinstance(root, MappingNode):
-        raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
         _check_models(configuration)
@@ -116,6 +116,19 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     except ValidationError as error:
         faults = sorted(error.errors(), key=lambda one: _line(root, one["loc"]))
         raise ConfigurationError("\n".join(fault_of(name, root, *_told(one)) for one in faults)) from error
+
+
+def _configured(root: Node | None, name: str) -> Node:
+    """The configuration in a text; raises ConfigurationError if there is none."""
+    if not isinstance(root, MappingNode):
+        raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
+    node: Node = root
+    for step in SERVED_AT if _step(root, SERVED_AT[0]) else ():
+        found = _step(node, step)
+        if found is None:
+            raise ConfigurationError(f"{name}, line {node.start_mark.line + 1}: there is no `{step}`")
+        node, _ = found
+    return node
 
 
 def _resolved(part: PartT, folder: Path) -> PartT:
@@ -152,8 +165,8 @@ def _check_models(configuration: Configuration) -> None:
 def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
     """Location and text of an error of pydantic's."""
     location, cause = error["loc"], error.get("ctx", {}).get("error")
-    if error["type"] == "dataclass_type" and location[-1] == "orchestrators":
-        return location, "write a number of replicas, or {min: …, max: …}"
+    if error["type"] == "dataclass_type" and location[-1] in ("orchestrators", "replicas"):
+        return location, "write a number of replicas above 0, or {min: …, max: …}"
     if error["type"] == "unexpected_keyword_argument":
         return location, f"there is no such field; {_instead(location)}"
     return location + (cause.location if isinstance(cause, PartError) else ()), error["msg"]
@@ -180,8 +193,8 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
 
 
 def _rename(node: Node | None, file: str, where: str = "") -> None:
-    """Gives keys of older files their names of now, with a warning for each; a number of orchestrators becomes both
-    their least and their most."""
+    """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
+    a range becomes both their least and their most."""
     if isinstance(node, SequenceNode):
         for one in node.value:
             _rename(one, file, where)
@@ -196,7 +209,7 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
         if path == "models.target.override_generation_config" and isinstance(value, MappingNode):
             settings = json.dumps(yaml.SafeLoader("").construct_document(value))  # as the command line has it
             value = ScalarNode(STRING, settings, value.start_mark, value.end_mark)
-        if path == "models.orchestrators" and value.tag == "tag:yaml.org,2002:int":
+        if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
             bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
             value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
         _rename(value, file, f"{path}.")
@@ -236,7 +249,6 @@ ANY_PORT = 0
 NAMESPACE = "crossdraft"  # of all actors
 DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve
-INGRESS = "Ingress"  # a deployment
 DIGEST_LENGTH = 12  # characters
 
 
@@ -323,29 +335,17 @@ def _runs(service: Service) -> str:
     return digest_of({name: getattr(service, name) for name in deciding})
 
 
-def slot_name(model: str, role: str, name: str, number: int) -> str:
-    """The slot of one replica: of a model's target, of its drafter with this name, or of a front (no model)."""
-    return "/".join(one for one in (model, role, name, str(number)) if one)
-
-
-def actor_name(slot: str, digest: str) -> str:
-    """Of the actor in a slot; another digest means another actor in the same slot."""
-    return f"{slot}@{digest}"
-
-
-def slot_of(actor: str) -> str:
-    """The slot in an actor's name; empty if it has none."""
-    return actor.rpartition("@")[0]
-
-
-def orchestrator_name(model: str) -> str:
-    """Of the deployment of a model's orchestrators: Serve allows letters, digits, - and _ only."""
-    return "Orchestrator-" + "".join(one if one.isalnum() else f"_{ord(one):x}" for one in model)
+def deployment_name(role: str, *names: str) -> str:
+    """Of Serve: Target-small, Drafter-small-byte; Serve allows letters, digits, - and _ only."""
+    written = ("".join(one if one.isalnum() else f"_{ord(one):x}" for one in name) for name in names if name)
+    return "-".join((role.capitalize(), *written))
 
 
 def digest_of(*parts: object) -> str:
     """Of the `repr` of these values, which must show them in full (dataclasses, pydantic models, bytes)."""
-    return sha256(repr(parts).encode()).hexdigest()[:DIGEST_LENGTH]
+    written = repr(parts)
+    assert " at 0x" not in written, written  # an address differs between processes
+    return sha256(written.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def version_of(*parts: object) -> str:

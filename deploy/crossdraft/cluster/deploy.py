@@ -1,13 +1,20 @@
-"""Deploys a configuration on a running Ray cluster: model servers and the gRPC front as detached actors, orchestrators
-and the HTTP front by Serve, which restarts, checks, scales and replaces them.
+"""Deploys a configuration on a running Ray cluster, as one application of Ray Serve's: a deployment for each kind of
+process, which are targets, drafters, orchestrators, fronts, and the directory.
+
+Serve starts, checks, scales, replaces and ends all of them, whether `crossdraft deploy` or `serve deploy` brings them.
+It replaces deployments in no order, keeps what ran where a new version does not start, and leaves the other ones as
+they are then. What `crossdraft deploy` adds: it seeks room, files and ports on the nodes first and says what is
+missing; where other models are to be served, it starts these before it ends the ones before; and if something does not
+start, it brings back what was deployed.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any
 
 import ray
@@ -20,17 +27,20 @@ from ray.serve.context import _check_cached_client_alive, _get_global_client
 from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
 from crossdraft.cluster.capacity import (
+    CPUS,
+    GPUS,
     HEAD,
-    IMPLICIT_RESOURCE,
     PROGRESS_SECONDS,
     NotServedError,
     Placement,
     Say,
     Waiting,
+    all_nodes,
     amounts_of,
+    asked,
     await_nodes,
-    fits,
-    node_ids,
+    needs_of,
+    placed,
     shown,
     taken,
     with_fronts,
@@ -38,65 +48,74 @@ from crossdraft.cluster.capacity import (
 from crossdraft.cluster.config import (
     APPLICATION,
     DIRECTORY,
-    INGRESS,
     NAMESPACE,
+    WHOLE,
     Configuration,
+    ConfigurationError,
     FrontConfig,
     Http,
     OrchestratorConfig,
     Resources,
     Scale,
     ServedService,
+    deployment_name,
     digest_of,
-    orchestrator_name,
     parse,
-    slot_of,
     version_of,
 )
-from crossdraft.cluster.directory import DirectoryActor, Entry, Load, Role
-from crossdraft.cluster.fronts import Ingress
+from crossdraft.cluster.directory import DirectoryOwner, Entry, Load, Role
+from crossdraft.cluster.fronts import GrpcFrontConfig, Ingress
 from crossdraft.cluster.orchestrators import Orchestrator
-from crossdraft.cluster.rollout import (
-    ALWAYS,
-    MAX_CALLS,
-    Means,
-    Replica,
-    Rollout,
-    actors,
-    changes,
-    free_nodes,
-    fronts_of,
-    is_front,
-    kill,
-    named_actors,
-    running,
-    servers,
-    services_of,
-    starts,
-)
 from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
+from crossdraft.cluster.servers import ModelServerConfig, ServerConfig, ServerReplica, by_outputs
 from crossdraft.config.api import ConnectionOptions
 from crossdraft.config.fields import part_of
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.server import Listening
 from crossdraft.serving.http.connections import LIMITS
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
-REPLICA = f"SERVE_REPLICA::{APPLICATION}#"  # beginning of the names of Serve's actors
+IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1
 EXTRA_CALLS = 16  # of a replica at once besides its outputs: `models` and health checks
 MAX_STREAMS = 4096  # requests of one ingress at once
 HEALTH_INTERVAL = 2.0  # seconds between two health checks
 HEALTH_SECONDS = 15.0  # for an answer
+DRAINED_INTERVAL = 0.1  # seconds between two looks whether a replica that ends has requests of Serve's
+BEYOND_GRACE = 15.0  # seconds after the grace period until a replica that has not ended is killed
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
-FINISHER = "finisher"  # an actor
+ONLY = 0.6  # of a resource of which a node has 1
+FAILING = "failed to start"  # in Serve's message
 PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise it has not started in time
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
+UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
 RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
 DEPLOYMENT = ("name", "state", "replicas", "message")
 MISSING = ("what", "serving", "configured")
-HasRoom = Callable[[Resources], bool]
+Versions = Mapping[str, str]  # of deployments, by name
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """One deployment of Serve's, of replicas that are all alike."""
+
+    name: str
+    version: str  # another one, and its replicas are replaced
+    kind: Any  # class of its replicas
+    given: tuple[object, ...]  # to them
+    replicas: Scale
+    resources: Resources  # of each process of a replica
+    ranks: int = 1  # processes of a replica
+    most: float = inf  # replicas on one node
+    options: Mapping[str, Any] = field(default_factory=dict)  # more of Serve's
+    what: str = ""  # as in a placement
+
+
+Hostings = tuple[Hosted, ...]  # of an application: the directory first, the HTTP front last
+DIRECTORIES, FRONTS = deployment_name(DIRECTORY), (deployment_name(Role.HTTP), deployment_name(Role.GRPC))
 
 
 def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None:
@@ -129,106 +148,53 @@ class _Mark:
 
 
 def _deploy(configuration: Configuration, waiting: Waiting) -> None:
-    plan = await_nodes(configuration, places_now(configuration), waiting)
+    plan = await_nodes(configuration, waiting)
     configuration = with_fronts(configuration, plan)
-    until = time.monotonic() + waiting.seconds
+    wanted, before, until = hosted(configuration, plan), deployed_before(), time.monotonic() + waiting.seconds
+    _check(wanted, versions_of(before), plan)
     with _serve_started(configuration.http):
-        below, above = _begun(configuration, plan, until, waiting.say)
+        nothing = _state() is None
         try:
-            _run(configuration, plan, until, waiting.say)
-            above.begin()
-            above.make_room()
-            below.finish()
-            above.finish()
+            for step in steps(wanted, before, _free()):
+                _run(step, before, until, waiting.say)
         except NotServedError as error:
-            raise _undone(error, below, above) from error
+            if nothing:
+                serve.delete(APPLICATION)
+            raise (_undone(error, wanted, before, waiting.say) if before else error) from error
 
 
-def _undone(error: NotServedError, *begun: Rollout) -> NotServedError:
-    """The same error, with what serves no more."""
-    missing = ", ".join(slot for one in begun for slot in one.undo())
-    lost = f"\nmissing now: {missing}; deploy again what can be served" if missing else ""
-    return NotServedError(f"{error}{lost}")
-
-
-def _begun(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
-    """As `rollouts`, once what Serve's replicas need runs, and they have room; raises NotServedError."""
-    start_directory((configuration.metrics_port or 0) if configuration.metrics else 0)
-    below, above = rollouts(configuration, plan, until, say)
+def _undone(error: NotServedError, wanted: Hostings, before: Hostings, say: Say) -> NotServedError:
+    """The same error, once what was deployed before serves again; or with what does not."""
+    say(f"{error}\nwhat was deployed before is brought back")
     try:
-        below.begin()
-        if not _room_for_serve(plan):
-            below.make_room()
-    except NotServedError as error:
-        raise _undone(error, below) from error
-    return below, above
+        _run(before, wanted, time.monotonic() + UNDO_SECONDS, say)
+    except NotServedError as missing:
+        return NotServedError(f"{error}\nmissing now: {missing}; deploy again what can be served")
+    return error
 
 
-def rollouts(configuration: Configuration, plan: Placement, until: float, say: Say) -> tuple[Rollout, Rollout]:
-    """From what runs now: that of the model servers, and that of the gRPC fronts, which must serve at a moment."""
-    there, ids = running(say), node_ids()
-    at = {one.name: one.node for one in there.values()}
-    places = {what: [ids[node] for node in nodes if node in ids] for what, nodes in plan.places.items()}
-
-    def rollout(wanted: Sequence[Replica], front: bool) -> Rollout:
-        changed = changes(wanted, [name for name in there if is_front(name) is front])
-        nodes = starts(changed, at, places) | at
-        return Rollout(changed, Means(nodes, configuration.grace_seconds, until, say))
-
-    return rollout(services_of(configuration), False), rollout(fronts_of(configuration), True)
-
-
-def places_now(configuration: Configuration) -> dict[str, list[str]]:
-    """Nodes of the replicas that run and go on, by kind; Serve's count among them."""
-    names = {id: name for name, id in node_ids().items()}
-    wanted = (*services_of(configuration), *fronts_of(configuration))
-    whats = {one.name: one.what for one in wanted} | {INGRESS: shown(Role.HTTP, "")}
-    whats |= {orchestrator_name(one.name): shown(Role.ORCHESTRATOR, one.name) for one in configuration.models}
-    found: dict[str, list[str]] = {}
-    for one in actors():
-        of_serve = one.name.startswith(REPLICA)
-        what = whats.get(one.name.removeprefix(REPLICA).rpartition("#")[0] if of_serve else one.name)
-        if what and one.node in names and one.state == "ALIVE":
-            found.setdefault(what, []).append(names[one.node])
-    return found
+def _check(wanted: Hostings, before: Versions, plan: Placement) -> None:
+    """Asks the nodes for models, files and ports of what is new; raises NotServedError."""
+    checks: dict[str, list[tuple[str, ServerConfig]]] = {}
+    for one in wanted:
+        for config in one.given if before.get(one.name) != one.version else ():
+            if isinstance(config, ServerConfig):
+                for node in {*plan.places[one.what]}:
+                    checks.setdefault(node, []).append((one.what, config))
+    faults = asked(_faults, {node: (node, of) for node, of in checks.items()})
+    if any(faults.values()):
+        raise NotServedError("\n".join(filter(None, faults.values())))
 
 
-def _room_for_serve(plan: Placement) -> bool:
-    """Whether each of Serve's deployments can have the replicas that it lacks, and one to replace others with."""
-    free = free_nodes()
-    serves = [need for need in plan.needs if need.spread]
-    lacking = ((need, max(1, len(plan.places[need.what]) - len(need.there))) for need in serves)
-    return all(taken(need.amounts, free) for need, count in lacking for _ in range(count))
-
-
-def undeploy() -> None:
-    """Ends everything that `deploy` started; Serve, too, if nothing else uses it."""
-    if APPLICATION in serve.status().applications:
-        serve.delete(APPLICATION)
-    if not serve.status().applications:
-        serve.shutdown()
-    kill(named_actors())
-
-
-def start_directory(metrics_port: int) -> None:
-    """Makes sure that the directory runs, with this crossdraft and this `Configuration.metrics_port`."""
-    try:
-        there: Any = ray.get_actor(DIRECTORY, NAMESPACE)
-        if ray.get(there.installed.remote()) != version_of(metrics_port):
-            ray.kill(there)
-    except ValueError:  # there is none
-        pass
-    ray.remote(DirectoryActor).options(
-        name=DIRECTORY,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        resources={HEAD: 0.001},  # with the head the cluster ends anyway
-        max_restarts=ALWAYS,
-        max_task_retries=ALWAYS,  # all its calls may be repeated
-        max_concurrency=MAX_CALLS,
-    ).remote(metrics_port)
+def _faults(node: str, checks: Sequence[tuple[str, ServerConfig]]) -> str:
+    """Runs on a node, in a task."""
+    said = []
+    for what, config in checks:
+        try:
+            config.check()
+        except (ValueError, CannotListen) as error:
+            said.append(f"{what} cannot be served on node {node}: {error}")
+    return "\n".join(said)
 
 
 @contextmanager
@@ -245,6 +211,10 @@ def _serve_started(http: Http) -> Iterator[None]:
             )
         yield
         return
+    try:
+        Listening(http.host, http.port).check_free()
+    except CannotListen as error:
+        raise NotServedError(f"Ray Serve cannot listen for HTTP: {error}; choose another port") from error
     proxies = PROXY | {LIMITS: json.dumps(vars(part_of(ConnectionOptions, http)))}
     starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": proxies})  # which proxies inherit
     try:
@@ -261,21 +231,18 @@ def _serve_started(http: Http) -> Iterator[None]:
         raise
 
 
-def _run(configuration: Configuration, plan: Placement, until: float, say: Say) -> None:
-    """Returns once Serve runs the application; raises NotServedError, with Serve's reasons."""
-    before, told = _state(), time.monotonic()
-    target = serve.RunTarget(application(configuration, has_room(), plan), name=APPLICATION, route_prefix="/")
+def _run(wanted: Hostings, before: Hostings, until: float, say: Say) -> None:
+    """Returns once Serve runs these; raises NotServedError, with Serve's reasons."""
+    target = serve.RunTarget(application(wanted, before, _free()), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
+    said, told = "", time.monotonic()
     while (state := _state()) is not ApplicationStatus.RUNNING:
-        failed = state is ApplicationStatus.DEPLOY_FAILED
+        failed, reasons = state is ApplicationStatus.DEPLOY_FAILED, "; ".join(_unhealthy())
         if failed or time.monotonic() > until:
-            reasons = "; ".join((*_unhealthy(), "" if failed else "the time for it is over"))
-            if before is None:
-                serve.delete(APPLICATION)
-            raise NotServedError(f"orchestrators or the HTTP front cannot be run: {reasons}")
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
-            say("; ".join(_unhealthy()) or "Ray Serve starts the application")
+            raise NotServedError(f"Ray Serve cannot run all: {reasons}{'' if failed else '; the time for it is over'}")
+        if time.monotonic() - told > PROGRESS_SECONDS or (FAILING in reasons and reasons != said):
+            said, told = reasons, time.monotonic()
+            say(reasons or "Ray Serve starts the application")
         time.sleep(POLL_SECONDS)
 
 
@@ -284,58 +251,183 @@ def _unhealthy() -> Iterator[str]:
     found = serve.status().applications.get(APPLICATION)
     for name, one in () if found is None else found.deployments.items():
         if one.status.value != "HEALTHY":
-            yield f"{name}: {replicas_of(one)[0]} replicas serve; {in_short(one.message) or one.status.value.lower()}"
+            serving, wanted = replicas_of(one)
+            yield f"{name}: {serving} of {wanted} serve; {in_short(one.message) or one.status.value.lower()}"
 
 
-def has_room() -> HasRoom:
-    """Whether a replica with such resources fits beside all that runs now."""
-    free = free_nodes()
-    return lambda resources: fits(amounts_of(resources), free)
+def _state() -> ApplicationStatus | None:
+    found = serve.status().applications.get(APPLICATION)
+    return None if found is None else found.status
 
 
-def application(configuration: Configuration, room: HasRoom, plan: Placement) -> Application:
-    """The Serve application: the HTTP front as ingress, behind it a deployment of orchestrators for each model.
+def undeploy() -> None:
+    """Ends everything that `deploy` started; Serve, too, if nothing else uses it."""
+    if _state() is not None:
+        serve.delete(APPLICATION)
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def hosted(configuration: Configuration, plan: Placement) -> Hostings:
+    """All deployments of a configuration that names the number of its fronts.
 
     Args:
         configuration: what is served.
-        room: whether another replica fits: then it is started before the one that it replaces has ended.
         plan: how many replicas may be on one node.
     """
-    front = FrontConfig.of(configuration)
-    orchestrators = [_orchestrators(model, configuration, room, plan) for model in configuration.models]
-    return _ingress(configuration, room, plan).bind(front, configuration.http, *orchestrators)
+    found = tuple(_hosted(configuration, plan))
+    port = (configuration.metrics_port or 0) if configuration.metrics else 0
+    state = {"configuration": WHOLE.dump_json(configuration).decode(), "versions": versions_of(found)}
+    head = Resources(cpus=0, custom={HEAD: ONLY})  # with the head the cluster ends anyway
+    options = {"user_config": state}
+    return (Hosted(DIRECTORIES, version_of(port), DirectoryOwner, (port,), Scale(max=1), head, options=options), *found)
 
 
-def _orchestrators(model: ServedService, configuration: Configuration, room: HasRoom, plan: Placement) -> Application:
-    config = OrchestratorConfig.of(model, configuration)
-    resources, name = model.orchestrator_resources, orchestrator_name(model.name)
-    most = plan.most(shown(Role.ORCHESTRATOR, model.name))
+def _hosted(configuration: Configuration, plan: Placement) -> Iterator[Hosted]:
+    for model in configuration.models:
+        for service in (model.target, *model.drafters):
+            yield _server(ModelServerConfig.of(model.name, service, configuration))
+        yield _orchestrators(model, configuration, plan)
+    if configuration.grpc is not None:
+        yield _server(GrpcFrontConfig.of(configuration.grpc, configuration))
+    front, http, what = FrontConfig.of(configuration), configuration.http, shown(Role.HTTP, "")
+    alone, number = replace(http, replicas=1, resources=Resources()), http.replicas or 1
+    yield Hosted(
+        deployment_name(Role.HTTP),
+        digest_of(front.digest, alone),
+        serve.ingress()(Ingress),
+        (front, http),
+        Scale(min=number, max=number),
+        http.resources,
+        most=plan.most(what),
+        options={"max_ongoing_requests": MAX_STREAMS, "graceful_shutdown_timeout_s": configuration.grace_seconds},
+        what=what,
+    )
+
+
+def _server(config: ServerConfig) -> Hosted:
+    fixed = (
+        config.replicas.min == config.replicas.max
+    )  # replicas that have begun so never say how many outputs they have
+    return Hosted(
+        deployment_name(config.role, config.model, config.name),
+        config.digest if fixed else digest_of(config.digest, fixed),
+        ServerReplica,
+        (config,),
+        config.replicas,
+        config.resources,
+        config.ranks,
+        1 if config.port else inf,
+        {"graceful_shutdown_timeout_s": config.grace_seconds + BEYOND_GRACE},
+        shown(config.role, config.model, config.name),
+    )
+
+
+def _orchestrators(model: ServedService, configuration: Configuration, plan: Placement) -> Hosted:
+    config, what = OrchestratorConfig.of(model, configuration), shown(Role.ORCHESTRATOR, model.name)
+    return Hosted(
+        deployment_name(Role.ORCHESTRATOR, model.name),
+        config.digest,
+        Orchestrator,
+        (config,),
+        model.orchestrators,
+        model.orchestrator_resources,
+        most=plan.most(what),
+        options={
+            "max_ongoing_requests": model.max_outputs + EXTRA_CALLS,
+            "request_router_config": RequestRouterConfig.model_validate({"request_router_class": Elsewhere}),
+            "graceful_shutdown_timeout_s": configuration.grace_seconds,
+        },
+        what=what,
+    )
+
+
+def versions_of(found: Hostings) -> dict[str, str]:
+    """By name."""
+    return {one.name: one.version for one in found}
+
+
+def deployed_before() -> Hostings:
+    """What Serve has been told to run; nothing where it has not, or what an earlier crossdraft told it is not valid."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    applications = {} if client is None else client.get_serve_details()["applications"]
+    deployments = applications.get(APPLICATION, {}).get("deployments", {})
+    if DIRECTORIES not in deployments:
+        return ()
+    state = deployments[DIRECTORIES]["deployment_config"]["user_config"]
+    try:
+        configuration = parse(state["configuration"])
+    except ConfigurationError:
+        return ()
+    found = hosted(configuration, placed(needs_of(configuration), all_nodes()))
+    return tuple(replace(one, version=state["versions"].get(one.name, one.version)) for one in found)
+
+
+def steps(wanted: Hostings, before: Hostings, free: Mapping[str, dict[str, float]]) -> tuple[Hostings, ...]:
+    """What Serve is to run, one after the other.
+
+    What serves new models begins beside all that ran before, if it has room in `free` (changed); then fronts change,
+    and then what they do not ask for any more ends.
+    """
+    names = versions_of(before)
+    new = [one for one in wanted if one.name not in names and one.name not in FRONTS]
+    room = all(taken(amounts_of(one.resources), free, one.ranks * one.replicas.max) for one in new)
+    if not (before and new and room):
+        return (wanted,)
+    both = {one.name: one for one in (*before[:-1], *wanted)}
+    first = both | {one.name: one for one in before if one.name in FRONTS}
+    return tuple(first.values()), tuple(both.values()), wanted
+
+
+def _free() -> dict[str, dict[str, float]]:
+    """Free resources of each node."""
+    has = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
+    return {node: dict(amounts) for node, amounts in has.items()}
+
+
+def application(wanted: Hostings, before: Hostings, free: Mapping[str, dict[str, float]]) -> Application:
+    """For Serve, with the HTTP front as ingress.
+
+    Where replicas have room in `free` (changed) beside those that they replace, they start before these end. Serve ends
+    none while there are fewer than wanted: if there are to be more of them, all these must have room, too.
+    """
+    there, versions = {one.name: one.replicas.max for one in before}, versions_of(before)
+    more = {one.name: 1 + max(0, one.replicas.max - there.get(one.name, 0)) for one in wanted}
+    new_first = sorted(wanted, key=lambda one: versions.get(one.name) == one.version)
+    beside = {one.name: taken(amounts_of(one.resources), free, one.ranks * more[one.name]) for one in new_first}
+    *others, front = ((_deployment(one, beside[one.name], more[one.name]), one.given) for one in wanted)
+    bound = [deployment.bind(*given) for deployment, given in others]
+    return front[0].bind(*front[1], *bound)
+
+
+def _deployment(one: Hosted, beside: bool, more: int) -> Deployment:
+    """`beside`: new replicas start before old ones end; else so many may be missing meanwhile."""
+    amounts = amounts_of(one.resources)
+    custom = {name: amount for name, amount in amounts.items() if name not in (CPUS, GPUS)}
+    if one.most < inf:
+        # Serve's own `max_replicas_per_node` counts old and new replicas together, so that a new one could not start
+        # beside the one that it replaces.
+        custom[f"{IMPLICIT_RESOURCE}{one.name}-{one.version}-{one.most:g}"] = 1 / one.most
+    takes = {"num_cpus": one.resources.cpus, "num_gpus": one.resources.gpus, "resources": custom}
+    group: dict[str, Any] = {"placement_group_bundles": [amounts] * one.ranks, "placement_group_strategy": "PACK"}
     deployment = serve.deployment(
-        name=name,
-        max_ongoing_requests=model.max_outputs + EXTRA_CALLS,
-        ray_actor_options=_actor_options(resources, name, config.digest, most),
-        request_router_config=RequestRouterConfig.model_validate({"request_router_class": Elsewhere}),
-        **_number(model.orchestrators),
-        **_lifecycle(configuration, resources, room),
-    )(Orchestrator)
-    return _versioned(deployment, config.digest).bind(config)
+        name=one.name,
+        ray_actor_options=takes,
+        health_check_period_s=HEALTH_INTERVAL,
+        health_check_timeout_s=HEALTH_SECONDS,
+        graceful_shutdown_wait_loop_s=DRAINED_INTERVAL,
+        max_surge_percent=ALL if beside else 0,
+        rolling_update_percentage=min(1.0, more / one.replicas.max),
+        **(group if one.ranks > 1 else {}),
+        **_number(one.replicas, isinstance(one.given[0], ServerConfig)),
+        **one.options,
+    )(one.kind)
+    # Serve replaces replicas when the version changes, and without one at each deployment.
+    return deployment.options(version=one.version, _internal=True)
 
 
-def _ingress(configuration: Configuration, room: HasRoom, plan: Placement) -> Deployment:
-    http, what = configuration.http, shown(Role.HTTP, "")
-    alone = replace(http, replicas=1, resources=Resources())
-    version = digest_of(FrontConfig.of(configuration).digest, alone)
-    deployment = serve.deployment(
-        name=INGRESS,
-        num_replicas=http.replicas,
-        max_ongoing_requests=MAX_STREAMS,
-        ray_actor_options=_actor_options(http.resources, INGRESS, version, plan.most(what)),
-        **_lifecycle(configuration, http.resources, room),
-    )(serve.ingress()(Ingress))
-    return _versioned(deployment, version)
-
-
-def _number(replicas: Scale) -> dict[str, Any]:
+def _number(replicas: Scale, sessions: bool) -> dict[str, Any]:
+    """`sessions`: Serve does not see them; replicas say how many outputs they have."""
     if replicas.min == replicas.max:
         return {"num_replicas": replicas.max}
     scale = {
@@ -346,31 +438,7 @@ def _number(replicas: Scale) -> dict[str, Any]:
         "downscale_delay_s": replicas.down_seconds,
         "look_back_period_s": SCALE_SECONDS,
     }
-    return {"autoscaling_config": scale}
-
-
-def _lifecycle(configuration: Configuration, resources: Resources, room: HasRoom) -> dict[str, Any]:
-    return {
-        "health_check_period_s": HEALTH_INTERVAL,
-        "health_check_timeout_s": HEALTH_SECONDS,
-        "graceful_shutdown_timeout_s": configuration.grace_seconds,
-        "max_surge_percent": ALL if room(resources) else 0,
-    }
-
-
-def _versioned(deployment: Deployment, version: str) -> Deployment:
-    """Serve replaces replicas when the version changes, and without one at each deployment."""
-    return deployment.options(version=version, _internal=True)
-
-
-def _actor_options(resources: Resources, name: str, version: str, most: float) -> dict[str, object]:
-    """Of replicas of which a node takes at most so many.
-
-    Serve's own `max_replicas_per_node` counts old and new replicas together, so that a new one could not start beside
-    the one that it replaces.
-    """
-    share = {f"{IMPLICIT_RESOURCE}{name}-{version}-{most:g}": 1 / most}
-    return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": dict(resources.custom) | share}
+    return {"autoscaling_config": scale | ({"policy": {"policy_function": by_outputs}} if sessions else {})}
 
 
 def in_short(text: str) -> str:
@@ -380,49 +448,17 @@ def in_short(text: str) -> str:
 
 
 def build(args: Mapping[str, object]) -> Application:
-    """The application, for Serve to build from `import_path` and `args`, as KubeRay makes it do.
-
-    Starts the model servers. What they replace ends once Serve runs the application, for which an actor waits.
+    """The application, for Serve to build from `import_path` and `args`, as `serve deploy` and KubeRay make it do.
 
     Raises:
         ConfigurationError: the configuration cannot be used.
         NoCapacityError: nodes lack resources.
-        NotServedError: a service cannot be run with its options; what ran before goes on.
+        NotServedError: nodes have another crossdraft.
     """
     configuration = parse(yaml.safe_dump(dict(args)), "args")
     with logged(configuration.log_format):
-        plan = await_nodes(configuration, places_now(configuration), BUILDING)
-        configuration = with_fronts(configuration, plan)
-        _begun(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
-    actor: Any = ray.remote(Finisher)
-    finisher = actor.options(name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
-    finisher.remote().finish.remote(configuration, replace(plan, places={}))
-    return application(configuration, has_room(), plan)
-
-
-class Finisher:
-    """An actor that ends what an application does not need any more, one call at a time."""
-
-    def finish(self, configuration: Configuration, plan: Placement) -> None:
-        """Waits until Serve runs the application; if Serve fails, everything stays as it is."""
-        with logged(configuration.log_format):
-            while (state := _state()) not in (ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED):
-                time.sleep(POLL_SECONDS)
-            if state is ApplicationStatus.DEPLOY_FAILED:
-                log.error("Serve cannot run the application; what it does not need goes on")
-                return
-            below, above = rollouts(configuration, plan, time.monotonic() + BUILDING.seconds, log.info)
-            try:
-                for one in (above, below):
-                    one.begin()
-                    one.finish()
-            except NotServedError as error:
-                log.error("%s", _undone(error, above, below))
-
-
-def _state() -> ApplicationStatus | None:
-    found = serve.status().applications.get(APPLICATION)
-    return None if found is None else found.status
+        plan = await_nodes(configuration, BUILDING)
+        return application(hosted(with_fronts(configuration, plan), plan), deployed_before(), _free())
 
 
 @dataclass(frozen=True)
@@ -433,17 +469,13 @@ class Deployed:
     state: str  # Serve's, of the application
     deployments: tuple[tuple[str, str, int, str], ...]  # name, state, running replicas, Serve's message
     loads: Mapping[str, Load]  # of processes, by their ids
-    restarts: Mapping[str, int]  # by id; Serve does not restart processes, but starts others
     missing: tuple[tuple[str, int, int], ...] = ()  # kinds of which not all serve: name, serving, configured
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
         deployments = [dict(zip(DEPLOYMENT, one, strict=True)) for one in self.deployments]
         processes = [
-            asdict(one)
-            | {"role": one.role.value, "restarts": self.restarts.get(one.id, 0)}
-            | asdict(self.loads.get(one.id, Load()))
-            for one in self.processes
+            asdict(one) | {"role": one.role.value} | asdict(self.loads.get(one.id, Load())) for one in self.processes
         ]
         missing = [dict(zip(MISSING, one, strict=True)) for one in self.missing]
         return {"processes": processes, "state": self.state, "deployments": deployments, "missing": missing}
@@ -454,26 +486,14 @@ def deployed() -> Deployed:
     directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
     entries: tuple[Entry, ...]
     (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
-    restarts = {one.id: one.restarts for one in actors()}
     found = serve.status().applications.get(APPLICATION)
     state, has = ("not started", {}) if found is None else (found.status.value, found.deployments)
-    missing = tuple(_missing({one.id for one in entries}, has))
+    counts = sorted((name, *replicas_of(one)) for name, one in has.items())
+    missing = tuple((name, serving, wanted) for name, serving, wanted in counts if serving < wanted)
     deployments = tuple(
         (name, one.status.value, replicas_of(one)[0], in_short(one.message)) for name, one in has.items()
     )
-    return Deployed(tuple(entries), state, deployments, loads, restarts, missing)
-
-
-def _missing(
-    serving: Collection[str], deployments: Mapping[str, DeploymentStatusOverview]
-) -> Iterator[tuple[str, int, int]]:
-    """As `Deployed.missing`; `serving` has ids of actors in the directory."""
-    kinds: dict[str, list[bool]] = {}
-    for one in servers():
-        kinds.setdefault(slot_of(one.name).rpartition("/")[0].replace("/", " "), []).append(one.id in serving)
-    counts = {kind: (sum(serve), len(serve)) for kind, serve in kinds.items()}
-    counts |= {name: replicas_of(one) for name, one in deployments.items()}
-    yield from ((what, serve, wanted) for what, (serve, wanted) in sorted(counts.items()) if serve < wanted)
+    return Deployed(tuple(entries), state, deployments, loads, missing)
 
 
 def replicas_of(deployment: DeploymentStatusOverview) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
-from crossdraft.cluster.config import DIRECTORY, NAMESPACE, version_of
+from crossdraft.cluster.config import DIRECTORY, NAMESPACE
 from crossdraft.cluster.installed import installed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter, Registry
@@ -36,6 +36,8 @@ LONGEST_POLL = 30.0  # seconds that one call of `entries` may wait for a change
 REPLY_SECONDS = 5.0  # after which a reply of the directory is given up
 PATIENCE = 1.0  # seconds that a process of the same node may take to answer
 DIRECTLY = build_opener(ProxyHandler({})).open  # no proxy
+ALWAYS = -1  # restarts
+MAX_CALLS = 1000  # at once
 Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
 
 
@@ -147,13 +149,9 @@ class DirectoryActor:
 
     def __init__(self, metrics_port: int = 0) -> None:
         self._directory = Directory(time.monotonic(), secrets.randbits(60))
-        self._metrics_port, self._installed = metrics_port, version_of(metrics_port)
+        self._metrics_port = metrics_port
         self._changed = asyncio.Condition()
         self._forgetting = asyncio.get_running_loop().create_task(self._forget())
-
-    async def installed(self) -> str:
-        """The crossdraft that it runs, and its own options, as a digest."""
-        return self._installed
 
     async def announce(self, entry: Entry, load: Load, *_: object) -> Neighbours:
         """A process serves; it must announce itself again before the entry expires. Earlier versions say more."""
@@ -195,6 +193,35 @@ class DirectoryActor:
             await asyncio.sleep(ANNOUNCE_INTERVAL)
             async with self._notifying():
                 self._directory.forget(time.monotonic())
+
+
+class DirectoryOwner:
+    """A replica of Serve's, whose actor the directory is: it ends with it, and so with the application.
+
+    An actor, as what Serve's own calls wait for when a caller's node is lost would stop the directory for all others.
+    """
+
+    def __init__(self, metrics_port: int) -> None:
+        self._actor: Any = (
+            ray.remote(DirectoryActor)
+            .options(
+                name=DIRECTORY,
+                namespace=NAMESPACE,
+                num_cpus=0,
+                max_restarts=ALWAYS,
+                max_task_retries=ALWAYS,  # all its calls may be repeated
+                max_concurrency=MAX_CALLS,
+            )
+            .remote(metrics_port)
+        )
+
+    def reconfigure(self, deployed: dict[str, Any]) -> None:
+        """Serve calls it with what is deployed, which it keeps for `crossdraft deploy`."""
+
+    def __del__(self) -> None:
+        """Serve calls it; the name may be given again then."""
+        if hasattr(self, "_actor"):
+            ray.kill(self._actor)
 
 
 class FarDirectory:

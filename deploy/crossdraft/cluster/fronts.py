@@ -1,6 +1,6 @@
-"""Fronts of a cluster: HTTP as the ingress of a Serve application, gRPC as an actor, both over Serve's orchestrators.
+"""Fronts of a cluster: HTTP as the ingress of a Serve application, gRPC beside it, both over Serve's orchestrators.
 
-The gRPC front is an actor with a server of its own: Serve's gRPC proxy calls methods with its own options, and has
+The gRPC front is a replica with a server of its own: Serve's gRPC proxy calls methods with its own options, and has
 neither this API's keys and limits, nor its end of outputs whose client does not read.
 """
 
@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from crossdraft.cluster.actors import ServerConfig
 from crossdraft.cluster.config import (
     ANY_PORT,
     APPLICATION,
@@ -26,9 +25,10 @@ from crossdraft.cluster.config import (
     FrontConfig,
     Grpc,
     Http,
+    Scale,
     contents,
+    deployment_name,
     digest_of,
-    orchestrator_name,
 )
 from crossdraft.cluster.directory import (
     DirectoryGoneError,
@@ -43,9 +43,9 @@ from crossdraft.cluster.directory import (
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import Elsewhere
+from crossdraft.cluster.servers import ServerConfig
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
-from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationServer
@@ -67,9 +67,9 @@ class FrontBackend:
 
     def __init__(self, config: FrontConfig) -> None:
         self.metrics = Metrics()
+        names = {model: deployment_name(Role.ORCHESTRATOR, model) for model in config.models}
         handles = {
-            model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
-            for model in config.models
+            model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
         }
         losses = LossMetrics(self.metrics.registry, config.models)
         backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
@@ -192,11 +192,10 @@ def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
 
 @dataclass(frozen=True)
 class GrpcFrontConfig(ServerConfig):
-    """The gRPC front, for an actor."""
+    """The gRPC front."""
 
     config: FrontConfig
     grpc: Grpc
-    grace_seconds: float  # for open outputs, when it is stopped
 
     @staticmethod
     def of(grpc: Grpc, configuration: Configuration) -> "GrpcFrontConfig":
@@ -209,13 +208,14 @@ class GrpcFrontConfig(ServerConfig):
             model="",
             name="",
             port=grpc.port,
+            replicas=Scale(min=grpc.replicas or 1, max=grpc.replicas or 1),
             resources=grpc.resources,
             ranks=1,
             log_format=config.log_format,
+            grace_seconds=grace,
             digest=digest_of(config.digest, alone, grace, contents(files)),
             config=config,
             grpc=grpc,
-            grace_seconds=grace,
         )
 
     @property
@@ -238,9 +238,8 @@ class GrpcFrontConfig(ServerConfig):
 
     async def server(self, host: str) -> GenerationServer:
         """As `ServerConfig.server`."""
-        grpc, limit = self.grpc, MessageLimit(self.grpc.max_message_mib)
-        listening = Listening(grpc.host, grpc.port, limit, self.grace_seconds, self.tls)
+        listening = self.listening(limit=MessageLimit(self.grpc.max_message_mib), tls=self.tls)
         front = await asyncio.to_thread(FrontBackend, self.config)
-        server = GenerationServer(front.backend, listening, _limits(self.config, grpc))
+        server = GenerationServer(front.backend, listening, _limits(self.config, self.grpc))
         server.metrics = front.start(host)
         return server

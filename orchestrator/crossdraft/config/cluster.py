@@ -31,6 +31,7 @@ OLD |= {
     for old, new in (("most", "max_sessions"), ("per_peer", "max_sessions_per_peer"), ("idle_seconds", "idle_seconds"))
 }
 LIFTED = ("models.target.sessions", "models.drafters.sessions")  # groups whose keys now stand beside them
+SCALED = ("models.orchestrators", "models.target.replicas", "models.drafters.replicas")  # where a number is a Scale
 
 
 class PartError(ValueError):
@@ -67,13 +68,13 @@ class Resources(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Part):
-    """Orchestrators by load, which Serve starts and ends; a number in the file is the least and the most of them."""
+    """Replicas by load, which Serve starts and ends; a number in the file is the least and the most of them."""
 
     min: int = option(1, "The least.", min=1, max=MAX_COUNT)
     max: int = option(1, "The most.", min=1, max=MAX_COUNT)
     outputs: int = option(16, "Outputs of one at once that are aimed at.", min=1)
-    up_seconds: float = option(15.0, "Seconds of more outputs, until there are more orchestrators.", min=0)
-    down_seconds: float = option(300.0, "Seconds of fewer outputs, until there are fewer orchestrators.", min=0)
+    up_seconds: float = option(15.0, "Seconds of more outputs, until there are more replicas.", min=0)
+    down_seconds: float = option(300.0, "Seconds of fewer outputs, until there are fewer replicas.", min=0)
 
     def _fault(self) -> str:
         return f"min, {self.min}, must not be above max, {self.max}" if self.min > self.max else ""
@@ -84,7 +85,7 @@ class Service(ModelSettings, SessionOptions, Part):
     """Replicas of one model, each with its own gRPC server."""
 
     model: str  # a folder, a hub id, or bundled:NAME, on every node where it may run
-    replicas: int = option(1, "How many there are.", min=1, max=MAX_COUNT)
+    replicas: Scale = Scale()  # or their number
     port: int = option(0, "Of every replica, each on a node of its own then; 0: any free one.", min=0, max=65535)
     resources: Resources = Resources()
     tensor_parallel_size: int  # of a target: processes that share a replica's model, and its resources

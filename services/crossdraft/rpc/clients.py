@@ -50,7 +50,8 @@ class Patience:
     describe_seconds: float = 5.0
     reply_seconds: float = 30.0  # that a reply is owed without a sign that the service works on it
     target_seconds: float = 30.0  # of an output without any target, before it fails
-    lives: Callable[[str], bool] = lambda address: False  # its process is known to run: it is asked until it answers
+    # Whether a service's process is known to run: it is asked until it answers. Its `repr` differs between processes.
+    lives: Callable[[str], bool] = field(default=lambda address: False, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

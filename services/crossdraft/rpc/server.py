@@ -88,13 +88,13 @@ class Listening:
         Raises:
             CannotListen: a port is taken, or not for this user, or the host is not of this machine.
         """
-        if self.shared:
-            return
         host = self.host.strip("[]")
         for port, option in ((self.port or 0, ""), (self.metrics_port or 0, "--metrics-port")):
             try:
                 with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
                     tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+                    if self.shared:
+                        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                     tried.bind((host, port))
             except socket.gaierror:
                 pass

@@ -20,8 +20,8 @@ from tests.cluster.machines.streams import REPEATS, Stream, Streams, faults_of
 AFTER = 20.0  # seconds that clients go on after an event: by then Ray knows of a machine that is lost
 RESTORED_SECONDS = 180.0
 HEADINGS = ("what happens", "outputs", "broken", "texts that differ", "pause, median", "longest", "of later outputs")
-CONFIGURED = "deploy/crossdraft.yaml"
-TARGET = "threads: 1\n      resources: {cpus: 0.5, custom: {target"
+CONFIGURED = "deploy/serve.yaml"
+TARGET = "threads: 1\n        resources: {cpus: 0.5, custom: {target"
 Happening = Callable[[], Awaitable[object]]
 
 
@@ -138,8 +138,8 @@ class Disturbed:
 
     async def _update(self) -> None:
         somebody = self._person
-        somebody.replace(CONFIGURED, "outputs: 64", "outputs: 65")
-        somebody.replace(CONFIGURED, TARGET, TARGET.replace("threads: 1\n", "threads: 1\n      cache_mib: 384\n"))
+        somebody.replace(CONFIGURED, "max_outputs: 64", "max_outputs: 65")
+        somebody.replace(CONFIGURED, TARGET, TARGET.replace("threads: 1\n", "threads: 1\n        cache_mib: 384\n"))
         await somebody.ray("rsync-up", FILE)
         await deploy(somebody)
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,20 +78,23 @@ async def loss(
 ) -> Loss:
     """All links of a host are cut while streams run through `fronts`; it is still silent when they have ended."""
     seeds, over = range(1, clients + 1), asyncio.Event()
-    lost = somebody.machines[host]
-    asked = {}
-    for name in fronts:  # where there is a front, no client of one that is not lost need ask again
-        repeats = 0 if name != "orchestrator" else REPEATS
-        asked[name] = Streams(client_of(url(somebody.machines[name])), seeds, tokens, repeats)
-    running = {name: asyncio.create_task(streams.keep_on(over)) for name, streams in asked.items()}
-    await asyncio.gather(*(streams.under_way() for streams in asked.values()))
-    at = time.monotonic()
-    await lost.link.cut()
-    await asyncio.sleep(AFTER)
-    over.set()
-    if host in running:
-        running.pop(host).cancel()
-    ended = {name: await task for name, task in running.items()}
+    async with AsyncExitStack() as stack:
+        asked = {}
+        for name in fronts:  # where there is a front, no client of one that is not lost need ask again
+            repeats = 0 if name != "orchestrator" else REPEATS
+            client = await stack.enter_async_context(client_of(url(somebody.machines[name])))
+            asked[name] = Streams(client, seeds, tokens, repeats)
+        running = {name: asyncio.create_task(streams.keep_on(over)) for name, streams in asked.items()}
+        await asyncio.gather(*(streams.under_way() for streams in asked.values()))
+        at = time.monotonic()
+        await somebody.machines[host].link.cut()
+        await asyncio.sleep(AFTER)
+        over.set()
+        if host in running:
+            unheard = running.pop(host)
+            unheard.cancel()
+            await asyncio.wait([unheard])
+        ended = {name: await task for name, task in running.items()}
     faults = [fault for streams in ended.values() for fault in faults_of(streams, undisturbed)]
     return Loss(host, at, ended, faults)
 

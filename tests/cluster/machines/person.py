@@ -18,7 +18,7 @@ from tests.cluster.machines.machines import Machine, machines, outfit
 
 REPOSITORY = Path(__file__).parents[3]
 FILE = "deploy/cluster.local.yaml"
-CONFIGURATION = "~/crossdraft/crossdraft.yaml"  # on the head
+CONFIGURATION = "~/crossdraft/serve.yaml"  # on the head
 PORT = 8000
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 NEXT = "99.0.0"
@@ -73,15 +73,15 @@ class Person:
 
     def spare(self) -> None:
         """Settings for two cores: parts of one for each replica, no dashboard, no processes in stock."""
-        self.replace("deploy/crossdraft.yaml", "cpus: 0.5,", "cpus: 0.1,")
-        self.replace("deploy/crossdraft.yaml", "cpus: 1,", "cpus: 0.5,")
+        self.replace("deploy/serve.yaml", "cpus: 0.5,", "cpus: 0.1,")
+        self.replace("deploy/serve.yaml", "cpus: 1,", "cpus: 0.5,")
         self.replace(FILE, "--autoscaling-config=", "--include-dashboard=false --autoscaling-config=")
         for machine in self.machines.values():
             (machine.home / ".bashrc").write_text("export RAY_prestart_worker_first_driver=0\n", encoding="ascii")
 
     def clone(self) -> None:
         """What a checkout has that the commands use, with the machines' addresses written in."""
-        for file in ("constraints.txt", FILE, "deploy/crossdraft.yaml"):
+        for file in ("constraints.txt", FILE, "deploy/serve.yaml"):
             (self.checkout / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(REPOSITORY / file, self.checkout / file)
         head, *workers = (machine.address for machine in self.machines.values())

@@ -13,10 +13,10 @@ from tests.cluster.machines.person import FILE, Person, person, said
 from tests.cluster.machines.streams import REPEATS, Streams, client_of, faults_of, first_piece
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.full]
-ALONE = f"replicas: 2\n      {TARGET}: 1}}}}"
-SHARED = f"replicas: 1\n      tensor_parallel_size: 2\n      {TARGET}: 2}}}}"  # a machine offers one
+ALONE = f"replicas: 2\n        {TARGET}: 1}}}}"
+SHARED = f"replicas: 1\n        tensor_parallel_size: 2\n        {TARGET}: 2}}}}"  # a machine offers one
 WAIT_SECONDS = 900  # of an output, for its only target to be started again
-PATIENT = f"grace_seconds: 30\ntarget_wait_seconds: {WAIT_SECONDS}"
+PATIENT = f"grace_seconds: 30\n    target_wait_seconds: {WAIT_SECONDS}"
 SEEDS = range(1, 7)
 TOKENS = 64
 

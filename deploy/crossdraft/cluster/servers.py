@@ -1,17 +1,31 @@
-"""Actors that run a gRPC server in their event loop, announced to the directory.
+"""Replicas of Ray Serve that run gRPC servers and announce them to the directory: targets, drafters, gRPC fronts.
 
-Actors instead of Serve deployments: sessions are gRPC streams straight from an orchestrator to the server's address,
-of which Serve knows nothing, so it would end a replica while its sessions are open.
+What Serve does for them, seen with Ray 2.60:
+
+- A replica may open any port in its constructor, which may take as long as a model takes to load; only then it counts
+  as running. Its node's address is Ray's (`node_address`). One that raises is tried again, three times for each
+  replica, and then Serve says why and keeps what ran before.
+- With a placement group the replica has the first bundle, and tasks that it starts may have the others; Serve removes
+  the group, and so ends the tasks, with the replica.
+- A replica that is to end runs `__del__`, a coroutine, and is killed after `graceful_shutdown_timeout_s`: time enough
+  for open sessions. So also for `serve shutdown` and for fewer replicas.
+- A health check is a call in the event loop; one that fails three times, or a process that is gone, is replaced.
+- `record_autoscaling_stats` tells the controller of a replica's sessions, by which a policy scales.
+
+What it does not: it sends no session to a replica and knows of none, so that orchestrators find services by the
+directory; a replica with a fixed port may start while the one that it replaces has the same port and ends its sessions,
+so both listen on it (SO_REUSEPORT); and where replicas start is Serve's choice.
 """
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
@@ -21,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.serve.config import AutoscalingContext
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -30,18 +45,18 @@ from crossdraft.cluster.config import (
     Configuration,
     DrafterService,
     Resources,
+    Scale,
     Service,
     contents,
     tls_of,
     tls_paths,
     version_of,
 )
-from crossdraft.cluster.directory import Entry, Load, Role, announced, entry_of, node_address
+from crossdraft.cluster.directory import Load, Role, announced, entry_of, node_address
 from crossdraft.config.engine import NGRAM, NgramOptions
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import LogFormat, SessionOptions
 from crossdraft.engine.names import source_of
-from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.grpc import GenerationServer
@@ -52,26 +67,25 @@ if TYPE_CHECKING:
     from crossdraft.engine.served_model import ModelOptions
 
 log = logging.getLogger(__name__)
-PORT_SECONDS = 5.0  # how long a fixed port may still be in use by the actor's predecessor
-PORT_INTERVAL = 0.25  # seconds between attempts to listen
-RESTART_SECONDS = 2.0  # before a restarted process that could not serve ends, to be started again
+OUTPUTS = "outputs"  # a metric of Serve's, for its autoscaling
 
-
-ActorServer = Server[Any, Any, Any] | GenerationServer
+AnyServer = Server[Any, Any, Any] | GenerationServer
 ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 
 
 @dataclass(frozen=True)
 class ServerConfig(ABC):
-    """What an actor runs; can be pickled."""
+    """What replicas run; can be pickled."""
 
     role: Role
     model: str  # name of the served model; empty for a front
     name: str  # of a drafter, else empty
     port: int  # 0: any free one
+    replicas: Scale
     resources: Resources  # of each process
-    ranks: int  # processes of a replica, of which the actor is the first
+    ranks: int  # processes of a replica, of which the first serves
     log_format: LogFormat
+    grace_seconds: float  # for what is open, when one is stopped
     digest: str  # of everything that matters, file contents and the installed package included
 
     @property
@@ -83,23 +97,23 @@ class ServerConfig(ABC):
     def check_files(self) -> None:
         """Raises ValueError if the model or a file is not on this node, or cannot be used."""
 
-    def check(self, held: int) -> None:
+    def check(self) -> None:
         """Whether a server could start on this node; loads nothing.
-
-        Args:
-            held: the port of the server that it replaces, which may be its own; 0: none.
 
         Raises:
             ValueError: as `check_files`.
             CannotListen: the port is taken.
         """
         self.check_files()
-        if self.port not in (0, held):
-            Listening(self.host, self.port).check_free()
+        self.listening().check_free()
+
+    def listening(self, **more: Any) -> Listening:
+        """Where it listens; replicas of others, which they replace, may have the same port."""
+        return Listening(self.host, self.port, grace_seconds=self.grace_seconds, shared=self.port > 0, **more)
 
     @abstractmethod
-    async def server(self, host: str) -> ActorServer:
-        """Makes the server, in the actor's process; `host` is the address of its node.
+    async def server(self, host: str) -> AnyServer:
+        """Makes the server, in the replica's process; `host` is the address of its node.
 
         Raises:
             ValueError: the options cannot be used.
@@ -108,18 +122,17 @@ class ServerConfig(ABC):
 
 @dataclass(frozen=True)
 class ModelServerConfig(ServerConfig):
-    """One replica of a target or a drafter."""
+    """A target or a drafter."""
 
     service: Service  # a DrafterService for a drafter
     tls: TlsFiles | None
-    grace_seconds: float  # for open sessions, when it is stopped
     serve_metrics: bool
 
     @staticmethod
     def of(model: str, service: Service, configuration: Configuration) -> "ModelServerConfig":
         """That of a service of the served model with this name."""
         tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
-        alone = replace(service, replicas=1)  # their number replaces none of them
+        alone = replace(service, replicas=Scale())  # their number replaces none of them
         drafter = service if isinstance(service, DrafterService) else None
         files = [*tls_paths(tls), *_files_of(service)]
         return ModelServerConfig(
@@ -127,13 +140,14 @@ class ModelServerConfig(ServerConfig):
             model=model,
             name="" if drafter is None else drafter.name,
             port=service.port,
+            replicas=service.replicas,
             resources=service.resources.divided(service.tensor_parallel_size),
             ranks=service.tensor_parallel_size,
             log_format=configuration.log_format,
+            grace_seconds=grace,
             digest=version_of(model, alone, tls, grace, metrics, configuration.log_format, contents(files)),
             service=service,
             tls=tls,
-            grace_seconds=grace,
             serve_metrics=metrics,
         )
 
@@ -150,10 +164,7 @@ class ModelServerConfig(ServerConfig):
     async def server(self, host: str) -> Server[Any, Any, Any]:
         """As `ServerConfig.server`; loads the model."""
         service = self.service
-        listening = Listening(
-            host,
-            service.port,
-            grace_seconds=self.grace_seconds,
+        listening = self.listening(
             tls=self.tls,
             sessions=part_of(SessionOptions, service),
             metrics_port=ANY_PORT if self.serve_metrics else None,
@@ -190,7 +201,7 @@ async def _made(make: Callable[["ServeNgram"], Server[Any, Any, Any]], served: "
 
 
 def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
-    """As `StartRanks`: tasks, each with one of the other places of this actor's placement group."""
+    """As `StartRanks`: tasks, each with one of the other places of this replica's placement group."""
     group, key = get_current_placement_group(), secrets.token_bytes()
     assert group is not None
     run: Any = ray.remote(max_calls=1, max_retries=0)(_followed)  # its process ends with it
@@ -224,67 +235,41 @@ def _followed(options: "ModelOptions", number: int, host: str, port: int, addres
     follow(options, number, host, port, Client(address, authkey=key))
 
 
-class ServerActor:
-    """One replica. Ray restarts it when its process or its node dies; it then announces its new address."""
+class ServerReplica:
+    """One replica, which serves once its constructor has ended."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._logged = ExitStack()
-        self._logged.enter_context(logged(config.log_format))
-        self._config = config
-        self._entry: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
-        self._stop = asyncio.Event()
-        self._serving = asyncio.get_running_loop().create_task(self._serve())
-        self._serving.add_done_callback(self._ended)
-
-    async def ready(self) -> Entry:
-        """Its entry of the directory, once it serves.
-
-        Raises:
-            ValueError: the options cannot be used.
-            CannotListen: the port cannot be had.
-            RuntimeError: it has been drained.
-        """
-        if self._stop.is_set():
-            raise RuntimeError("it has ended")
-        return await asyncio.shield(self._entry)
-
-    async def config(self) -> ServerConfig:
-        """What it runs, to start it again."""
-        return self._config
-
-    async def drain(self) -> None:
-        """Accepts nothing new, lets what is open go on for the grace period, and ends."""
-        self._stop.set()
-        await asyncio.wait([self._serving])
-
-    async def _serve(self) -> None:
-        config, node = self._config, node_address()
-        server = await config.server(node)
-        await _start(server, config.port)
+    async def __init__(self, config: ServerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Raises what `config.server` does, and CannotListen."""
+        self._serving = AsyncExitStack()
+        self._serving.enter_context(logged(config.log_format))
+        node = node_address()
+        self._server = server = await config.server(node)
+        await server.start()
+        self._serving.push_async_callback(server.drain)
         freeze_heap()
-        try:
-            host, _, port = server.address.rpartition(":")
-            address = f"{node if host in ALL_ADDRESSES else host}:{port}"  # the one that the cluster uses
-            entry = entry_of(config.role, config.model, config.name, address, server.metrics, node)
-            async with announced(entry, _meter(server)):
-                self._entry.set_result(entry)
-                await self._stop.wait()
-        finally:
-            await server.drain()
+        host, _, port = server.address.rpartition(":")
+        address = f"{node if host in ALL_ADDRESSES else host}:{port}"  # the one that the cluster uses
+        entry = entry_of(config.role, config.model, config.name, address, server.metrics, node)
+        await self._serving.enter_async_context(announced(entry, _meter(server)))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """An error of the first start goes to whoever waits for `ready`; later ones end the process, for a restart."""
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
-        if not (self._entry.done() or ray.get_runtime_context().was_current_actor_reconstructed):
-            self._entry.set_exception(error)
-            return
-        log.critical("%s ended: %s", self._config.role, error, exc_info=error)
-        asyncio.get_running_loop().call_later(RESTART_SECONDS, os._exit, 1)
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve calls it; for `by_outputs`."""
+        return {OUTPUTS: float(self._server.work[0])}
+
+    async def __del__(self) -> None:
+        """Serve calls it: accepts nothing new, lets what is open go on for the grace period, and ends."""
+        await self._serving.aclose()
 
 
-def _meter(server: ActorServer) -> Callable[[], Load]:
+def by_outputs(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """Serve's autoscaling policy: how many replicas all outputs need; bounds and delays are Serve's."""
+    metrics = context.aggregated_metrics or {}
+    outputs = sum((metrics.get(OUTPUTS) or {}).values())
+    config: Any = context.config
+    return math.ceil(outputs / config.get_target_ongoing_requests()), {}
+
+
+def _meter(server: AnyServer) -> Callable[[], Load]:
     """Its load since it was asked for last."""
     before, computed = time.monotonic(), server.work[1]
 
@@ -297,17 +282,3 @@ def _meter(server: ActorServer) -> Callable[[], Load]:
         return Load(sessions, busy)
 
     return load
-
-
-async def _start(server: ActorServer, port: int) -> None:
-    """Starts serving; tries for PORT_SECONDS to get a fixed port. Raises CannotListen."""
-    until = time.monotonic() + (PORT_SECONDS if port else 0.0)
-    while True:
-        try:
-            await server.start()
-        except CannotListen:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(PORT_INTERVAL)
-        else:
-            return

@@ -1,0 +1,179 @@
+"""What Serve is to run when a configuration comes, and in what order."""
+
+import socket
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.config import AutoscalingConfig
+
+from crossdraft.cluster import config
+from crossdraft.cluster.capacity import needs_of, placed
+from crossdraft.cluster.config import Scale, parse
+from crossdraft.cluster.deploy import Hosted, Hostings, application, hosted, steps, versions_of
+from crossdraft.cluster.servers import OUTPUTS, ServerConfig, by_outputs
+from crossdraft.rpc.errors import CannotListen
+
+BEFORE = """\
+models:
+  - name: small
+    target: {model: m, replicas: 2}
+    drafters: [{name: d, model: n}]
+grpc: {}
+"""
+NODES = {"one": {"CPU": 16.0}}
+ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Grpc", "Http"]
+
+
+def of(text: str, folder: Path | None = None) -> Hostings:
+    configuration = parse(text, folder=folder)
+    return hosted(configuration, placed(needs_of(configuration), NODES))
+
+
+def named(found: Hostings, name: str) -> Hosted:
+    (one,) = (one for one in found if one.name == name)
+    return one
+
+
+def replaced(after: str, before: str = BEFORE) -> list[str]:
+    """Deployments of both, with other versions."""
+    versions = versions_of(of(before))
+    return [one.name for one in of(after) if versions.get(one.name, one.version) != one.version]
+
+
+def test_everything_is_a_deployment_and_what_is_the_same_goes_on() -> None:
+    assert [one.name for one in of(BEFORE)] == ALL
+    assert replaced(BEFORE) == []
+
+
+def test_another_number_of_replicas_replaces_none_of_them_and_a_range_all() -> None:
+    some, more = (
+        BEFORE.replace("replicas: 2", f"replicas: {many}") for many in ("{min: 2, max: 3}", "{min: 1, max: 9}")
+    )
+    assert replaced(BEFORE.replace("replicas: 2", "replicas: 3")) == replaced(more, some) == []
+    assert replaced(some) == ["Target-small"]
+    assert named(of(some), "Target-small").replicas == Scale(min=2, max=3)
+
+
+@pytest.mark.parametrize("changed", ["n, threads: 2", "n, resources: {cpus: 2}", "n, max_sessions: 4"])
+def test_a_service_with_other_options_is_replaced(changed: str) -> None:
+    assert replaced(BEFORE.replace("model: n", f"model: {changed}")) == ["Drafter-small-d"]
+
+
+def test_orchestrators_are_of_the_models_that_they_serve() -> None:
+    assert replaced(BEFORE.replace("model: n", "model: o")) == ["Drafter-small-d", "Orchestrator-small"]
+    assert replaced(BEFORE + "http: {burst: 20}\n") == ["Http"]
+    assert replaced(BEFORE + "metrics_port: 9400\n") == ["Directory"]
+
+
+def test_another_package_replaces_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = versions_of(of(BEFORE))
+    monkeypatch.setattr(config, "installed", lambda: "0.2.0+other")
+    assert {*before.items()}.isdisjoint(versions_of(of(BEFORE)).items())
+
+
+def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
+    text = BEFORE.replace("model: n", "model: n, vocab_keep: 5, frequencies: f.npz")
+    text = text.replace("model: m,", "model: m, chat_template: chat.jinja,")
+
+    def versions() -> dict[str, str]:
+        return versions_of(of(text, tmp_path))
+
+    before = versions()
+    assert versions() == before
+    (tmp_path / "f.npz").write_bytes(b"another")
+    assert {*versions().items()} - {*before.items()} == {("Drafter-small-d", versions()["Drafter-small-d"])}
+    (tmp_path / "chat.jinja").write_text("another")
+    assert versions()["Target-small"] != before["Target-small"]
+
+
+def test_other_models_are_served_beside_those_before_until_fronts_know_them() -> None:
+    before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
+    first, second, third = steps(after, before, {"one": {"CPU": 16.0}})
+    assert versions_of(first).keys() == versions_of(second).keys() == (versions_of(before) | versions_of(after)).keys()
+    for fronts, found in ((before, first), (after, second)):
+        assert (named(found, "Http"), named(found, "Grpc")) == (named(fronts, "Http"), named(fronts, "Grpc"))
+        assert found[-1].name == "Http"
+    assert third == after
+
+
+def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
+    before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
+    assert steps(after, before, {"one": {"CPU": 1.0}}) == (after,)
+    assert steps(before, before, {"one": {"CPU": 16.0}}) == (before,)
+    assert steps(after, (), {"one": {"CPU": 16.0}}) == (after,)
+
+
+def surges(found: Hostings, before: Hostings, cpus: float) -> dict[str, int]:
+    """Percent of replicas that may exist twice."""
+    built = application(found, before, {"one": {"CPU": cpus}})._bound_deployment
+    below = [one._bound_deployment for one in built.init_args[2:] if hasattr(one, "_bound_deployment")]
+    return {one.name: one._deployment_config.max_surge_percent for one in (built, *below)}
+
+
+def test_a_replica_starts_before_the_one_that_it_replaces_ends_where_there_is_room_beside_it() -> None:
+    before, after = of(BEFORE), of(BEFORE.replace("model: n", "model: n, threads: 2"))
+    assert surges(after, before, 16.0)["Drafter-small-d"] == 100
+    assert surges(after, before, 0.5)["Drafter-small-d"] == 0
+    found = surges(after, before, 1.0)  # what goes on does not take it away
+    assert (found["Drafter-small-d"], found["Target-small"]) == (100, 0)
+
+
+def test_more_replicas_start_beside_those_before_only_if_all_have_room() -> None:
+    more = of(BEFORE.replace("replicas: 2", "replicas: 4, threads: 2"))
+    assert (surges(more, of(BEFORE), 3.0)["Target-small"], surges(more, of(BEFORE), 2.9)["Target-small"]) == (100, 0)
+
+
+def test_a_replica_of_several_processes_has_a_place_for_each() -> None:
+    target = "target: {model: m, tensor_parallel_size: 2, resources: {cpus: 4, gpus: 2}}"
+    found = of(BEFORE.replace("target: {model: m, replicas: 2}", target))
+    built = application(found, (), {})._bound_deployment
+    (deployment,) = (
+        one._bound_deployment
+        for one in built.init_args[2:]
+        if getattr(one, "_bound_deployment", built).name == "Target-small"
+    )
+    assert deployment._replica_config.placement_group_bundles == [{"CPU": 2, "GPU": 1}] * 2
+
+
+def test_of_what_has_a_fixed_port_a_node_takes_one() -> None:
+    assert named(of(BEFORE), "Grpc").most == 1
+    assert named(of(BEFORE.replace("grpc: {}", "grpc: {port: 0}")), "Grpc").most == inf
+
+
+def test_replicas_follow_the_outputs_that_they_have() -> None:
+    aimed = AutoscalingConfig(min_replicas=1, max_replicas=9, target_ongoing_requests=4)
+    loaded: Any = SimpleNamespace(aggregated_metrics={OUTPUTS: {"one": 9.0, "other": 8.0}}, config=aimed)
+    idle: Any = SimpleNamespace(aggregated_metrics={}, config=aimed)
+    assert (by_outputs(loaded), by_outputs(idle)) == ((5, {}), (0, {}))
+
+
+def server(text: str, name: str, folder: Path | None = None) -> ServerConfig:
+    (found,) = named(of(text, folder), name).given
+    assert isinstance(found, ServerConfig)
+    return found
+
+
+def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path) -> None:
+    def check(text: str) -> None:
+        server(text, "Target-small", tmp_path).check_files()
+
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/m"):
+        check(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
+    with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
+        check(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
+    with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):
+        check(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
+    check(BEFORE)
+
+
+def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> None:
+    def check(port: int) -> None:
+        server(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}"), "Grpc").check()
+
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as mine:
+        check(mine.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CannotListen, match="cannot listen on 127"):
+        check(taken.getsockname()[1])
