@@ -45,7 +45,7 @@ style: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
-	$(BIN)/python .ci/figures.py
+	$(BIN)/python .ci/figures.py --check
 
 figures:  ## show how large the source is, against its limits: modules, lines, chains of imports
 	$(PYTHON) .ci/figures.py

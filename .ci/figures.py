@@ -17,14 +17,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOTS = ("services", "orchestrator", "deploy", "protos", "lab")
 LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
-LIMITS = {
-    "source modules": 220,
-    "source lines": 38_000,
-    "lines of the laboratory": 5_000,
-    "modules in the largest folder": 22,
-    "longest chain of imports": 18,
-    "test lines": 29_000,
-    "test lines of the laboratory": 4_000,
+LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever brings a figure down lowers its limit
+    "source modules": 172,
+    "source lines": 39_300,
+    "lines of the laboratory": 5_350,
+    "modules in the largest folder": 21,
+    "longest chain of imports": 17,
+    "test lines": 41_200,
+    "test lines of the laboratory": 2_400,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports
 
