@@ -101,7 +101,7 @@ class Drafts:
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Add draft tokens that were due and have no fault to the epoch's draft."""
-        count, first = len(drafted.draft_tokens), not epoch.draft_tokens
+        count = len(drafted.draft_tokens)
         asked = self.ledger.take(drafted, now)
         assert asked is not None
         epoch.extend(drafted.draft_tokens)
@@ -109,7 +109,7 @@ class Drafts:
         self._known = (epoch.start, epoch.drafted)
         return DraftSeen(
             count - min(count, max(0, self._adopted - drafted.first)),
-            now - asked.at if first else None,
+            now - asked.at if asked.replies == 1 else None,
             drafted.seconds,
             drafted.queued,
             drafted.reason,

@@ -97,6 +97,7 @@ class SamplingDefaults:
     def of(config: Mapping[str, Any], most_tokens: Any = None) -> "SamplingDefaults":
         """Those of a generation_config.json; raises ValueError."""
         named = {name: config.get(name) for name in MODEL_SETTINGS}
+        named |= {"top_k": 0} if named["top_k"] == -1 else {}
         return SamplingDefaults(**named, max_tokens=config.get("max_new_tokens"), most_tokens=most_tokens)
 
     @property

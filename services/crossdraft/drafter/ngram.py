@@ -19,7 +19,6 @@ from functools import cache
 from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
 from threading import BoundedSemaphore
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -33,9 +32,6 @@ from crossdraft.text.letters import Letters, Side, common_length, from_bytes
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
 from crossdraft.types.rows import DraftToken, Row
-
-if TYPE_CHECKING:
-    pass  # at run time nothing here needs torch
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
 BOUNDARY = b"\xff"  # in place of a control symbol, and between texts: it never occurs in UTF-8, and does not match

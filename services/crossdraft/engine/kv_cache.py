@@ -18,7 +18,7 @@ from crossdraft.engine.names import NumberOutOfRangeError
 
 MIB = 1 << 20
 BUDGET = 512  # MiB, where nothing says how much is there; and what is taken at start of main memory of a size not named
-SPARE = 2  # slots beyond those that are handed out: the null slot and the padding slot
+SPARE = 1  # slots beyond those that are handed out: the padding slot
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,7 @@ class KVPool:
         self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device, ranks: int = 1
     ) -> None:
         self.slots, self.ranks = slots, ranks
-        self.null_slot = slots  # never written: read in place of slots that do not exist
-        self.padding_slot = slots + 1  # never read: where padding is written
+        self.padding_slot = slots  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
         self.blocks = {
             part: _zeros((count, part[0], slots + SPARE, part[1]), dtype, device)

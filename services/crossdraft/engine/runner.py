@@ -111,7 +111,14 @@ class DrawingMemory:
 
 
 class DrawingSteps:
-    """Steps of so many tokens that draw: one is captured, and replayed for each token of a draft."""
+    """Steps of so many tokens that draw: one is captured, and replayed for each token of a draft.
+
+    Args:
+        memory: of all sizes.
+        own: the numbers that the forward reads, (rows, size).
+        forward: of a model; as `ModelRunner.forward`.
+        ids: as in `GraphRunner.capture_drawing`.
+    """
 
     def __init__(self, memory: DrawingMemory, own: Tensor, forward: Forward, ids: Tensor | None) -> None:
         self.replay: Callable[[], None] | None = None
@@ -131,7 +138,7 @@ class DrawingSteps:
         memory.counter.add_(1)
 
     def begun(self, tables: Tensor, count: int) -> Draw:
-        """The steps of so many sessions, whose numbers these are."""
+        """The steps of `count` sessions, whose numbers `tables` are, int64 (steps, rows, size)."""
         memory, steps = self._memory, iter(range(len(tables)))
         memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
         memory.counter.zero_()
@@ -258,10 +265,11 @@ class GraphRunner:
         Args:
             ids: int64, of each column of the logits; None: column i is id i.
         """
-        tables = padding_of(max([0, *self.sizes]), self._padding_slots)
+        sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
+        tables = padding_of(max([0, *sizes]), self._padding_slots)
         rows, largest = tables.shape
         memory = DrawingMemory(rows, largest, self._device)
-        for size in [size for size in self.sizes if size <= DRAWING][::-1]:
+        for size in sizes:
             drawing = DrawingSteps(memory, self._own(size), self._forward, ids)
             memory.counter.zero_()
             self._own(size).copy_(torch.from_numpy(tables[:, :size]))
@@ -269,6 +277,7 @@ class GraphRunner:
             drawing.replay = self.capture(drawing.draw)
             if drawing.replay is not None:
                 self._drawing[size] = drawing
+        log.info("captured %d steps that draw in %.1f s", len(self._drawing), time.perf_counter() - began)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""
