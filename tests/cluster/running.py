@@ -97,6 +97,7 @@ http: {{port: {self.http}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 grpc: {{host: {HEAD}, port: {self.grpc}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 security: {{api_keys: keys{tls}}}
 metrics_port: {self.metrics}
+log_format: json
 grace_seconds: 2
 """
 

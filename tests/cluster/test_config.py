@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cluster.config import ConfigurationError, OrchestratorConfig, Scale, load, parse
+from crossdraft.cluster.config import ConfigurationError, OrchestratorConfig, Scale, check_security, load, parse
 from crossdraft.config.api import HttpSettings
 
 SMALLEST = """\
@@ -35,6 +35,14 @@ def test_what_is_wrong_in_a_file_of_serves_is_said_with_its_line() -> None:
         parse(text.replace("replicas: 2", "replicas: 0", 1))
     with pytest.raises(ConfigurationError, match=r"line 1: there is no `args`"):
         parse("applications: [{name: crossdraft}]\n")
+
+
+def test_a_key_file_that_is_missing_is_said_with_its_line_in_a_file_of_serves_too(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(SHIPPED.read_text("utf-8") + "    security:\n      api_keys: none.txt\n")
+    line = len(path.read_text("utf-8").splitlines())
+    with pytest.raises(ConfigurationError, match=rf"line {line}: security\.api_keys: "):
+        check_security(path, load(path))
 
 
 def test_values_keep_their_types() -> None:
