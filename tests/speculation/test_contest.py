@@ -156,3 +156,17 @@ def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
     assert contest.records[tried].windows == 0
     contest.add(PASS, 0.0, False, guessed(), 1)
     assert contest.account.credit < CREDIT
+
+
+def test_passes_that_share_a_processor_with_drafts_do_not_make_no_drafter_slower() -> None:
+    """Drafting brings two tokens a round of four passes' time; what a pass is thought to take rises with it."""
+    contest, seconds, emitted, shown = contest_of(), 0.0, 0.0, PASS
+    while emitted < 1000:
+        drafts = contest.current.drafts
+        took, brought = (4 * PASS, 2.0) if drafts else (PASS, 1.0)
+        guesses = {PLAIN: Round(1.0, shown)} | {arm: Round(2.0, 1.3 * shown) for arm in ARMS}
+        contest.add(took, brought, True, guesses, 16)
+        shown += 0.3 * ((3 * PASS if drafts else PASS) - shown)
+        seconds, emitted = seconds + took, emitted + brought
+    assert contest.usual == PLAIN
+    assert seconds * (1 - EARNED) < (1000 + CREDIT + 10) * PASS

@@ -68,9 +68,10 @@ class Record:
     slower: float = 0.0  # sum over windows: the seconds of a round beside those expected
     tokens: float = 0.0
     expected: float = 0.0  # tokens
+    seconds: float = 0.0  # of all outputs, that these tokens took
 
     def keep(self, part: float) -> None:
-        self.windows, self.slower = part * self.windows, part * self.slower
+        self.windows, self.slower, self.seconds = part * self.windows, part * self.slower, part * self.seconds
         self.tokens, self.expected = part * self.tokens, part * self.expected
 
 
@@ -99,7 +100,8 @@ class Contest:
     def speeds(self, guesses: Guesses) -> dict[Choice, float]:
         """Tokens a second of each output, as far as they were measured.
 
-        Where a way of drafting disappoints, as where services share few processors, those like it are expected to.
+        Where a way of drafting disappoints, as where services share few processors, those like it are expected to. No
+        drafter is as fast as it was when it was measured, whatever passes take that share a processor with drafts.
         """
         found = {}
         for arm, guess in guesses.items():
@@ -109,6 +111,9 @@ class Contest:
                 slower = (1 + sum(of.slower for of in alike)) / (1 + sum(of.windows for of in alike))
             lasts = guess.seconds * (one.slower + GUESS * slower) / (one.windows + GUESS)
             luck = GUESS * WINDOW * guess.tokens
+            if not arm.drafts and one.seconds:
+                found[arm] = (one.tokens + luck) / (one.seconds + GUESS * WINDOW * guess.seconds)
+                continue
             found[arm] = guess.tokens * (one.tokens + luck) / (one.expected + luck) / max(lasts, 1e-9)
         return found
 
@@ -138,11 +143,12 @@ class Contest:
         if pure:
             self._rounds += 1
             for other, record in self.records.items():
-                record.keep(KEPT ** (part if other == arm else 0.2 * part))
+                record.keep(KEPT ** (part if other == arm else 0.2 * part if other.drafts else 0.0))
             record = self.records[arm]
             record.windows += part
             record.slower += part * seconds / max(guess.seconds, 1e-9)
             record.tokens, record.expected = record.tokens + outputs * tokens, record.expected + outputs * guess.tokens
+            record.seconds += outputs * seconds
         window = max(3, WINDOW - outputs.bit_length() + 1) if arm.drafts else 3
         hopeless = self.trial is not None and self._tried > 1 and self.hope(speeds)[arm] < speeds[self.usual]
         spent = account.credit <= self._floor if self.trial is not None else not account.pays
