@@ -1,6 +1,7 @@
 """`crossdraft serve http` and `serve grpc` as processes, `crossdraft generate --server`, and what they refuse."""
 
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -223,6 +224,25 @@ def test_a_pair_by_one_command(
     assert metric(ready, "crossdraft_service_bytes_total", "target") > 0
 
 
+def test_the_models_are_beside_several_workers(
+    one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI, target_folder: Path, drafter_folder: Path
+) -> None:
+    """One that is killed takes no model with it."""
+    settings = {"model": str(target_folder), "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    body = {"ignore_eos": True, "speculative": {"overlap": "off", "k": 3}}
+    expected = asked.completions.create(**settings, extra_body=body).choices[0].text
+    own = ("--target-model", target_folder, "--drafter-model", drafter_folder, "--cache-mib", 64, "--threads", 1)
+    with process("http", *own, "--grpc-port", 0, "--workers", 2, "--log-level", "error") as (_, ready):
+        for pid in ready["workers"]:
+            for _ in range(4):
+                with openai.OpenAI(base_url=f"http://{ready['address']}/v1", api_key="none", timeout=300) as client:
+                    done = client.completions.create(**settings, extra_body=body)
+                assert done.choices[0].text == expected
+            if pid == ready["workers"][0]:
+                os.kill(pid, signal.SIGKILL)
+        assert "crossdraft_service_draft_tokens_total" in httpx.get(f"http://{ready['drafter_metrics']}/metrics").text
+
+
 def test_a_client_that_leaves_one_process(
     one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI
 ) -> None:
@@ -256,7 +276,6 @@ def test_a_pair_that_cannot_be_served(cli: Cli, target_folder: Path, target: str
         ((), "give --target-model, a model to run here, or --target, where one runs", 2),
         (("--target", target), "give --model, the name of the model in the API", 2),
         (("--target", target, "--model", "toy", "--dtype", "float32"), "--dtype is for --target-model and", 2),
-        ((*own, "--workers", "2"), "each of --workers would load the models", 2),
         (("--target-model", "no-model", "--target-port", target.rpartition(":")[2]), f"cannot listen on {target}", 1),
         (("--target-model", "bundled:nothing"), "there is no bundled model 'bundled:nothing'", 1),
         ((*own, "--max-model-len", "100000"), "--max-model-len", 2),

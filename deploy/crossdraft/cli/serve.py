@@ -162,7 +162,7 @@ def _serve_api(
     listening: Sequence[Listening],
 ) -> None:
     _local_model(api, NOT_STARTED)  # what is wrong with the options is said before a model is loaded
-    tls = tls_files(api)
+    elsewhere = dict(one.split("=") for one in api.models_at or ())
 
     async def outputs() -> None:
         for one in listening:
@@ -170,17 +170,21 @@ def _serve_api(
         metrics = Metrics()
         metrics.lag.start()
         async with AsyncExitStack() as stack:
-            limits = SessionOptions(max_sessions=max(SessionOptions.max_sessions, local.max_outputs))
-            place = Listening(api.host, grace_seconds=api.grace_seconds, tls=tls, sessions=limits)
-            servers = await stack.enter_async_context(own_services(api, place))
+            servers = {} if elsewhere else await stack.enter_async_context(own_services(api, _place(api)))
             for server in servers.values():
                 metrics.registry.register(server.own_metrics)
-            models = (_local_model(api, {role: server.here for role, server in servers.items()}),)
+            models = (_local_model(api, elsewhere | {role: server.here for role, server in servers.items()}),)
             made = await stack.enter_async_context(LocalBackend(models, local))
             marks = {role: server.address for role, server in servers.items() if server.address != server.here}
             await serve(MeasuredBackend(made, metrics), metrics, marks)
 
     _run(outputs(), api)
+
+
+def _place(api: ApiOptions) -> Listening:
+    """Where own models are served, on a port of each."""
+    limits = SessionOptions(max_sessions=max(SessionOptions.max_sessions, api.max_outputs))
+    return Listening(api.host, grace_seconds=api.grace_seconds, tls=tls_files(api), sessions=limits)
 
 
 @asynccontextmanager
@@ -216,23 +220,27 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
 
 
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
-    """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
-    if api.target_model or api.drafter_model:
-        raise UsageError(
-            "each of --workers would load the models: give --target and --drafter, and serve these by themselves"
-        )
-    _local_model(api, {})  # what is wrong with the options is said once, and not by each worker
-    shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds)
+    """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None. Own models run
+    in this one."""
+    _local_model(api, NOT_STARTED)  # what is wrong with the options is said once, and not by each worker
+    own = replace(api, target_port=api.target_port or 0, drafter_port=api.drafter_port or 0)
+    private = api.target_port is None and api.drafter_port is None  # its own models are for its workers only
+    place = replace(_place(api), host="127.0.0.1" if private else api.host, metrics_port=0)
 
     async def serve(folder: str) -> None:
         exporter = Exporter(registry_of_all(folder))
-        workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
-        if metrics_port is not None:
-            workers.marks["metrics"] = exporter.start(api.host, metrics_port)
-        try:
-            await serve_until_signalled(workers)
-        finally:
-            await exporter.stop()
+        async with own_services(own, place) as servers:
+            at = {role: server.address for role, server in servers.items()}
+            options = [text for role, address in at.items() for text in ("--models-at", f"{role}={address}")]
+            shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds, options)
+            workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
+            workers.marks |= at | {f"{role}_metrics": server.metrics for role, server in servers.items()}
+            if metrics_port is not None:
+                workers.marks["metrics"] = exporter.start(api.host, metrics_port)
+            try:
+                await serve_until_signalled(workers)
+            finally:
+                await exporter.stop()
 
     with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
         _run(serve(folder), api, STARTS_PROCESSES)

@@ -2,8 +2,9 @@
 
 Each worker runs the same command line and has all of a server of its own. They listen on the port together
 (SO_REUSEPORT): the kernel gives each new connection to one of them, and gRPC cannot be handed a socket. This process
-serves nothing. It starts workers as new processes, as neither gRPC nor torch survives a fork; it replaces those that
-die, and drains all when it is told to stop. Workers end with their standard input, so none is left behind.
+serves no API, but runs the models of --target-model and --drafter-model: Python's work for models and that for outputs
+then take no turns. It starts workers as new processes, as neither gRPC nor torch survives a fork; it replaces those
+that die, and drains all when it is told to stop. Workers end with their standard input, so none is left behind.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -36,6 +37,7 @@ class WorkerSettings:
     host: str
     ports: Mapping[str, int] = field(default_factory=dict)  # by option; 0: any that is free
     grace_seconds: float = 10.0  # of each worker, after SIGTERM
+    options: Sequence[str] = ()  # further ones
 
 
 @dataclass(eq=False)
@@ -61,7 +63,7 @@ class Workers(Serving):
         self._environment = os.environ | environment
         self._ended = ended
         self._reserved: list[socket.socket] = []
-        self._options: list[str] = []
+        self._options = [*shares.options]
         self._workers: list[Worker] = []
         self._keeping: list[asyncio.Task[NoReturn]] = []
         self.marks: dict[str, str] = {}  # further fields of the ready line
