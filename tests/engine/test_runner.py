@@ -87,10 +87,9 @@ def test_what_is_drawn_are_ids_of_columns(llama: PreTrainedModel) -> None:
     drawn = engine.following([Request("a", PROMPT, more=3)], 3, likeliest=True)
     for step in range(3):
         drawn.extend(paths)
-        token, possible = paths.take.call_args.args
-        text = (*PROMPT, 7, *(int(call.args[0]) for call in paths.take.call_args_list[:step]))
-        assert int(token) == int(ids[plain(llama, text).argmax()])
-        assert possible.tolist() == [[1]]
+        *before, token = paths.take.call_args.args[0][:, 0].tolist()
+        assert token == int(ids[plain(llama, (*PROMPT, 7, *before)).argmax()])
+        assert paths.take.call_args.args[1].tolist() == [[1]] * (step + 1)
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:

@@ -243,13 +243,14 @@ def taped_extension(paths: Paths, logits: torch.Tensor) -> tuple[Callable[[], No
     """One more step of the paths, noted while it is made; and where each replay leaves its ids."""
     ids = torch.empty(5, dtype=torch.int64)
     alike = paths._alike[0]
-    at = Moments(*(each.clone() for each in alike._at))
+    at = alike._at and Moments(*(each.clone() for each in alike._at))
 
     def run() -> None:
         alike._at = at
         paths.extend(logits)
         ids.copy_(paths.ids)
-        at.offsets.copy_(alike._at.offsets)
+        if at is not None:
+            at.offsets.copy_(alike._at.offsets)
 
     tape = Tape()
     with tape:

@@ -218,7 +218,9 @@ class Warping:
 
     @staticmethod
     def of(options: Sequence[SamplingOptions], sizes: Sequence[int], device: torch.device) -> "Warping":
-        """The options of each session, and how many rows it has."""
+        """The options of each session, and how many rows it has. Of greedy ones nothing is sent to the device."""
+        if options[0].temperature == 0:
+            return GREEDY
         table = [
             (one.temperature, math.log(one.min_p) if one.min_p else -math.inf, one.top_k, one.top_p) for one in options
         ]
@@ -226,13 +228,16 @@ class Warping:
         temperatures, least, top_k, top_p = sent(numbers, device)
         most = max(one.top_k for one in options)
         return Warping(
-            options[0].temperature == 0,
+            False,
             temperatures,
             least if any(one.min_p for one in options) else None,
             top_k.long() if most else None,
             most,
             top_p if options[0].top_p < 1 else None,
         )
+
+
+GREEDY = Warping(True, torch.zeros(0, 1, dtype=torch.float64), None, None, 0, None)
 
 
 @torch.inference_mode()

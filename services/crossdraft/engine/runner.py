@@ -41,7 +41,8 @@ STEPS = 32  # of a draft that are made without the host
 LOGITS = 8  # of the free memory the logits of the largest forward may take one part in so many
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
-# Of the first of some steps the ids, int64 (n,), to ids after a step, and 1, or 0 where no logits are finite, (n, 1).
+# Of the first of some steps the ids, int64 (n,), to ids after each step so far, int64 (steps, n), and 1, or 0 where no
+# logits are finite, float64 of the same shape.
 Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -149,7 +150,7 @@ class DrawingSteps:
                 memory.ids[:count].copy_(ids)
             assert self.replay is not None
             self.replay()
-            return memory.drawn[step, :count], memory.possible[step, :count, None]
+            return memory.drawn[: step + 1, :count], memory.possible[: step + 1, :count]
 
         return next_ids
 

@@ -356,8 +356,10 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
         logits = joined([one.nodes.logits for one in requests])
         found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
-        at = Moments.of_keys([one.key for one in requests], [one.offsets for one in requests], logits.device)
-        drawn, certain = _drawn(found, Warping.of(options, sizes, logits.device), width, self.clocks, at)
+        warping, at = Warping.of(options, sizes, logits.device), None
+        if not warping.greedy:
+            at = Moments.of_keys([one.key for one in requests], [one.offsets for one in requests], logits.device)
+        drawn, certain = _drawn(found, warping, width, self.clocks, at)
         own = log_probabilities_of(logits)
         tokens, possible, values, *likely = yield (
             drawn,
@@ -372,10 +374,11 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
 
 def _drawn(
-    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments, columns: Tensor | None = None
+    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments | None, columns: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A draw from each row of scores (n, m), and whether it was possible, (n, 1) each; `columns` as in `Clocks`."""
-    if warping.greedy:
+    """A draw from each row of scores (n, m), and whether it was possible, (n, 1) each; `columns` as in `Clocks`, and
+    `at` is None where all are greedy."""
+    if at is None:
         return greedy(scores)
     if not width:
         distribution = tempered(scores, warping)
@@ -550,7 +553,7 @@ class DrawRequest(_Drawing[list[int]]):
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes = [one.logits.shape[0] for one in requests]
         scores, warping, width = self.scores(requests, self.allowed)
-        at = self.moments(requests)
+        at = None if warping.greedy else self.moments(requests)
         tensors = [*_drawn(scores, warping, width, self.clocks, at, self.columns)]
         firsts = [*accumulate(sizes, initial=0)][:-1]
         places, possible, *near = yield tensors + (self._nearest(scores, firsts, requests) if self.count else [])
@@ -639,7 +642,7 @@ class Paths:
     @property
     def tensors(self) -> list[Tensor]:
         """To be fetched, all at once."""
-        return [tensor for paths in self._alike for tensor in paths.tensors]
+        return [tensor for paths in self._alike for tensor in paths.tensors + paths.taken]
 
     def extend(self, rows: Tensor) -> None:
         """Draws a token after each row of logits (n, V), whose ids on the device are `ids`, int64 (n,)."""
@@ -653,15 +656,16 @@ class Paths:
         return len(self._alike) == 1 and self._alike[0].likeliest
 
     def take(self, ids: Tensor, possible: Tensor) -> None:
-        """Instead of `extend`: the likeliest ids, int64 (n,), and 1, or 0 where logits are not finite, (n, 1)."""
-        self.ids = ids
-        self._alike[0].tensors += [ids, possible]
+        """In place of some `extend`: the likeliest ids of each step, int64 (steps, n), and 1, or 0 where logits are not
+        finite, float64 of the same shape."""
+        self._alike[0].taken = [ids, possible]
 
     def found(self, arrays: Fetched) -> list[list[Drawn]]:
         """What was drawn on each path, of what was fetched; raises ValueError: logits are not finite."""
         found: list[list[Drawn]] = []
         for paths in self._alike:
-            own, arrays = arrays[: len(paths.tensors)], arrays[len(paths.tensors) :]
+            count = len(paths.tensors + paths.taken)
+            own, arrays = arrays[:count], arrays[count:]
             found += paths.found(own)
         places = dict(zip(self.order, found, strict=True))
         return [places[place] for place in range(len(found))]
@@ -672,11 +676,12 @@ class _AlikePaths:
 
     def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
         self.tensors: list[Tensor] = []
+        self.taken: list[Tensor] = []  # what further steps have drawn, as in `Paths.take`
         self.size, one = len(requests), requests[0]
         self._one, columns = one, rows.shape[-1] if one.allowed is None else len(one.allowed.numbers)
         self._warping = Warping.of([one.options for one in requests], [1] * self.size, rows.device)
         self._width = width_of(one.options, columns)
-        self._at = Moments.of([request.at for request in requests], rows.device)
+        self._at = None if self._warping.greedy else Moments.of([request.at for request in requests], rows.device)
 
     @property
     def likeliest(self) -> bool:
@@ -690,21 +695,23 @@ class _AlikePaths:
         allowed = None if one.allowed is None else one.allowed.on_device
         if one.row_width:
             weights, places = cut_distributions(scores, self._warping, one.row_width, self._width)
-            first = None if self._warping.greedy else clocks.draw(weights, self._at, allowed, places)
+            first = None if self._at is None else clocks.draw(weights, self._at, allowed, places)
             drawn, found = places if first is None else places.gather(-1, first), [weights, places]
         else:
             drawn, possible = _drawn(scores, self._warping, self._width, clocks, self._at, allowed)
             found = [possible]
         column = drawn[:, 0] if allowed is None else allowed[drawn[:, 0]]
         ids = column if clocks.ids is None else clocks.ids[column]
-        self._at = Moments(self._at.beginnings, self._at.offsets + clocks.lengths[column])
+        if self._at is not None:
+            self._at = Moments(self._at.beginnings, self._at.offsets + clocks.lengths[column])
         self.tensors += [ids, *found]
         return ids
 
     def found(self, arrays: Fetched) -> list[list[Drawn]]:
         """As of `Paths`."""
-        each = 3 if self._one.row_width else 2
-        steps = [self._step(*arrays[begin : begin + each]) for begin in range(0, len(arrays), each)]
+        each, count = 3 if self._one.row_width else 2, len(self.tensors)
+        steps = [self._step(*arrays[begin : begin + each]) for begin in range(0, count, each)]
+        steps += [self._step(ids, possible[:, None]) for ids, possible in zip(*arrays[count:], strict=True)]
         return [list(path) for path in zip(*steps, strict=True)]
 
     def _step(self, ids: Probabilities, weights: Probabilities, places: Probabilities | None = None) -> list[Drawn]:
