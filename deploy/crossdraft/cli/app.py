@@ -58,7 +58,6 @@ Corpus = Annotated[
     Path, typer.Argument(help="A file or a folder of files: plain text, or .jsonl with a `text` on each line.")
 ]
 Tokenizer = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
-Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="Written by `crossdraft generate --record FILE`.")]
 Cluster = Annotated[
     str,
     typer.Option(
@@ -222,21 +221,6 @@ def affinity(corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Outp
 @command(app, runs="crossdraft.cli.corpus:count_tokens")
 def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
     """Count tokens in a corpus, for `serve drafter --vocab-keep`."""
-
-
-@command(app, runs="crossdraft.cli.trace:replay")
-def replay(file: Recorded) -> None:
-    """Check a recorded output. It runs the verification again, and compares every decision."""
-
-
-@command(app, runs="crossdraft.cli.trace:timeline")
-def timeline(
-    file: Recorded,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write (.html).")],
-    first: int = option(1, "First round in view when the page opens; the page has all of them.", min=1),
-    rounds: int = option(15, "Rounds in view when the page opens.", min=1),
-) -> None:
-    """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
 
 
 @command(app, runs="crossdraft.cli.audit:audit")
