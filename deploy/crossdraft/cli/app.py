@@ -184,29 +184,18 @@ def select(
     method: list[str] | None = option(
         None, f"Methods to measure, {COMMAS}; by default those that suit the temperature."
     ),
-    ks: list[int] | None = option(
-        None,
-        f"Numbers of draft tokens in a round to choose from; {COMMAS}. "
-        "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
-        "--num-speculative-tokens",
-        "--k",
-        "-k",
-        min=1,
-        max=64,
-    ),
     temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0),
     max_tokens: int = option(48, "Max tokens to generate.", min=1),
     as_json: AsJson = False,
     engine: EngineOptions = STARTED,
 ) -> None:
-    """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
+    """Measure drafters for a target. It says which one to use, and with which method, or that none helps."""
     from crossdraft.cli import select as module
     from crossdraft.cli.prompts import prompts_of
     from crossdraft.cli.running import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
-    methods, numbers = tuple(method or ()), tuple(ks or ())
-    selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens, engine)
+    selection = module.Selection(target, tuple(drafter), texts, tuple(method or ()), temperature, max_tokens, engine)
     module.select(selection, as_json)
 
 

@@ -18,12 +18,12 @@ Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the
 
 @dataclass(frozen=True)
 class Setting:
-    """A method, a drafter and what they are given, in lock-step rounds."""
+    """A method, a drafter and what they are given."""
 
     method: str
     drafter: str  # a model's name
     temperature: float
-    k: int  # draft tokens in a round
+    k: int  # draft tokens in a lock-step round; 0: a controller decides, and says what
     options: tuple[str, ...] = ()  # of the drafter's command
     nodes: int = 0  # of a draft tree, of depth k; 0: a chain
     keep: int = 0  # ids of the drafter's LM head; 0: all
@@ -39,13 +39,14 @@ class Setting:
             GenerationRequest(
                 text,
                 method=self.method,
-                num_speculative_tokens=self.k,
+                num_speculative_tokens=self.k or GenerationRequest.num_speculative_tokens,
                 max_tokens=max_tokens,
                 options=SamplingOptions(self.temperature),
                 seed=seed,
                 choice=number,
                 allow_inexact=True,
-                overlap=Overlap.OFF,
+                overlap=Overlap.OFF if self.k else Overlap.AUTO,
+                explain=not self.k,
                 tree_nodes=self.nodes,
             )
             for number, text in enumerate(prompts)
