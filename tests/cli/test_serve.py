@@ -83,8 +83,7 @@ def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(cli: Cli, target
     for server in (["ngram"], ["target", "--model", "no-model"], ["drafter", "--model", "no-model"]):
         ended = cli("serve", *server, option, port)
         ended.failed(f"crossdraft: cannot listen on {target}: Address already in use; choose another port", 1)
-        assert ended.err.startswith(f"crossdraft: loading {folder}\ncrossdraft: ")
-    assert ended.err.count("\n") == 2
+        assert ended.err.count("\n") == 1
 
 
 def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli, target: str) -> None:
@@ -98,8 +97,7 @@ def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli,
         given = [*server, port] if len(server) > 1 else [*server, "--port", port]
         ended = cli("serve", *given, *needed)
         ended.failed(f"crossdraft: cannot listen on {target}: Address already in use", 1)
-        assert ended.err.startswith(f"crossdraft: loading {folder}\ncrossdraft: ")
-    assert ended.err.count("\n") == 2
+        assert ended.err.count("\n") == 1
 
 
 def test_a_targets_own_settings_are_those_of_requests_that_leave_them_out(

@@ -53,7 +53,7 @@ def _processed(option: Any, process: Callable[..., Any], context: Any, value: An
     try:
         return process(context, value)
     except typer.BadParameter as error:
-        found = getattr(error.__cause__, "errors", list)()
+        found: list[Any] = getattr(error.__cause__, "errors", list)()
         if not found or not (what := _wanted(option.type_descriptor.annotation, found[0].get("ctx", {}))):
             raise
         raise UsageError(f"{option.opts[0]} must be {what}, got {found[0]['input']}") from error

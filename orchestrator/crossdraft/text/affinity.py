@@ -16,7 +16,12 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 
 FORMAT = "2"  # of the file; raised when its fields change
-ARRAYS = {"drafter_ids": np.int64, "starts": np.int64, "target_ids": np.int32, "weights": np.float32}  # of `Matrix`
+ARRAYS: dict[str, type[Any]] = {
+    "drafter_ids": np.int64,
+    "starts": np.int64,
+    "target_ids": np.int32,
+    "weights": np.float32,
+}  # of `Matrix`
 
 
 class AffinityMismatch(ValueError):  # noqa: N818
@@ -209,7 +214,7 @@ def _check_vocabulary(letters: Any, ranks: dict[Any, Any]) -> None:
         raise ValueError("a rank is out of its range")
 
 
-def _vector(found: NDArray[Any], name: str, kind: type[np.generic]) -> NDArray[Any]:
+def _vector(found: NDArray[Any], name: str, kind: type[Any]) -> NDArray[Any]:
     if found.ndim != 1 or found.dtype != kind:
         raise ValueError(f"{name} is not a list of {np.dtype(kind).name}")
     return found

@@ -70,7 +70,7 @@ def _kind(name: str) -> Any:
     return {"lanes": list[Lane], "wire_bytes": int}.get(name, list[int] if get_origin(kind) is tuple else kind)
 
 
-class Figures(create_model("_Figures", **{name: (_kind(name), ...) for name in SHOWN_FIGURES})):  # type: ignore[misc, call-overload]
+class Figures(create_model("_Figures", **{name: (_kind(name), ...) for name in SHOWN_FIGURES})):  # type: ignore[misc]
     """What an output cost, and how often the drafter was right."""
 
     @staticmethod
