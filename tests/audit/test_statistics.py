@@ -13,7 +13,6 @@ from scipy import stats
 from crossdraft.audit.statistics import (
     Draw,
     Fit,
-    chance_of_prefixes,
     chi_square,
     holm,
     information,
@@ -91,20 +90,6 @@ def test_small_p_values_of_a_chi_square_are_no_smaller_than_they_are(expected: t
     p = simulated(Fit(count, limit, len(law) - 1, 0.0), cells)
     assert 0.7 * np.mean(statistics >= limit) < p < 1.4 * np.mean(statistics >= limit)
     assert stats.chi2.sf(limit, len(law) - 1) < 0.7 * p
-
-
-def test_how_long_two_independent_samples_agree() -> None:
-    """At most as long as its bound says, whatever is drawn."""
-    rng, law = np.random.default_rng(2), np.array([0.7, 0.2, 0.1])
-    values = []
-    for _ in range(2000):
-        one, other = rng.choice(3, (2, 3, 40), p=law)
-        lengths = np.where((one != other).any(axis=1), (one != other).argmax(axis=1), 40)
-        values.append(
-            chance_of_prefixes([float(-np.log(law[row[:n]]).sum()) for row, n in zip(one, lengths, strict=True)])
-        )
-    for level in (0.1, 0.01):
-        assert np.mean(np.array(values) < level) < 1.5 * level
 
 
 def test_a_token_is_rarely_called_missing_if_it_is_only_rare() -> None:

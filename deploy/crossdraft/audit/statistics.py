@@ -256,18 +256,6 @@ def _scores(draws: Sequence[Draw]) -> tuple[float, float]:
     return score, variance
 
 
-def chance_of_prefixes(agreed: Sequence[float]) -> float:
-    """The probability that independent samples agree so long, at most.
-
-    Args:
-        agreed: of each pair of samples, −log of the probability of the tokens that they have in common.
-
-    Each is at least x with a probability of at most exp(−x), so that the sum of m is stochastically less than a gamma
-    variable of shape m.
-    """
-    return float(stats.gamma(len(agreed)).sf(sum(agreed)))
-
-
 def missing(draws: Sequence[Draw]) -> LawTest:
     """Whether a token never comes that should have."""
     evidence: dict[str, float] = {}  # by token, in the order in which they were first listed

@@ -23,10 +23,11 @@ class Setting:
     method: str
     drafter: str  # a model's name
     temperature: float
-    k: int  # draft tokens in a lock-step round; 0: a controller decides, and says what
+    k: int  # draft tokens in a lock-step round
     options: tuple[str, ...] = ()  # of the drafter's command
     nodes: int = 0  # of a draft tree, of depth k; 0: a chain
     keep: int = 0  # ids of the drafter's LM head; 0: all
+    controlled: bool = False  # a controller decides how far to draft, and says it; K is of no account
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
@@ -39,14 +40,14 @@ class Setting:
             GenerationRequest(
                 text,
                 method=self.method,
-                num_speculative_tokens=self.k or GenerationRequest.num_speculative_tokens,
+                num_speculative_tokens=self.k,
                 max_tokens=max_tokens,
                 options=SamplingOptions(self.temperature),
                 seed=seed,
                 choice=number,
                 allow_inexact=True,
-                overlap=Overlap.OFF if self.k else Overlap.AUTO,
-                explain=not self.k,
+                overlap=Overlap.AUTO if self.controlled else Overlap.OFF,
+                explain=self.controlled,
                 tree_nodes=self.nodes,
             )
             for number, text in enumerate(prompts)

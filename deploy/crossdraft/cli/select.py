@@ -50,7 +50,9 @@ class Selection:
 
     def requests(self, method: str) -> list[GenerationRequest]:
         """One for each prompt. Raises ValueError if a value is out of its range."""
-        return Setting(method, "", self.temperature, k=0).requests(self.prompts, self.max_tokens)
+        usual = GenerationRequest.num_speculative_tokens
+        setting = Setting(method, "", self.temperature, usual, controlled=True)
+        return setting.requests(self.prompts, self.max_tokens)
 
     def plain(self) -> list[GenerationRequest]:
         """One request a prompt, to be run without a drafter."""

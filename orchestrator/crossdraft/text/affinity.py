@@ -16,12 +16,13 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 
 FORMAT = "2"  # of the file; raised when its fields change
+# Of `Matrix`, as they are in the file.
 ARRAYS: dict[str, type[Any]] = {
     "drafter_ids": np.int64,
     "starts": np.int64,
     "target_ids": np.int32,
     "weights": np.float32,
-}  # of `Matrix`
+}
 
 
 class AffinityMismatch(ValueError):  # noqa: N818
@@ -187,7 +188,7 @@ def load_affinity(path: Path) -> Affinity:
         AffinityMismatch: it is damaged or no affinity file; the text says what to do.
     """
     try:
-        with safe_open(path, "numpy") as file:
+        with path.open("rb"), safe_open(path, "numpy") as file:  # that of safetensors does not say why it failed
             about = file.metadata() or {}
             if about.get("format") != FORMAT:
                 raise ValueError(f"its format is {about.get('format')}, this version reads {FORMAT}")
