@@ -125,7 +125,7 @@ async def test_what_an_endpoint_lets_one_ask_for_is_learnt() -> None:
         able = one.abilities
         assert (one.model, able.api, able.top, able.choices) == ("toy", "chat", 5, 1)
         assert able.neutral == {"top_p": 1}
-        assert PLAN.requests(one, None) == 2 * 150 + 3 + 2 * 2
+        assert PLAN.requests(one, None) == 2 * 150 + 3
         assert replace(LAWS, temperature=0.5).requests(one, one) == 2 * 150 + 2 * 2
     toy = Toy()
     async with toy.endpoint(choices=16, extra={"user": "me"}) as one:
