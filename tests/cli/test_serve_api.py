@@ -256,6 +256,7 @@ def test_a_pair_that_cannot_be_served(cli: Cli, target_folder: Path, target: str
         ((), "give --target-model, a model to run here, or --target, where one runs", 2),
         (("--target", target), "give --model, the name of the model in the API", 2),
         (("--target", target, "--model", "toy", "--dtype", "float32"), "--dtype is for --target-model and", 2),
+        ((*own, "--workers", "2"), "each of --workers would load the models", 2),
         (("--target-model", "no-model", "--target-port", target.rpartition(":")[2]), f"cannot listen on {target}", 1),
         (("--target-model", "bundled:nothing"), "there is no bundled model 'bundled:nothing'", 1),
         ((*own, "--max-model-len", "100000"), "--max-model-len", 2),

@@ -3,6 +3,7 @@
 CROSSDRAFT_SOAK_SECONDS says how long; 60 shows whether it works at all.
 """
 
+import ast
 import asyncio
 import os
 import random
@@ -32,6 +33,7 @@ from tests.rpc.linked import News
 pytestmark = pytest.mark.full
 SECONDS = float(os.environ.get("CROSSDRAFT_SOAK_SECONDS", "420"))
 WARM = 0.3  # of them, after which memory and connections have their level
+WORKERS = 4
 CLIENTS = 8
 OUTPUTS = 10  # of a client's connection, which one worker serves; and between two kills
 CANCELLED = 0.2  # of the outputs
@@ -67,7 +69,7 @@ PROMPTS = [prompt.text for prompt in prompts()[:6]]
 
 @dataclass(frozen=True)
 class Front:
-    """`crossdraft serve http`, which writes its log to a file."""
+    """`crossdraft serve http` with several workers, which writes its log to a file."""
 
     options: Sequence[str]
     log: Path
@@ -76,7 +78,7 @@ class Front:
     def command(self) -> list[str]:
         """As it would be typed."""
         waits = ("--target-wait-seconds", PATIENT, "--reply-wait-seconds", PATIENT, "--stalled-seconds", PATIENT)
-        own = ("--model", "toy", "--port", "0", "--until-stdin-ends", *waits, *self.options)
+        own = ("--model", "toy", "--port", "0", "--workers", str(WORKERS), "--until-stdin-ends", *waits, *self.options)
         return [*logging_to(self.log), sys.executable, "-m", "crossdraft.cli", "serve", "http", *own]
 
 
@@ -237,7 +239,10 @@ async def started(stack: AsyncExitStack, logs: Path) -> Soak:
 
 
 def _processes(server: Running, target: Running, drafter: Running) -> dict[str, int]:
-    return {"target": target.process_id, "drafter": drafter.process_id, "front": server.process_id}
+    workers = ast.literal_eval(server.ready["workers"])
+    assert len(workers) == WORKERS
+    named = {f"worker {number}": process for number, process in enumerate(workers)}
+    return {"target": target.process_id, "drafter": drafter.process_id, **named}
 
 
 async def test_nothing_differs_and_nothing_is_left(tmp_path: Path) -> None:

@@ -10,15 +10,28 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
+from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
+from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.commands import flag_of
 from crossdraft.cli.processes import check_addresses, end_with_stdin, threads_each
-from crossdraft.cli.running import CommandFailed, Run, UsageError, checked_options, ending_at_once, needs_extra
+from crossdraft.cli.running import (
+    STARTS_PROCESSES,
+    CommandFailed,
+    Run,
+    UsageError,
+    checked_options,
+    ending_at_once,
+    needs_extra,
+)
+from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
 from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
@@ -45,7 +58,7 @@ from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, N
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
 from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
 from crossdraft.serving.logs import logged
-from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError
 
@@ -114,6 +127,10 @@ def serve_http(api: ServedHttp) -> None:
             cors=api.cors,
         )
 
+    if api.workers != 1 and not api.worker_of:
+        _serve_workers(api, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port}))
+        return
+
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         app = make_app(outputs, replace(options, metrics=metrics.text))
         server = HttpServer(app, listening, {"model": model_name(api), **marks}, api)
@@ -129,11 +146,14 @@ def serve_grpc(api: ServedGrpc) -> None:
         limited, local = _limits(api), _local_options(api)
         limit = MessageLimit(api.max_message_mib)
         listening = replace(_front(api, api.port), limit=limit, metrics_port=api.metrics_port)
+    if api.workers != 1 and not api.worker_of:
+        _serve_workers(api, {"--port": api.port}, api.metrics_port)
+        return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
         server.marks |= marks
-        if api.metrics_port is not None:
+        if api.metrics_port is not None and not listening.shared:
             server.metrics = exporter.start(listening.host, api.metrics_port)
         try:
             await serve_until_signalled(server)
@@ -210,6 +230,29 @@ async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExit
     return await stack.enter_async_context(serving(target, drafter))
 
 
+def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
+    """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
+    if api.target_model or api.drafter_model:
+        raise UsageError(
+            "each of --workers would load the models: give --target and --drafter, and serve these by themselves"
+        )
+    _local_model(api, {})  # what is wrong with the options is said once, and not by each worker
+    shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds)
+
+    async def serve(folder: str) -> None:
+        exporter = Exporter(registry_of_all(folder))
+        workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
+        if metrics_port is not None:
+            workers.marks["metrics"] = exporter.start(api.host, metrics_port)
+        try:
+            await serve_until_signalled(workers)
+        finally:
+            await exporter.stop()
+
+    with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
+        _run(serve(folder), api, STARTS_PROCESSES)
+
+
 def _run(server: Coroutine[Any, Any, None], options: ServerOptions, run: Run = uvloop.run) -> None:
     """uvloop's streams cost a third less than asyncio's."""
     if options.until_stdin_ends:
@@ -244,7 +287,8 @@ def _listening(service: ServiceOptions) -> Listening:
 
 
 def _front(api: ApiOptions, port: int) -> Listening:
-    return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=front_files(api))
+    certificate, shared = front_files(api), bool(api.worker_of)
+    return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=certificate, shared=shared)
 
 
 def tls_files(options: TlsOptions) -> "TlsFiles | None":
@@ -298,18 +342,19 @@ def _emulation(given: EngineOptions) -> "Emulation | None":
 
 
 def _limits(api: ApiOptions) -> GenerationOptions:
-    """What --api-keys, --rate, --burst and --stalled-seconds say; raises ValueError."""
+    """What --api-keys, --rate, --burst and --stalled-seconds say, for one process; raises ValueError."""
+    workers = max(1, api.worker_of)
     return GenerationOptions(
         Keys.given(api.api_keys, api.api_key or ()),
-        None if api.rate is None else RateLimit(api.rate, api.burst),
+        None if api.rate is None else RateLimit(api.rate / workers, ceil(api.burst / workers)),
         api.stalled_seconds,
     )
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:
-    """By --max-outputs, --...-wait-seconds and --tls-...; raises ValueError."""
+    """Of one process, by --max-outputs, --...-wait-seconds and --tls-...; raises ValueError."""
     patience = Patience(reply_seconds=api.reply_wait_seconds, target_seconds=api.target_wait_seconds)
-    return LocalOptions(api.max_outputs, patience, tls_files(api))
+    return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), patience, tls_files(api))
 
 
 def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:

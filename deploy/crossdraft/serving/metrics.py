@@ -6,6 +6,7 @@ What is counted while an output is being made has no label for the method, which
 
 import asyncio
 import logging
+import os
 import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.rpc.errors import ServiceError, name_of
@@ -31,6 +33,7 @@ from crossdraft.types.statistics import COARSE, LaneFigures
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
 LABELS = ("model_name", "method", "drafter")
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 MAX_POSITIONS = 32  # of draft tokens in a round with a label each; the others share one
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -72,11 +75,23 @@ class Timings:
     tokens: int
 
 
+def registry_of_all(folder: str) -> Registry:
+    """A registry that adds up what the processes that share this folder have counted."""
+    registry = Registry()
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return registry
+
+
 class Metrics:
-    """All metrics of a process's outputs, in a registry of their own."""
+    """All metrics of a process's outputs, in a registry of their own.
+
+    Where prometheus_client shares metrics among processes (PROMETHEUS_MULTIPROC_DIR), the text is of all of them.
+    """
 
     def __init__(self) -> None:
         self.registry = Registry()
+        shared = os.environ.get(SHARED_FOLDER)
+        self.exported = self.registry if shared is None else registry_of_all(shared)
         self.lag = LoopLag(self.registry, "front")  # to be started in the event loop
         self.running = self._gauge("num_requests_running", "Outputs that have had their first token.")
         self.waiting = self._gauge("num_requests_waiting", "Outputs that wait for their first token.")
@@ -132,7 +147,7 @@ class Metrics:
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The text of `GET /metrics` and its content type, for the request's header `Accept`."""
-        return exposition(self.registry, accept)
+        return exposition(self.exported, accept)
 
     def live(self, model: str, drafter: str) -> "tuple[Counter, BatchHistogram, BatchHistogram]":
         """Tokens, time to the first, and times between two, of outputs with these labels.
@@ -187,7 +202,7 @@ class Metrics:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(PREFIX + name, text, ("model_name",), registry=self.registry)
+        return Gauge(PREFIX + name, text, ("model_name",), registry=self.registry, multiprocess_mode="livesum")
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> "BatchHistogram":
         return BatchHistogram(PREFIX + name, text, labels, buckets=bounds, registry=self.registry)

@@ -71,6 +71,13 @@ class ApiOptions(
         metavar="KEY",
         env=True,
     )
+    workers: int = option(
+        1,
+        "Processes that serve the port; one that dies is replaced. --max-outputs, --rate and --burst are divided among "
+        "them, and a connection stays with one: a client with one connection gets the share of one worker.",
+        min=1,
+    )
+    worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)

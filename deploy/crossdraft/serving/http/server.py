@@ -178,7 +178,7 @@ def _bound(listening: Listening) -> socket.socket:
     host = listening.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, listening.port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, listening.port), family=family, backlog=BACKLOG, reuse_port=listening.shared)
     except OSError as error:
         raise CannotListen.at(f"{listening.host}:{listening.port}", error) from error
 
