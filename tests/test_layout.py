@@ -57,3 +57,14 @@ def test_programs_that_only_measure_can_be_started() -> None:
     command = [sys.executable, "-c", STARTED, *sorted({*programs})]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     assert said.count("usage: ") == len(programs) > 3
+
+
+def test_links_between_documents_can_be_followed_in_a_clone() -> None:
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")]
+    links = {
+        (page.name, target)
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", page.read_text("utf-8"))
+        if not (page.parent / target).exists()
+    }
+    assert links == set()

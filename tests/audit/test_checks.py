@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from crossdraft.audit.checks import NOT_CHECKED, NOT_KEPT, OK, AuditPlan, Result, audit, compared, draw_of
+from crossdraft.audit.checks import NOT_CHECKED, OK, AuditPlan, Result, audit, compared, draw_of
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace, Place, Reply, RequestRefused, reply_of
 from tests.audit.toy import PROMPT, TOKENS, Toy
 
@@ -16,7 +16,6 @@ PLAN = AuditPlan(
     prompts=(PROMPT, "Twice", "Never"),
     greedy=3,
     greedy_tokens=8,
-    seeds=2,
     sampled=2,
     samples=150,
     tokens=3,
@@ -25,7 +24,7 @@ PLAN = AuditPlan(
     level=0.001,
 )
 BRIEF = replace(PLAN, sampled=0)  # no distributions
-LAWS = replace(PLAN, greedy=0, seeds=0)
+LAWS = replace(PLAN, greedy=0)
 
 
 async def audited(plan: AuditPlan, toy: Toy, reference: Toy | None = None, **options: Any) -> Result:
@@ -49,7 +48,6 @@ async def test_nothing_is_found_where_nothing_is_wrong(api: str) -> None:
         "greedy by its own log-probabilities",
         "greedy text, against the reference",
         "log-probabilities, against the reference",
-        "seeds repeated",
         "first token",
         "second token",
         "temperature",
@@ -98,22 +96,6 @@ async def test_other_log_probabilities_than_the_references_are_found() -> None:
     assert "log-probabilities, against the reference" in result.faults
 
 
-@pytest.mark.parametrize(("seeds", "verdict"), [("kept", OK), ("ignored", NOT_KEPT), ("refused", NOT_CHECKED)])
-async def test_seeds(seeds: str, verdict: str) -> None:
-    result = await audited(BRIEF, Toy(seeds=seeds))
-    assert verdicts(result)["seeds repeated"] == verdict
-    assert result.faults == ()
-
-
-async def test_texts_of_one_seed_may_part_where_two_tokens_are_nearly_as_probable() -> None:
-    result = await audited(replace(BRIEF, greedy_tokens=60), Toy(noise=0.01), Toy())
-    (check,) = [check for check in result.checks if check.name == "seeds repeated"]
-    assert check.verdict == OK
-    assert check.finding.startswith("kept: 0 of 2 texts are equal throughout; the others agree for longer than if")
-    silent = await audited(replace(BRIEF, greedy_tokens=60), Toy(noise=0.01, logprobs=False), Toy())
-    assert verdicts(silent)["seeds repeated"] == NOT_CHECKED
-
-
 async def test_an_endpoint_without_log_probabilities_needs_a_reference_that_has_them() -> None:
     silent = Toy(logprobs=False)
     with pytest.raises(CannotBeAudited, match=r"reports no log-probabilities .*--reference-url URL, or --model"):
@@ -121,11 +103,7 @@ async def test_an_endpoint_without_log_probabilities_needs_a_reference_that_has_
     with pytest.raises(CannotBeAudited, match=r"the reference http://toy reports no"):
         await audited(PLAN, Toy(), silent)
     result = await audited(PLAN, silent, Toy())
-    assert verdicts(result) == {
-        "greedy text, against the reference": OK,
-        "seeds repeated": OK,
-        "distributions": NOT_CHECKED,
-    }
+    assert verdicts(result) == {"greedy text, against the reference": OK, "distributions": NOT_CHECKED}
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -147,7 +125,7 @@ async def test_what_an_endpoint_lets_one_ask_for_is_learnt() -> None:
         able = one.abilities
         assert (one.model, able.api, able.top, able.choices) == ("toy", "chat", 5, 1)
         assert able.neutral == {"top_p": 1}
-        assert PLAN.requests(one, None) == 2 * 150 + 3 + 2 * 2
+        assert PLAN.requests(one, None) == 2 * 150 + 3
         assert replace(LAWS, temperature=0.5).requests(one, one) == 2 * 150 + 2 * 2
     toy = Toy()
     async with toy.endpoint(choices=16, extra={"user": "me"}) as one:
@@ -292,7 +270,7 @@ def test_a_plan_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--temperature must be above 0"):
         replace(PLAN, temperature=0.0)
     with pytest.raises(ValueError, match=r"nothing is checked"):
-        replace(BRIEF, greedy=0, seeds=0)
+        replace(BRIEF, greedy=0)
 
 
 @pytest.mark.parametrize("prefix", ["vllm:", "crossdraft_"])

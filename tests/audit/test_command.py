@@ -25,15 +25,7 @@ from tests.cli.conftest import Cli
 from tests.endtoend.stack import serving
 from tests.serving.http.conftest import front
 
-SMALL: dict[str, Any] = {
-    "greedy": 2,
-    "greedy_tokens": 8,
-    "seeds": 1,
-    "sampled": 2,
-    "samples": 32,
-    "tokens": 3,
-    "level": 1e-6,
-}
+SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "sampled": 2, "samples": 32, "tokens": 3, "level": 1e-6}
 UNDRAFTED = {"speculative": {"drafter": "none"}}
 
 
@@ -80,14 +72,12 @@ async def test_nothing_is_wrong_with_exact_methods(
     last = shown.splitlines()[-1]
     assert last.startswith("No fault was found in what was checked")
     assert ("speculation was hardly tested" in last) == few
-    # `coupled` refuses seeds, as its output depends on timing.
-    assert ("a request with a seed is refused" in shown) == (method == "coupled")
     assert file.json_file is not None
     found = json.loads(file.json_file.read_text())
     assert found["faults"] == []
     assert found["draft_tokens"][0] > found["draft_tokens"][1] > 0
     assert found["plan"]["samples"] == 32
-    assert found["requests"] >= found["planned"] - (method == "coupled")
+    assert found["requests"] >= found["planned"]
     assert {one["name"] for one in found["result"]["checks"]} >= {"greedy text, against the reference", "temperature"}
 
 
@@ -110,7 +100,7 @@ async def test_a_planted_fault_ends_the_command_with_1(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server is told another temperature than the audit believes."""
-    audit = audit_of(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, seeds=0, samples=64)
+    audit = audit_of(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, samples=64)
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
         await audit.run()
     assert raised.value.exit_code == 1
@@ -131,7 +121,7 @@ async def test_a_planted_fault_ends_the_command_with_1(
 async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], faults: list[str]) -> None:
     """A temperature off by two percent is found at the sample size at which that is stated."""
     file = file_in(tmp_path)
-    audit = audit_of(url, file, extra, greedy=0, seeds=0, sampled=3, samples=1_700, tokens=8, level=0.001)
+    audit = audit_of(url, file, extra, greedy=0, sampled=3, samples=1_700, tokens=8, level=0.001)
     with suppress(CommandFailed):
         await audit.run()
     assert file.json_file is not None
@@ -147,14 +137,6 @@ async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Pa
         await chats.run()
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_an_audit_in_which_nothing_can_be_checked_ends_with_2(url: str, tmp_path: Path) -> None:
-    """`coupled` refuses seeds."""
-    audit = audit_of(url, file_in(tmp_path), {"speculative": {"method": "coupled"}}, greedy=0, sampled=0)
-    with pytest.raises(CannotBeAudited, match="nothing is checked"):
-        await audit.run()
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -164,7 +146,7 @@ async def test_an_audit_in_which_nothing_can_be_checked_ends_with_2(url: str, tm
         (("--extra-body", "{"), "--extra-body must be a JSON object"),
         (("--reference-body", "[1]"), "--reference-body must be a JSON object"),
         (("--reference-body", '{"user": "me"}'), "--reference-body needs a reference: give --reference-url or --model"),
-        (("--greedy", 0, "--seeds", 0, "--samples", 0), "nothing is checked"),
+        (("--greedy", 0, "--samples", 0), "nothing is checked"),
         (("--temperature", 0), "--temperature must be above 0"),
         (("--greedy", 100), "100 prompts are to be used and there are 42: give --prompts FILE"),
         ((), "cannot connect to http://127.0.0.1:1"),

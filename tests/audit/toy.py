@@ -29,7 +29,6 @@ class Toy:
     forbidden: str = ""  # a token that is never drawn: a fault
     least: bool = False  # greedy texts have the least probable second token: a fault
     noise: float = 0.0  # of logits, in nats, as of other kernels
-    seeds: str = "kept"  # or ignored, or refused
     logprobs: bool = True
     apis: tuple[str, ...] = ("/v1/completions", "/v1/chat/completions")
     strict: bool = False  # fields that OpenAI does not know are refused
@@ -63,10 +62,8 @@ class Toy:
         fault = self.fault_of(request.url.path, body)
         if fault:
             return httpx.Response(fault, json={"error": {"message": "refused"}})
-        seed = body.get("seed") if self.seeds == "kept" else None
-        rng = self.rng if seed is None else np.random.default_rng(seed)
         chat = request.url.path.endswith("chat/completions")
-        choices = [self.choice(body, chat, rng) for _ in range(body.get("n", 1))]
+        choices = [self.choice(body, chat, self.rng) for _ in range(body.get("n", 1))]
         return httpx.Response(200, json={"choices": choices})
 
     def fault_of(self, path: str, body: dict[str, Any]) -> int:
@@ -75,8 +72,7 @@ class Toy:
             return 404
         listed = body.get("top_logprobs", body.get("logprobs", 0))
         unknown = self.strict and "top_k" in body
-        refused = self.seeds == "refused" and "seed" in body
-        return 400 * (unknown or refused or listed > self.most_listed or (not self.several and "n" in body))
+        return 400 * (unknown or listed > self.most_listed or (not self.several and "n" in body))
 
     def choice(self, body: dict[str, Any], chat: bool, rng: np.random.Generator) -> dict[str, Any]:
         text, prompt = "", body["messages"][0]["content"] if chat else body["prompt"]

@@ -93,7 +93,12 @@ def test_version(cli: Cli) -> None:
     [
         (["nothing"], "No such command"),
         (["generate", "--nothing"], "No such option: --nothing"),
-        (["generate", "-k", "many"], "Invalid value for '--num-speculative-tokens' / '-k'"),
+        (["generate", "-k", "many"], "--num-speculative-tokens must be a whole number, got many"),
+        (["generate", "--dtype", "foo"], "--dtype must be auto, float32, bfloat16 or float16, got foo"),
+        (["bench", "throughput", "--dtype", "foo"], "--dtype must be auto, float32, bfloat16 or float16, got foo"),
+        (["bench", "throughput", "--cache-mib", "0"], "--cache-mib must be at least 1, got 0"),
+        (["generate", "--stop-token-id", "1,x"], "--stop-token-id must be a whole number, got x"),
+        (["generate", "--overlap", "perhaps"], "--overlap must be auto, on or off, got perhaps"),
         (["serve", "verifier", "--model", "x"], "No such command 'verifier'"),
         (["serve", "target"], "Missing option '--model'"),
         (["inspect", "only-one"], "Missing argument"),
@@ -152,7 +157,7 @@ def test_every_list_takes_commas_or_says_that_it_is_repeatable() -> None:
 @pytest.mark.parametrize(
     ("words", "name", "value"),
     [
-        (("select", "--k", "1,3", "-k", "4"), "ks", [1, 3, 4]),
+        (("generate", "--stop-token-id", "1,3", "--stop-token-id", "4"), "stop_token_ids", [1, 3, 4]),
         (("select", "--drafter", "bundled:drafter-a,127.0.0.1:1"), "drafter", ["bundled:drafter-a", "127.0.0.1:1"]),
         (("demo", "--temperature=0,1"), "temperature", [0.0, 1.0]),
         (("demo",), "temperature", [0.0, 0.8]),
@@ -167,7 +172,7 @@ def test_lists_are_separated_by_commas(words: tuple[str, ...], name: str, value:
 
 
 def test_a_wrong_number_in_a_list_is_named(cli: Cli) -> None:
-    cli("select", "--k", "1,many").failed("'--num-speculative-tokens' / '--k' / '-k'")
+    cli("demo", "--temperature", "1,many").failed("--temperature must be a number, got many")
 
 
 def test_addresses_with_commas_may_be_given_in_parts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

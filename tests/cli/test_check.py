@@ -55,6 +55,7 @@ def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
     ended = cli("check", "bundled:nothing")
     assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
     assert "there is no bundled model 'bundled:nothing'" in ended.err
+    cli("check", "random:llama", "--device", "abacus").failed("--device must be auto, cpu or a device that torch")
     cli("check", "random:llama", "--markdown", tmp_path / "none" / "table.md").failed("cannot write")
 
 

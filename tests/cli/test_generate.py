@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 from dataclasses import replace
@@ -146,6 +147,26 @@ def test_options_that_change_nothing_are_noted() -> None:
     assert without_effect(request, WhereToGenerate(drafter="none"), alone=True) == [
         "-k has no effect without a drafter"
     ]
+
+
+def test_draft_tokens_of_a_round_are_noted_also_if_as_many_are_the_default(cli: Cli, pair: Pair) -> None:
+    assert "-k has no effect with --overlap auto" in cli("generate", *pair, "-k", "5", *SHORT).err
+    assert "-k" not in cli("generate", *pair, *SHORT).err
+
+
+def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None:
+    """A load that never ends: a template from a pipe that nobody writes to."""
+    template = tmp_path / "template"
+    os.mkfifo(template)
+    models = ("--target-model", "bundled:target", "--chat-template", str(template))
+    for command in (("generate", "x"), ("serve", "http", "--port", "0"), ("serve", "target")):
+        own = models if command[1] != "target" else ("--model", *models[1:])
+        shell = ["env", "--default-signal=INT", *COMMAND, *command, *own]  # a shell in the background ignores it
+        process = subprocess.Popen(shell, stderr=subprocess.PIPE, text=True)
+        with template.open("w"):  # returns when it is read
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+        assert (process.returncode, "Traceback" in said) == (-signal.SIGINT, False)
 
 
 @pytest.mark.parametrize(("overlap", "noted"), [("auto", 1), ("on", 0), ("off", 0)])

@@ -1,6 +1,7 @@
 """The Python API over real gRPC, with tiny random models whose tokenizers differ."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,6 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.session.assignment import Secrets
-from crossdraft.trace.recording import read
-from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
@@ -25,6 +24,7 @@ from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
+KINDS = {kind.value for kind in Kind}
 
 
 @pytest.fixture
@@ -109,52 +109,37 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline
                 await first
                 first = asyncio.create_task(anext(generation))
             first.cancel()
-        recording = read(file)
-        assert recording.fault == ""
-        assert (recording.finished is not None) == (tokens > 0)
-        assert replay(recording).difference is None
+        events = json.loads(file.read_text())["traceEvents"]
+        assert sum(one["cat"] in KINDS for one in events if one["ph"] == "i") >= tokens
 
 
 @pytest.mark.usefixtures("drafter_first")
-async def test_outputs_at_once_share_a_controller_and_each_recording_has_its_choices(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
-    """Each has its own text, epochs add up, and what made it draft is recorded; not all need to draft."""
+async def test_outputs_at_once_share_a_controller(pipeline: Pipeline) -> None:
+    """Each has its own text, and epochs add up; not all need to draft."""
     due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
-    files = [tmp_path / f"{seed}.rec" for seed in range(3)]
-    runs = [
-        pipeline.generate(PROMPT, max_tokens=24, seed=seed, record=file, explain=True)
-        for seed, file in enumerate(files)
-    ]
+    runs = [pipeline.generate(PROMPT, max_tokens=24, seed=seed, explain=True) for seed in range(3)]
     assert [one.ids for one in await asyncio.gather(*map(ended, runs))] == due
     for run in runs:
         assert run.statistics is not None
         assert sum(decision.epochs for decision in run.decisions) == run.statistics.epochs
         assert any(line.startswith("in use: ") for line in run.estimates)
-    for run, file in zip(runs, files, strict=True):
-        recording = read(file)
-        recorded = [choice for part in recording.rounds for step in part for choice in step.choices]
-        assert any(choice.drafts for choice in recorded) >= any(decision.choice.drafts for decision in run.decisions)
-        assert replay(recording).difference is None
 
 
 @pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "logprobs": 2}, {"method": "coupled", "overlap": "on"}])
 async def test_without_drafting_an_output_is_that_of_no_drafter(
-    target: TargetClient, drafter: DrafterClient, settings: dict[str, Any], tmp_path: Path
+    target: TargetClient, drafter: DrafterClient, settings: dict[str, Any]
 ) -> None:
     request = GenerationRequest.of(PROMPT, max_tokens=24, **settings)
     async with connect(target.address) as plain:
         wanted = await ended(plain.run(request))
     async with connect(target.address, drafter.address, trusted=False) as pipeline:
-        file = tmp_path / "recording"
-        found = await ended(pipeline.run(replace(request, record=file), drafting=False))
+        found = await ended(pipeline.run(request, drafting=False))
     assert (found.ids, found.text) == (wanted.ids, wanted.text)
     assert found.statistics is not None
     assert wanted.statistics is not None
     assert found.statistics.method == wanted.statistics.method
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
-    assert replay(read(file)).difference is None
 
 
 async def test_what_choices_share_is_never_that_of_another_request() -> None:

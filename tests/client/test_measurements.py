@@ -9,34 +9,22 @@ import numpy as np
 from crossdraft.client.driver import Driver
 from crossdraft.client.measurements import LaneWatch
 from crossdraft.rpc.clients import Traffic
-from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
+from crossdraft.session.events import Close, Command, Ready, Replied, Send
 from crossdraft.session.ledger import Ledger
-from crossdraft.trace.recording import Step
 from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import BOUNDS
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
 from tests.ports import MemoryDrafter, MemoryTarget, services_of
+from tests.trace.recordings import Keeper
 
 
 async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
-    class Kept:
-        def __init__(self) -> None:
-            self.steps: list[tuple[Event | None, list[Command]]] = []
-            self.closed = 0
-
-        def record(self, step: Step) -> None:
-            self.steps.append((step.event, list(step.commands)))
-            assert step.sent >= 0
-
-        def close(self) -> None:
-            self.closed += 1
-
-    kept, begin = Kept(), [target_open()]
+    kept, begin = Keeper(), [target_open()]
     session = Scripted([*begin], (Ready, [Send(1, PASS)]), (Replied, [DONE]))
     await Driver(session, services_of(MemoryTarget()), [kept]).run(lambda _: None)
-    assert [commands for _, commands in kept.steps] == [begin, [Send(1, PASS)], [DONE]]
-    assert [event for event, _ in kept.steps] == [None, *session.events]
+    assert [list(step.commands) for step in kept.steps] == [begin, [Send(1, PASS)], [DONE]]
+    assert [step.event for step in kept.steps] == [None, *session.events]
     assert kept.closed == 1
 
 

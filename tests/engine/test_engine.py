@@ -76,9 +76,12 @@ def test_what_follows_the_emitted_branch_is_not_computed_again(
 def test_the_context_is_cut_to_what_the_cache_holds_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         assert Engine(tiny_llama(max_position_embeddings=16384), budget=8).max_length == 8192
-        assert Engine(tiny_llama(), budget=MemoryShare(sessions=3)).slots == 3 * 128
+        named = tiny_llama()
+        named.name_or_path = "bundled:target"
+        assert Engine(named, budget=MemoryShare(sessions=3)).slots == 3 * 128
     cut, whole = (record.getMessage() for record in caplog.records)
     assert "at most 8192 tokens, not the model's 16384 (--max-model-len sets this" in cut
+    assert whole.startswith("bundled:target: KV cache of ")
     assert "for 384 tokens, of which a session has at most 128" in whole
 
 

@@ -5,34 +5,39 @@ To be run only after a deliberate change of the wire, of what a session decides 
 change.
 """
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
-from crossdraft.trace import recording
-from crossdraft.trace.replay import replay
+from crossdraft.client import GenerationRequest, SamplingOptions, connect
+from crossdraft.session.assignment import Secrets
+from crossdraft.session.models import with_defaults
+from tests.client.together import ended
 from tests.golden import interface, sessions
 from tests.golden.messages import VALUES
+from tests.trace.recordings import Keeper
 
 MESSAGES = Path(__file__).parent / "messages.json"
 VERDICTS = Path(__file__).parent / "verdicts.json"
 COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 PROMPT = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"
-METHODS = {
-    "coupled": ("--method", "coupled", "--temperature", "0.9", "--top-k", "100"),
-    "seeded": ("--method", "seeded", "--temperature", "0.8", "--seed", "7"),
-    "slem": ("--method", "slem", "--temperature", "0.8", "--seed", "7"),
+METHODS: dict[str, dict[str, Any]] = {
+    "coupled": {"method": "coupled", "options": SamplingOptions(0.9, 100)},
+    "seeded": {"method": "seeded", "options": SamplingOptions(0.8), "seed": 7},
+    "slem": {"method": "slem", "options": SamplingOptions(0.8), "seed": 7},
 }
-OVERLAPS = {
-    "off": ("--overlap", "off"),
-    "on": ("--overlap", "on", "--max-draft-tokens", "8", "--min-draft-tokens", "2", "--branches", "2"),
+OVERLAPS: dict[str, dict[str, Any]] = {
+    "off": {"overlap": "off"},
+    "on": {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 2},
 }
 CASES = {
-    f"{method}-{overlap}": (*options, *how) for method, options in METHODS.items() for overlap, how in OVERLAPS.items()
+    f"{method}-{overlap}": options | how for method, options in METHODS.items() for overlap, how in OVERLAPS.items()
 }
 
 
@@ -58,21 +63,24 @@ def serving(role: str, model: str) -> Iterator[str]:
             process.terminate()
 
 
-def record_sessions() -> None:
+async def record_sessions() -> None:
     """A short generation of the bundled models for each case."""
-    told = {}
+    secrets, told = Secrets.drawn(), {}
     with (
         serving("target", "bundled:target") as target,
         serving("drafter", "bundled:drafter-a") as drafter,
-        TemporaryDirectory() as folder,
+        patch.object(Secrets, "drawn", lambda: secrets),
     ):
-        fixed = ("--target", target, "--drafter", drafter, "--max-tokens", "20", "--ignore-eos")
-        for name, options in CASES.items():
-            path = Path(folder) / name
-            subprocess.run([*COMMAND, "generate", PROMPT, *fixed, *options, "--record", str(path)], check=True)
-            made = recording.read(path)
-            sessions.write(made, name)
-            told[name] = {"rounds": replay(made).rounds, **sessions.verdicts(sessions.read(name))}
+        async with connect(target, drafter, needs_drafter=True) as pipeline:
+            models = pipeline.models
+            assert models.drafter is not None
+            for name, settings in CASES.items():
+                request = GenerationRequest.of(PROMPT, max_tokens=20, ignore_eos=True, **settings)
+                request, keeper = with_defaults(request, models.target.defaults), Keeper()
+                await ended(pipeline.run(request, keeper))
+                header = sessions.Header(request, models.target, models.drafter, secrets)
+                sessions.write(header, keeper.steps, name)
+                told[name] = sessions.verdicts(sessions.read(name))
     write_json(told, VERDICTS)
 
 
@@ -88,4 +96,4 @@ if __name__ == "__main__":
     if "messages" in sys.argv[1:] or not sys.argv[1:]:
         record_messages()
     if "sessions" in sys.argv[1:] or not sys.argv[1:]:
-        record_sessions()
+        asyncio.run(record_sessions())

@@ -4,8 +4,8 @@ A file is msgpack, compressed by zlib: the request, the secrets in hexadecimal, 
 """
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,26 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
+from crossdraft.session.models import Models
+from crossdraft.session.resolution import resolve
 from crossdraft.session.session import Session
-from crossdraft.trace.recording import Header, Recording, Step
-from crossdraft.trace.replay import assignment_of
-from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.trace.recording import Step
+from crossdraft.types.messages import Advance, Description, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.types.request import GenerationRequest
 from tests.golden.messages import DESCRIPTION, FROM_DRAFTER, FROM_TARGET, TO_DRAFTER, TO_FRONT, TO_TARGET
 
 FOLDER = Path(__file__).parent / "sessions"
 TO_DRAFTERS = (OpenDrafter, Draft, Advance, Score)
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """The inputs of a session, its events aside."""
+
+    request: GenerationRequest
+    target: Description
+    drafter: Description
+    secrets: Secrets
 
 
 @dataclass(frozen=True)
@@ -46,17 +58,13 @@ class Golden:
     steps: tuple[tuple[float, Event | None, list[Any]], ...]  # seconds, what came in, packed commands
 
 
-def write(recording: Recording, name: str) -> None:
-    """A recorded session as files: itself, and what its services said of themselves, which others share."""
-    header = recording.header
-    assert header.drafter is not None
+def write(header: Header, steps: Iterable[Step], name: str) -> None:
+    """A session as files: itself, and what its services said of themselves, which others share."""
     secrets = header.secrets
     kept = {
-        "request": TO_FRONT.to_bytes(Generate(replace(header.request, record=None))),
+        "request": TO_FRONT.to_bytes(Generate(header.request)),
         "secrets": [f"{one:x}" for one in (secrets.noise, secrets.audit, secrets.chooser)],
-        "steps": [
-            [step.now, packed_event(step.event), list(map(packed_command, step.commands))] for step in recording.steps
-        ],
+        "steps": [[step.now, packed_event(step.event), list(map(packed_command, step.commands))] for step in steps],
     }
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.session").write_bytes(zlib.compress(msgpack.packb(kept), 9))
@@ -74,19 +82,18 @@ def read(name: str) -> Golden:
     request = TO_FRONT.from_bytes(kept["request"]).request
     secrets = Secrets(*(int(one, 16) for one in kept["secrets"]))
     steps = tuple((now, _event(packed), commands) for now, packed, commands in kept["steps"])
-    return Golden(Header("golden", 0.0, request, target, drafter, secrets), steps)
+    return Golden(Header(request, target, drafter, secrets), steps)
 
 
-def decided(golden: Golden) -> Iterator[Step]:
-    """The steps of a new session that is given the same events at the same times."""
-    session = Session(assignment_of(golden.header))
+def decided(golden: Golden) -> Iterator[list[Command]]:
+    """What a new session decides that is given the same events at the same times."""
+    given = golden.header
+    session = Session(resolve(given.request, Models.of(given.target, given.drafter), given.secrets, target_seconds=30))
     for now, event, _ in golden.steps:
         try:
-            commands = session.start(now) if event is None else session.handle(event, now)
+            yield session.start(now) if event is None else session.handle(event, now)
         except IllegalEventError:
-            commands = []
-        made = session.take_choices()
-        yield Step(now, event, tuple(commands), choices=made)
+            yield []
 
 
 def packed_event(event: Event | None) -> list[Any] | None:

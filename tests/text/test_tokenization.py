@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -133,6 +133,7 @@ def test_where_metaspace_puts_spaces(name: str, begun: str, after_symbol: str) -
 
 @few
 @given(texts, st.integers(0, 60))
+@example(".\n<unk>", 2)
 def test_what_comes_before_a_word_boundary_is_tokenized_by_itself(
     injective: Tokenization, text: str, before: int
 ) -> None:

@@ -4,17 +4,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from statistics import fmean
 
 import numpy as np
 
-from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Place, Reply, RequestRefused
+from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Place, Reply
 from crossdraft.audit.statistics import (
     Draw,
     LawTest,
     Power,
-    chance_of_prefixes,
     chi_square,
     holm,
     information,
@@ -23,9 +21,8 @@ from crossdraft.audit.statistics import (
     temperature,
 )
 
-OK, FAULT, NOT_CHECKED, NOT_KEPT = "ok", "FAULT", "not checked", "not kept"
+OK, FAULT, NOT_CHECKED = "ok", "FAULT", "not checked"
 CONTEXTS = 4  # first tokens of each prompt, the most frequent ones, after which the second token is tested
-FIRST_SEED = 1000  # of the first prompt; the next ones follow
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class AuditPlan:
     prompts: tuple[str, ...]
     greedy: int  # prompts whose greedy texts are examined
     greedy_tokens: int  # of each of them, at most
-    seeds: int  # prompts that are sampled twice with one seed
     sampled: int  # prompts whose distributions are tested
     samples: int  # of each of them
     tokens: int  # of each sample, at most
@@ -45,19 +41,19 @@ class AuditPlan:
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
-        largest = max(self.greedy, self.seeds, self.sampled)
+        largest = max(self.greedy, self.sampled)
         if largest > len(self.prompts):
             raise ValueError(f"{largest} prompts are to be used and there are {len(self.prompts)}: give --prompts FILE")
         if not self.temperature > 0 or not 0 < self.level < 1 or not self.tolerance >= 0:
             raise ValueError("--temperature must be above 0, --level between 0 and 1, and --tolerance at least 0")
-        if not self.greedy and not self.seeds and not (self.sampled and self.samples):
-            raise ValueError("nothing is checked: --greedy, --seeds, and --sampled or --samples are 0")
+        if not self.greedy and not (self.sampled and self.samples):
+            raise ValueError("nothing is checked: --greedy, and --sampled or --samples are 0")
 
     def requests(self, endpoint: Endpoint, reference: Endpoint | None) -> int:
         """How many will be sent to both together, without those that are sent again."""
         batches = -(-self.samples // endpoint.abilities.choices)
         laws = self.sampled * (batches + 2 * (self.temperature != 1)) if endpoint.abilities.top else 0
-        return laws + self.greedy * (1 if reference is None else 2) + 2 * self.seeds
+        return laws + self.greedy * (1 if reference is None else 2)
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Check:
     """One thing that was looked into."""
 
     name: str
-    verdict: str  # OK, FAULT, NOT_CHECKED or NOT_KEPT
+    verdict: str  # OK, FAULT or NOT_CHECKED
     finding: str
 
 
@@ -108,7 +104,6 @@ async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None)
             "with those of a reference that does (--reference-url URL, or --model MODEL)"
         )
     checks, differences = await greedy(plan, endpoint, reference)
-    checks.append(await seeds(plan, endpoint))
     draws, tests, notes = await laws(plan, endpoint)
     adjusted = tuple(holm([test.p for test in tests]))
     for kind in dict.fromkeys(test.kind for test in tests):
@@ -217,43 +212,6 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
     mean = fmean(gaps)
     finding = f"{len(gaps)} tokens: {mean:.2g} nats apart on average, {max(gaps):.2g} at most"
     return Check(name, FAULT if mean > tolerance else OK, finding)
-
-
-# Seeds.
-
-
-async def seeds(plan: AuditPlan, endpoint: Endpoint) -> Check:
-    """Whether a seed gives the same text again. It is no fault of the distribution if it does not."""
-    name, prompts = "seeds repeated", plan.prompts[: plan.seeds]
-    if not prompts:
-        return Check(name, NOT_CHECKED, "--seeds 0")
-
-    async def outputs() -> list[Reply]:
-        numbered = enumerate(prompts, FIRST_SEED)
-        asked = (endpoint.ask(one, plan.greedy_tokens, plan.temperature, seed=seed) for seed, one in numbered)
-        return [reply for (reply,) in await asyncio.gather(*asked)]
-
-    try:
-        pairs = list(zip(await outputs(), await outputs(), strict=True))
-    except RequestRefused as error:
-        return Check(name, NOT_CHECKED, f"a request with a seed is refused: {error}")
-    equal = sum(one.text == other.text for one, other in pairs)
-    if equal == len(prompts):
-        return Check(name, OK, f"{equal} of {equal} texts are equal")
-    finding = f"{equal} of {len(prompts)} texts are equal throughout"
-    if not endpoint.abilities.top:
-        return Check(name, NOT_CHECKED, f"{finding}; the others may differ by numerical ties")
-    p = chance_of_prefixes([_agreed(one, other) for one, other in pairs])
-    if p < plan.level:
-        others = "the other agrees" if len(prompts) - equal == 1 else "the others agree"
-        return Check(name, OK, f"kept: {finding}; {others} for longer than if the server ignored seeds (p {p:.1g})")
-    return Check(name, NOT_KEPT, f"{finding}, and they agree no longer than by chance (p {p:.2g})")
-
-
-def _agreed(one: Reply, other: Reply) -> float:
-    """−log of the probability of the tokens with which both outputs begin."""
-    pairs = takewhile(lambda pair: pair[0].token == pair[1].token, zip(one.places, other.places, strict=False))
-    return -sum(place.log_probability for place, _ in pairs)
 
 
 # Distributions.

@@ -153,11 +153,9 @@ class Endpoint:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def ask(
-        self, prompt: str, max_tokens: int, temperature: float, *, seed: int | None = None, choices: int = 1
-    ) -> list[Reply]:
+    async def ask(self, prompt: str, max_tokens: int, temperature: float, *, choices: int = 1) -> list[Reply]:
         """`choices` outputs of one request. Raises CannotBeAudited, and RequestRefused of its kind."""
-        replies = await self._ask(self.abilities, prompt, max_tokens, temperature, seed, choices)
+        replies = await self._ask(self.abilities, prompt, max_tokens, temperature, choices)
         if len(replies) != choices:
             raise CannotBeAudited(f"{self.url} gave {len(replies)} outputs where {choices} were asked for: --choices 1")
         self.advance()
@@ -218,18 +216,12 @@ class Endpoint:
         if self._choices == 1:
             return 1
         try:
-            return len(await self._ask(tried, self._prompt, 1, 1.0, None, self._choices))
+            return len(await self._ask(tried, self._prompt, 1, 1.0, self._choices))
         except RequestRefused:
             return 1
 
     async def _ask(
-        self,
-        how: Abilities,
-        prompt: str,
-        max_tokens: int,
-        temperature: float,
-        seed: int | None = None,
-        choices: int = 1,
+        self, how: Abilities, prompt: str, max_tokens: int, temperature: float, choices: int = 1
     ) -> list[Reply]:
         chat = how.api == "chat"
         body = {"model": self.model, "max_tokens": max_tokens, "temperature": temperature, **how.neutral}
@@ -237,7 +229,6 @@ class Endpoint:
         if how.top:
             body |= {"logprobs": True, "top_logprobs": how.top} if chat else {"logprobs": how.top}
         body |= {} if choices == 1 else {"n": choices}
-        body |= {} if seed is None else {"seed": seed}
         found = await self._send("POST", APIS[how.api], body | self._extra)
         try:
             if not found["choices"]:

@@ -92,9 +92,6 @@ def reach_of(report: Report) -> Iterator[str]:
         needed = plan.samples * ((1 + 1 / WANTED_ERROR) / (1 + 1 / power.temperature)) ** 2
         yield f"- a temperature that is off by {power.temperature:.1%} (for {WANTED_ERROR:.0%}: --samples {needed:.0f})"
     yield f"- a listed token that never comes, if it was expected {power.missing:.0f} times in all"
-    if power.first_token:
-        yield f"- a forbidden first token of any prompt, of probability {max(power.first_token.values()):.1%}"
-        yield f"- first tokens whose probabilities are wrong by {max(power.tilt.values()):.0%}, root mean square"
 
 
 def verdict_of(report: Report) -> str:

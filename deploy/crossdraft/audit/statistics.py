@@ -256,18 +256,6 @@ def _scores(draws: Sequence[Draw]) -> tuple[float, float]:
     return score, variance
 
 
-def chance_of_prefixes(agreed: Sequence[float]) -> float:
-    """The probability that independent samples agree so long, at most.
-
-    Args:
-        agreed: of each pair of samples, −log of the probability of the tokens that they have in common.
-
-    Each is at least x with a probability of at most exp(−x), so that the sum of m is stochastically less than a gamma
-    variable of shape m.
-    """
-    return float(stats.gamma(len(agreed)).sf(sum(agreed)))
-
-
 def missing(draws: Sequence[Draw]) -> LawTest:
     """Whether a token never comes that should have."""
     evidence: dict[str, float] = {}  # by token, in the order in which they were first listed
@@ -306,35 +294,15 @@ class Power:
     level: float  # of each test
     temperature: float  # relative error of the temperature; infinite if every place is certain
     missing: float  # −Σ log(1 − p), about the expected number, of a token that never comes
-    first_token: Mapping[str, float]  # by prompt: probability of a forbidden first token
-    tilt: Mapping[str, float]  # by prompt: root mean square relative error of the first token's probabilities
 
 
 def power_of(draws: Sequence[Draw], tests: Sequence[LawTest], level: float) -> Power:
     """Args: draws: all of the audit. tests: those that were made of them. level: of all tests together."""
     each, listed = level / max(1, len(tests)), len({token for draw in draws for token in draw.listed})
-    first = {test.where: test for test in tests if test.kind == "first token"}
-    reach = {where: noncentrality(test.freedom, each) for where, test in first.items()}
-    return Power(
-        each,
-        temperature_error(information(draws), each),
-        log(max(1, listed) * (listed + 1) / each),
-        {where: found / (first[where].count + found) for where, found in reach.items()},
-        {where: sqrt(found / first[where].count) for where, found in reach.items()},
-    )
+    return Power(each, temperature_error(information(draws), each), log(max(1, listed) * (listed + 1) / each))
 
 
 def temperature_error(variance: float, level: float) -> float:
     """The relative error that the test of the temperature finds with POWER, given V; infinite if none is."""
     deviations = float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER))
     return deviations / (sqrt(variance) - deviations) if variance > deviations**2 else inf
-
-
-def noncentrality(freedom: int, level: float) -> float:
-    """Of the chi-square that is found with POWER.
-
-    With N draws it is N Σ (q − p)² / p, which for a forbidden token of probability p, and the others in proportion, is
-    N p / (1 − p).
-    """
-    limit = stats.chi2.isf(level, freedom)
-    return float(optimize.brentq(lambda value: stats.ncx2.sf(limit, freedom, value) - POWER, TINY, 1e5))

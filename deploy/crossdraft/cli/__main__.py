@@ -1,5 +1,12 @@
-"""`python -m crossdraft.cli`: the command without its script, as for the services that a command starts."""
+"""The console script, also as `python -m crossdraft.cli`."""
+
+import signal
+
+# Until a command says what a signal is to end, Ctrl-C ends the process at once, also where libraries are imported.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not ignored
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from crossdraft.cli.app import main
 
-main()
+if __name__ == "__main__":
+    main()

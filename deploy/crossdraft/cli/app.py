@@ -58,7 +58,6 @@ Corpus = Annotated[
     Path, typer.Argument(help="A file or a folder of files: plain text, or .jsonl with a `text` on each line.")
 ]
 Tokenizer = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
-Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="Written by `crossdraft generate --record FILE`.")]
 Cluster = Annotated[
     str,
     typer.Option(
@@ -185,29 +184,18 @@ def select(
     method: list[str] | None = option(
         None, f"Methods to measure, {COMMAS}; by default those that suit the temperature."
     ),
-    ks: list[int] | None = option(
-        None,
-        f"Numbers of draft tokens in a round to choose from; {COMMAS}. "
-        "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
-        "--num-speculative-tokens",
-        "--k",
-        "-k",
-        min=1,
-        max=64,
-    ),
     temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0),
     max_tokens: int = option(48, "Max tokens to generate.", min=1),
     as_json: AsJson = False,
     engine: EngineOptions = STARTED,
 ) -> None:
-    """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
+    """Measure drafters for a target. It says which one to use, and with which method, or that none helps."""
     from crossdraft.cli import select as module
     from crossdraft.cli.prompts import prompts_of
     from crossdraft.cli.running import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
-    methods, numbers = tuple(method or ()), tuple(ks or ())
-    selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens, engine)
+    selection = module.Selection(target, tuple(drafter), texts, tuple(method or ()), temperature, max_tokens, engine)
     module.select(selection, as_json)
 
 
@@ -222,21 +210,6 @@ def affinity(corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Outp
 @command(app, runs="crossdraft.cli.corpus:count_tokens")
 def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
     """Count tokens in a corpus, for `serve drafter --vocab-keep`."""
-
-
-@command(app, runs="crossdraft.cli.trace:replay")
-def replay(file: Recorded) -> None:
-    """Check a recorded output. It runs the verification again, and compares every decision."""
-
-
-@command(app, runs="crossdraft.cli.trace:timeline")
-def timeline(
-    file: Recorded,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write (.html).")],
-    first: int = option(1, "First round in view when the page opens; the page has all of them.", min=1),
-    rounds: int = option(15, "Rounds in view when the page opens.", min=1),
-) -> None:
-    """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
 
 
 @command(app, runs="crossdraft.cli.audit:audit")

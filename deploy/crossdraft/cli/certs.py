@@ -108,27 +108,17 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
     ]
     for name, subject in wanted.items():
         certificate, key = _paths(folder, name)
-        lines.append(
-            f"  {certificate}, {key}: copy them to {name} only ({', '.join(subject.hosts)}; {USES[subject.purpose]})"
-        )
+        uses = f"{', '.join(subject.hosts)}; {USES[subject.purpose]}"
+        lines.append(f"  {certificate}, {key}: copy them to {name} only ({uses})")
     example = next(iter(wanted))
-    lines += [
-        f"on {example}, add to {COMMANDS[wanted[example].purpose]}:",
-        f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
-        "running processes use renewed files as soon as these are replaced; there is no need to restart them",
-    ]
-    return lines
+    lines.append(f"on {example}, add: --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key")
+    return [*lines, "running processes use renewed files as soon as these are replaced, without a restart"]
 
 
 USES = {
     Purpose.SERVICE: "to serve",
     Purpose.ORCHESTRATOR: "to connect to services",
     Purpose.BOTH: "to serve and to connect",
-}
-COMMANDS = {
-    Purpose.SERVICE: "`crossdraft serve target` or `serve drafter`",
-    Purpose.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
-    Purpose.BOTH: "`crossdraft serve` and `crossdraft generate`",
 }
 
 

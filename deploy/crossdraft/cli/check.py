@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from crossdraft.cli.measuring import Columns, Table, finished, print_table
-from crossdraft.cli.running import CommandFailed, check_output, run_to_end, write_text
+from crossdraft.cli.running import CommandFailed, check_output, checked_options, run_to_end, write_text
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
 from crossdraft.config.engine import EngineOptions
 from crossdraft.config.request import Overlap
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
+from crossdraft.engine.device import device_of
 from crossdraft.engine.loader import LoadedModel, architectures
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
 from crossdraft.engine.served_model import ModelOptions, load
@@ -87,11 +88,13 @@ def check(
     """Checks models one after another, and prints what was found.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file cannot be written, or there is no such device.
         CommandFailed: a model differs; or it is refused or cannot be loaded, and not one of all architectures.
     """
     if markdown is not None:
         check_output(markdown)
+    with checked_options():
+        device_of(engine.device)
     every = {RANDOM_PREFIX + name for name in architectures()} if EVERY in models else set()
     found: list[ModelCheck] = []
     try:

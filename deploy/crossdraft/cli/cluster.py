@@ -15,7 +15,7 @@ import grpc
 from rich.table import Table
 
 from crossdraft.cli.processes import check_address
-from crossdraft.cli.running import CommandFailed, UsageError, needs_extra, print_whole, warnings_shown
+from crossdraft.cli.running import CommandFailed, UsageError, interruptible, needs_extra, print_whole, warnings_shown
 
 MISSING = f"a cluster {needs_extra('cluster')}"
 try:
@@ -133,6 +133,7 @@ def _read(path: Path) -> Configuration:
 @contextmanager
 def _cluster(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    interruptible()
     try:
         import ray
         from ray._private.services import canonicalize_bootstrap_address

@@ -4,34 +4,71 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from enum import Enum
 from functools import partial, wraps
 from importlib import import_module
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from crossdraft.cli.running import UsageError, checked_options
-from crossdraft.config.fields import COMMAS, PREFIX, LeftOut, default_of, fault_of, range_of
+from crossdraft.config.fields import COMMAS, KINDS, PREFIX, LeftOut, default_of, fault_of, range_of
 
 LISTED = re.compile(r"([A-Z:]+),(\.\.\.|\1)")  # the metavar of a text with commas: it may be given in parts
 
 
+_typed: ContextVar[frozenset[str]] = ContextVar("typed", default=frozenset())  # parameters of the command that runs
+
+
+def typed(name: str) -> bool:
+    """Whether a parameter of the command that runs was typed, if only as its default."""
+    return name in _typed.get()
+
+
 class _Command(TyperCommand):
-    """Values of options whose help says COMMAS are separated before their types are looked at."""
+    """What typer makes of a command line, with our texts for values that cannot be.
+
+    Values of options whose help says COMMAS are separated before their types are looked at.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         for one in self.params:
-            if COMMAS in (getattr(one, "help", None) or ""):
-                vars(one)["process_value"] = partial(_separated, one.process_value)
+            vars(one)["process_value"] = partial(_processed, one, one.process_value)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As any command; notes which parameters were typed."""
+        sources = {one.name: ctx.get_parameter_source(one.name) for one in self.params if one.name is not None}
+        _typed.set(frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE"))
+        return super().invoke(ctx)
 
 
-def _separated(process: Callable[..., Any], context: Any, value: Any) -> Any:
-    if isinstance(value, list | tuple):
+def _processed(option: Any, process: Callable[..., Any], context: Any, value: Any) -> Any:
+    """The value of an option; raises UsageError if its type has no such value."""
+    if COMMAS in (getattr(option, "help", None) or "") and isinstance(value, list | tuple):
         value = [part for one in value for part in _parts(one)]
-    return process(context, value)
+    try:
+        return process(context, value)
+    except typer.BadParameter as error:
+        found: list[Any] = getattr(error.__cause__, "errors", list)()
+        if not found or not (what := _wanted(option.type_descriptor.annotation, found[0].get("ctx", {}))):
+            raise
+        raise UsageError(f"{option.opts[0]} must be {what}, got {found[0]['input']}") from error
+
+
+def _wanted(kind: Any, limits: Mapping[str, Any]) -> str:
+    """What a value of this type, or of a list of them, may be; empty if that has no words."""
+    if get_origin(kind) is list:
+        return _wanted(get_args(kind)[0], limits)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        choices = tuple(one.value for one in kind)
+    if choices:
+        return " or ".join((", ".join(choices[:-1]), choices[-1]) if choices[1:] else choices)
+    return range_of(limits) or next((words for known, words in KINDS if known is kind), "")
 
 
 def _parts(value: Any) -> Any:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from crossdraft.cli.running import CommandFailed, PlainConsole, UsageError, check_output
+from crossdraft.cli.running import CommandFailed, PlainConsole, UsageError, check_output, interruptible
 from crossdraft.config.commands import AffinityOptions
 from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.text.affinity import Affinity, Matrix, Probabilities, save_affinity
@@ -212,6 +212,7 @@ def _texts(corpus: CorpusFiles, doing: str, chunk: int) -> Iterator[str]:
     skipped: list[str] = []
     found = False
     total = sum(corpus.sizes)
+    interruptible()  # the progress bar has hidden the cursor
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(doing, total=total)
         for file, end in zip(corpus.files, accumulate(corpus.sizes), strict=True):

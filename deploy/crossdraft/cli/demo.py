@@ -82,7 +82,6 @@ def demo(
 
 async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
-    notes.print(f"loading a target and a drafter ({', '.join(MODELS.values())})", soft_wrap=True)
     if not PADDED:
         notes.print(
             "the target is as small as it is: only a checkout can pad it to a larger one's cost", soft_wrap=True

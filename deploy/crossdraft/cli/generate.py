@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+from crossdraft.cli.commands import flag_of, typed
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.processes import check_address, check_addresses, patience
 from crossdraft.cli.running import UsageError, checked_options, run_to_end
@@ -111,7 +112,8 @@ def _check_for_services(where: WhereToGenerate) -> None:
 
 def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool) -> list[str]:
     """What was asked for and changes nothing, in lines for people; `alone`: without a drafter."""
-    rounds = request.num_speculative_tokens != GenerationRequest.num_speculative_tokens
+    usual = GenerationRequest.num_speculative_tokens
+    rounds = request.num_speculative_tokens != usual or typed("num_speculative_tokens")
     few_targets = request.speculation and where.server is None and "," not in (where.target or "")
     notes = ["--speculation has no effect with fewer than two targets"] * few_targets
     if rounds and request.overlap is Overlap.AUTO and not alone:
@@ -138,7 +140,7 @@ def _engine_options(where: WhereToGenerate) -> list[str]:
         return []
     engine = where.engine
     names = [one.name for one in fields(EngineOptions) if getattr(engine, one.name) != getattr(EngineOptions, one.name)]
-    return [f"--{name.replace('_', '-')}" for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
+    return [flag_of(name) for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
 
 
 async def _with_services(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:

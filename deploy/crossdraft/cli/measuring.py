@@ -18,15 +18,16 @@ Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the
 
 @dataclass(frozen=True)
 class Setting:
-    """A method, a drafter and what they are given, in lock-step rounds."""
+    """A method, a drafter and what they are given."""
 
     method: str
     drafter: str  # a model's name
     temperature: float
-    k: int  # draft tokens in a round
+    k: int  # draft tokens in a lock-step round
     options: tuple[str, ...] = ()  # of the drafter's command
     nodes: int = 0  # of a draft tree, of depth k; 0: a chain
     keep: int = 0  # ids of the drafter's LM head; 0: all
+    controlled: bool = False  # a controller decides how far to draft, and says it; K is of no account
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
@@ -45,7 +46,8 @@ class Setting:
                 seed=seed,
                 choice=number,
                 allow_inexact=True,
-                overlap=Overlap.OFF,
+                overlap=Overlap.AUTO if self.controlled else Overlap.OFF,
+                explain=self.controlled,
                 tree_nodes=self.nodes,
             )
             for number, text in enumerate(prompts)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EACCES
@@ -87,11 +88,12 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
 
 @contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Warnings of all packages go to stderr, in the form of this command's own messages."""
+    """Warnings of all packages, and which models load, go to stderr, in the form of this command's own messages."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("crossdraft: %(message)s"))
     logger = logging.getLogger("crossdraft")
     logger.addHandler(handler)
+    logging.getLogger("crossdraft.engine.served_model").setLevel(logging.INFO)
     try:
         yield
     finally:
@@ -115,6 +117,28 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:
         if received:
             raise Interrupted(received[0]) from None
         raise
+
+
+def interruptible() -> None:
+    """From now on Ctrl-C raises KeyboardInterrupt: there is something to clean up."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Signals end the process at once, whatever it does: for a time in which it has nothing to clean up, as while it
+    loads models, which nothing can interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -22,7 +22,15 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.commands import flag_of
 from crossdraft.cli.processes import check_addresses, end_with_stdin, threads_each
-from crossdraft.cli.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options, needs_extra
+from crossdraft.cli.running import (
+    STARTS_PROCESSES,
+    CommandFailed,
+    Run,
+    UsageError,
+    checked_options,
+    ending_at_once,
+    needs_extra,
+)
 from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
 from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
@@ -38,7 +46,7 @@ from crossdraft.config.service import (
     SessionOptions,
     TlsOptions,
 )
-from crossdraft.engine.names import NumberOutOfRangeError, laboratory, source_of
+from crossdraft.engine.names import WrongOptionError, laboratory, source_of
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter
@@ -206,17 +214,24 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
         one.check_free()
     for model in named:
         source_of(model)  # a name that is wrong is said before torch is imported
+    async with AsyncExitStack() as stack:
+        with ending_at_once():
+            servers = await _started(replace(own, threads=own.threads or threads_each(len(named))), places, stack)
+        yield servers
+
+
+async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExitStack) -> "Servers":
+    """Loads the models, and serves them until the stack is left."""
     from crossdraft.drafter.service import ServeDrafter
     from crossdraft.serving.models import serving
     from crossdraft.target.service import ServeTarget
 
-    own, target, drafter = replace(own, threads=own.threads or threads_each(len(named))), None, None
+    target, drafter = None, None
     if own.target_model is not None:
-        target = ServeTarget(_model_options(own.target_model, own, place.sessions), places[0])
+        target = ServeTarget(_model_options(own.target_model, own, places[0].sessions), places[0])
     if own.drafter_model is not None:
-        drafter = ServeDrafter(_model_options(own.drafter_model, own.of_drafter, place.sessions), places[1])
-    async with serving(target, drafter) as servers:
-        yield servers
+        drafter = ServeDrafter(_model_options(own.drafter_model, own.of_drafter, places[1].sessions), places[1])
+    return await stack.enter_async_context(serving(target, drafter))
 
 
 def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
@@ -260,7 +275,7 @@ def faults_of_models() -> Iterator[None]:
     """What is wrong with a model, or with what it is given, as UsageError or CommandFailed."""
     try:
         yield
-    except (AffinityMismatch, FrequenciesError, NumberOutOfRangeError, TlsError) as error:
+    except (AffinityMismatch, FrequenciesError, WrongOptionError, TlsError) as error:
         raise UsageError(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error

@@ -194,7 +194,7 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
 
 def _rename(node: Node | None, file: str, where: str = "") -> None:
     """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
-    a range becomes both their least and their most."""
+    a range becomes both their least and their most. Raises ConfigurationError if one key stands twice then."""
     if isinstance(node, SequenceNode):
         for one in node.value:
             _rename(one, file, where)
@@ -214,6 +214,13 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
             value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
         _rename(value, file, f"{path}.")
         pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
+    lines: dict[str, int] = {}
+    for key, _ in pairs:
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            there = f"line {lines[key.value]}"
+            raise ConfigurationError(f"{file}, line {line}: {where}{key.value} is in {there} already: leave out one")
+        lines[key.value] = line
     node.value = pairs
 
 

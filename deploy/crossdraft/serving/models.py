@@ -1,7 +1,6 @@
 """Services of models in this process: a target and a drafter, which its own clients reach without gRPC."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -12,7 +11,6 @@ from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import ServeTarget, target_server
 
-log = logging.getLogger(__name__)
 Servers = dict[str, Server[Any, Any, Any]]  # by role
 
 
@@ -41,9 +39,7 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
                 servers["target"] = await target_server(target, *([load] if last else []))
                 stack.push_async_callback(servers["target"].drain)
             await asyncio.to_thread(load)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                log.warning("interrupted: ends when the model that loads has loaded; Ctrl-C again ends at once")
+        except BaseException:
             for service in helping:
                 await service.close()
             raise

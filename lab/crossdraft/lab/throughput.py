@@ -18,6 +18,7 @@ from typing import Any
 from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError, checked_options
+from crossdraft.cli.serve import faults_of_models
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.request import Overlap
@@ -357,12 +358,10 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
     """Loads all models, until the stack is left; the configurations, and the prompts' ids.
 
     Raises:
-        CommandFailed: a model cannot be run.
+        UsageError, CommandFailed: a model cannot be run.
     """
-    try:
+    with faults_of_models():
         servers = await stack.enter_async_context(serving(*models_of(bench)))
-    except ValueError as error:
-        raise CommandFailed(str(error)) from error
     models = Models(servers)
     if bench.plan.device == "cpu":
         models.bind()

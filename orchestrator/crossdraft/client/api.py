@@ -7,6 +7,7 @@ async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipelin
 
 import asyncio
 import contextvars
+import json
 import logging
 import math
 import time
@@ -39,7 +40,8 @@ from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
-from crossdraft.trace.recording import FileRecorder, Header, Recorder
+from crossdraft.trace.recording import Recorder
+from crossdraft.trace.timeline import Watch, trace_events
 from crossdraft.types.messages import MODEL_SETTINGS, PromptScored, Sample, SamplingOptions
 from crossdraft.types.output import Names, PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, sampling_size, size_of
@@ -108,25 +110,18 @@ class Generation(TokenStream):
     Args:
         assignment: of its session.
         services: where lanes may be opened.
-        recorder: makes the recorder of the session; called when the session begins.
-        watch: is told the same steps while it runs.
+        watch: is told the session's steps while it runs.
         opening: letters that its tokenizer put before the prompt, which are not shown.
     """
 
     def __init__(
-        self,
-        assignment: Assignment,
-        services: Services,
-        recorder: Callable[[], FileRecorder] | None = None,
-        watch: Recorder | None = None,
-        opening: int = 0,
+        self, assignment: Assignment, services: Services, watch: Recorder | None = None, opening: int = 0
     ) -> None:
         super().__init__()
         self._assignment = assignment
         self._services = services
-        self._make_recorder = recorder
-        self._recorder: FileRecorder | None = None
-        self._watch = watch
+        self._recorded = None if assignment.request.record is None else Watch()
+        self._recorders = [one for one in (self._recorded, watch) if one is not None]
         self._session = Session(assignment)
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
@@ -194,9 +189,7 @@ class Generation(TokenStream):
         return self._came(list(map(self._token, emitted)))
 
     def _begin(self) -> asyncio.Task[Finished]:
-        self._recorder = None if self._make_recorder is None else self._make_recorder()
-        recorders = [one for one in (self._recorder, self._watch) if one is not None]
-        self._driver = Driver(self._session, self._services, recorders)
+        self._driver = Driver(self._session, self._services, self._recorders)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.request.prompt_logprobs is not None:
@@ -204,12 +197,13 @@ class Generation(TokenStream):
         return task
 
     async def _written(self) -> None:
-        """Wait until the record is on disk; log a warning if it is incomplete."""
-        if self._recorder is not None:
-            self._recorder.close()  # a session cancelled before its first step has not closed it
-            fault = await asyncio.to_thread(self._recorder.wait)
-            if fault:
-                log.warning("the flight record is incomplete: %s", fault)
+        """Wait until what is to be recorded is on disk; log a warning if it cannot be written."""
+        path = self._assignment.request.record
+        if path is not None and self._recorded is not None:
+            try:
+                await asyncio.to_thread(_write_trace, path, self._recorded)
+            except OSError as error:
+                log.warning("the output is not recorded: %s", error)
 
     def _token(self, emitted: Emitted) -> Token:
         shown = self._shown.add(emitted.letters, emitted.kept)
@@ -403,15 +397,11 @@ class Pipeline:
         assignment = resolve(request, models, drawn, targets, controller, patience, *(prepared or ()))
         if drafting and models.drafter is None and self._drafters:
             assignment = replace(assignment, no_drafter=f"the drafter is {self._connected.drafter_fault}")
-        recorder = None
         if request.record is not None:
-            asked = replace(request, record=None)
-            described = (models.target, models.drafter)
-            header = Header(software(), time.time(), asked, *described, drawn, targets, patience, assignment.no_drafter)
-            recorder = partial(_recorder, header, request.record)
+            _check_writable(request.record)
         scored = request.prompt_logprobs is not None
         opening = models.tokenization.opening(assignment.open_target.prompt) if scored else 0
-        generation = Generation(assignment, services, recorder, watch, opening)
+        generation = Generation(assignment, services, watch, opening)
         self._generations.add(generation)
         return generation
 
@@ -504,9 +494,14 @@ def software() -> str:
         return "not installed"
 
 
-def _recorder(header: Header, path: Path) -> FileRecorder:
+def _check_writable(path: Path) -> None:
     """Raises RequestError if the file cannot be made."""
     try:
-        return FileRecorder(path, header)
+        path.touch()
     except OSError as error:
         raise RequestError(f"cannot record: {error}; name a file that can be written") from error
+
+
+def _write_trace(path: Path, recorded: Watch) -> None:
+    """Raises OSError."""
+    path.write_text(json.dumps(trace_events(recorded.take())), encoding="utf-8")

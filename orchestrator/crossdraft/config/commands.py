@@ -117,8 +117,7 @@ class AuditOptions:
         None, "JSON lines with `text`, `turns` or `messages`; by default 42 bundled prompts.", metavar="FILE"
     )
     greedy: int = option(12, "Prompts that are completed greedily.", min=0)
-    greedy_tokens: int = option(48, "Max tokens of greedy texts, and of texts with a seed.", min=1)
-    seeds: int = option(4, "Prompts that are completed twice with the same seed.", min=0)
+    greedy_tokens: int = option(48, "Max tokens of greedy texts.", min=1)
     sampled: int = option(3, "Prompts whose distributions are tested.", min=0)
     samples: int = option(1000, "Samples of each of these prompts.", min=0)
     tokens: int = option(4, "Max tokens of a sample.", min=1)

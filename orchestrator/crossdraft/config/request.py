@@ -124,5 +124,5 @@ class Watching:
     )
     explain: bool = option(False, "Show how far the controller decided to draft, and why.")
     record: Path | None = option(
-        None, "Record the output (a flight record), for `crossdraft replay` and `crossdraft timeline`.", metavar="FILE"
+        None, "Record what services and session did, and when, for ui.perfetto.dev or chrome://tracing.", metavar="FILE"
     )

@@ -1,31 +1,28 @@
-"""Affinities (RDK): how the mass of a shared draft token is spread over the target's tokens, and files of them."""
+"""Affinities (RDK): how the mass of a shared draft token is spread over the target's tokens, and files of them, which
+are safetensors: whoever reads one need not trust it."""
 
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
-from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Ids, Letters, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 
-FORMAT = 1  # of the file; raised when its fields change
-LARGEST_FILE = 1 << 28  # bytes
-LARGEST_CONTENT = 1 << 30  # bytes of all arrays: several times those of the largest vocabularies
-Arrays = dict[str, NDArray[Any]]  # by their names in the file
-# What reading an untrusted archive can raise: RuntimeError if it is encrypted, compressed in an unknown way or nested
-# too deep; OverflowError and MemoryError for wrong sizes.
-_DAMAGED = (
-    *(ValueError, TypeError, LookupError, EOFError, RuntimeError, OverflowError, MemoryError),
-    *(OSError, zipfile.BadZipFile, zlib.error),
-)
+FORMAT = "2"  # of the file; raised when its fields change
+# Of `Matrix`, as they are in the file.
+ARRAYS: dict[str, type[Any]] = {
+    "drafter_ids": np.int64,
+    "starts": np.int64,
+    "target_ids": np.int32,
+    "weights": np.float32,
+}
 
 
 class AffinityMismatch(ValueError):  # noqa: N818
@@ -179,16 +176,8 @@ class Affinity:
 def save_affinity(affinity: Affinity, path: Path) -> None:
     """Writes a file for `load_affinity`; OSError if that is not possible."""
     about = {"format": FORMAT, "target": affinity.target, "drafter": affinity.drafter, "made": affinity.made}
-    text = [letters.encode() for letters in affinity.letters]
-    arrays: Arrays = {
-        "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-        "letters": np.frombuffer(b"".join(text), dtype=np.uint8),
-        "letter_ends": np.cumsum([len(part) for part in text], dtype=np.int64),
-        "ranks": np.array(sorted(affinity.ranks.items()), dtype=np.int64).reshape(-1, 2),
-        **vars(affinity.matrix),
-    }
-    with path.open("wb") as file:  # a name without .npz stays as it is
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+    about |= {"letters": json.dumps(affinity.letters), "ranks": json.dumps(sorted(affinity.ranks.items()))}
+    path.write_bytes(save({name: np.ascontiguousarray(one) for name, one in vars(affinity.matrix).items()}, about))
 
 
 def load_affinity(path: Path) -> Affinity:
@@ -198,74 +187,35 @@ def load_affinity(path: Path) -> Affinity:
         OSError: it cannot be read.
         AffinityMismatch: it is damaged or no affinity file; the text says what to do.
     """
-    with path.open("rb") as file:
-        content = file.read(LARGEST_FILE + 1)
     try:
-        return _affinity(_unpacked(content))
-    except _DAMAGED as error:
+        with path.open("rb"), safe_open(path, "numpy") as file:  # that of safetensors does not say why it failed
+            about = file.metadata() or {}
+            if about.get("format") != FORMAT:
+                raise ValueError(f"its format is {about.get('format')}, this version reads {FORMAT}")
+            arrays = [_vector(file.get_tensor(name), name, kind) for name, kind in ARRAYS.items()]
+        letters, ranks = json.loads(about["letters"]), dict(json.loads(about["ranks"]))
+        _check_vocabulary(letters, ranks)
+        return Affinity(about["target"], about["drafter"], tuple(letters), ranks, Matrix(*arrays), about["made"])
+    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise AffinityMismatch(
             f"{path} is damaged or not an affinity file ({error}): make it again with `crossdraft affinity`"
         ) from error
 
 
-def _unpacked(content: bytes) -> Arrays:
-    """The arrays of an archive, none larger than its content; raises any of _DAMAGED."""
-    if len(content) > LARGEST_FILE:
-        raise ValueError("it is too large")
-    with zipfile.ZipFile(BytesIO(content)) as archive:
-        if sum(member.file_size for member in archive.infolist()) > LARGEST_CONTENT:
-            raise ValueError("its content is too large")
-        return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
-
-
-def _array(raw: bytes) -> NDArray[Any]:
-    stream = BytesIO(raw)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("an array has another format")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    return np.frombuffer(raw, dtype, offset=stream.tell()).reshape(shape)
-
-
-def _affinity(arrays: Arrays) -> Affinity:
-    about = json.loads(arrays["about"].tobytes())
-    if about["format"] != FORMAT:
-        raise ValueError(f"its format is {about['format']}, this version reads {FORMAT}")
-    target, drafter, made = about["target"], about["drafter"], about["made"]
-    if not (isinstance(target, str) and isinstance(drafter, str) and isinstance(made, str) and target and drafter):
-        raise ValueError("it does not say which tokenizers it is for")
-    letters = _letters(arrays)
-    matrix = Matrix(
-        _vector(arrays, "drafter_ids", np.int64),
-        _vector(arrays, "starts", np.int64),
-        _vector(arrays, "target_ids", np.int32),
-        _vector(arrays, "weights", np.float32),
-    )
-    return Affinity(target, drafter, letters, _ranks(arrays["ranks"], len(letters)), matrix, made)
-
-
-def _letters(arrays: Arrays) -> tuple[Letters, ...]:
-    raw, ends = _vector(arrays, "letters", np.uint8).tobytes(), _vector(arrays, "letter_ends", np.int64)
-    bounds = [0, *ends.tolist()]
-    if bounds[-1] != len(raw) or not all(start < end for start, end in pairwise(bounds)):
+def _check_vocabulary(letters: Any, ranks: dict[Any, Any]) -> None:
+    """Raises ValueError or TypeError. A rank is above 0 and, as ids with the same letters are counted, below the number
+    of ids."""
+    if not (isinstance(letters, list) and all(letters)):
         raise ValueError("a token of the target has no letters")
     roles = {role.value for role in ControlRole}
-    for letter in set(raw.decode()):
+    for letter in set("".join(letters)):
         if not (ord(letter) < FIRST_CONTROL or ord(letter) in roles or ord(letter) >= Side.TARGET.value):
             raise ValueError(f"U+{ord(letter):04X} is no letter")
-    return tuple(Letters(raw[start:end].decode()) for start, end in pairwise(bounds))
-
-
-def _ranks(pairs: NDArray[Any], size: int) -> dict[int, int]:
-    """A rank is above 0 and, as ids with the same letters are counted, below the number of ids."""
-    if pairs.dtype != np.int64 or pairs.shape != (len(pairs), 2):
-        raise ValueError("ranks is not a list of pairs of int64")
-    if len(pairs) and not (pairs[:, 0].min() >= 0 and pairs[:, 1].min() > 0 and pairs.max() < size):
+    if not all(0 <= token < len(letters) and 0 < rank < len(letters) for token, rank in ranks.items()):
         raise ValueError("a rank is out of its range")
-    return {int(token): int(rank) for token, rank in pairs}
 
 
-def _vector(arrays: Arrays, name: str, dtype: type[np.generic]) -> NDArray[Any]:
-    found = arrays[name]
-    if found.ndim != 1 or found.dtype != dtype:
-        raise ValueError(f"{name} is not a list of {np.dtype(dtype).name}")
+def _vector(found: NDArray[Any], name: str, kind: type[Any]) -> NDArray[Any]:
+    if found.ndim != 1 or found.dtype != kind:
+        raise ValueError(f"{name} is not a list of {np.dtype(kind).name}")
     return found

@@ -5,20 +5,18 @@ FR-Spec (arXiv 2502.14856), section 3.2: few ids make up most of a text, so a dr
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
-import msgpack  # type: ignore[import-untyped]  # there are no stubs
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from crossdraft.text.letters import from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
 
-FORMAT = "crossdraft frequencies 1"
-DIGEST_BYTES = 16
-LARGEST_FILE = 1 << 26  # bytes: more than 8 for each id of the largest vocabularies
+FORMAT = "crossdraft frequencies 2"
 
 
 class FrequenciesError(ValueError):
@@ -63,8 +61,7 @@ class TokenFrequencies:
 
     def write(self, path: Path) -> None:
         """Writes the file; raises OSError."""
-        counts = self.counts.astype("<i8").tobytes()
-        path.write_bytes(msgpack.packb([FORMAT, self.tokenizer, counts, _check(self.tokenizer, counts)]))
+        path.write_bytes(save({"counts": self.counts}, {"format": FORMAT, "tokenizer": self.tokenizer}))
 
 
 def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> TokenFrequencies:
@@ -91,27 +88,15 @@ def read_frequencies(path: Path, tokenizer_json: str, model: str) -> TokenFreque
     """
     advice = f"make one with: crossdraft frequencies --model {model} CORPUS -o FILE"
     try:
-        with path.open("rb") as opened:
-            ranking = _parsed(opened.read(LARGEST_FILE))
+        with safe_open(path, "numpy") as file:
+            about, counts = file.metadata() or {}, file.get_tensor("counts")
     except OSError as error:
         raise FrequenciesError(f"cannot read the frequencies: {error}; {advice}") from error
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (SafetensorError, TypeError) as error:
         raise FrequenciesError(f"{path} is damaged, or not a file of frequencies; {advice}") from error
-    if ranking.tokenizer != tokenizer_digest(tokenizer_json):
+    usable = counts.ndim == 1 and counts.dtype == np.int64 and counts.any() and (counts >= 0).all()
+    if about.get("format") != FORMAT or not usable:
+        raise FrequenciesError(f"{path} is damaged, or not a file of frequencies; {advice}")
+    if about.get("tokenizer") != tokenizer_digest(tokenizer_json):
         raise FrequenciesError(f"the frequencies in {path} are those of another tokenizer; {advice}")
-    return ranking
-
-
-def _parsed(content: bytes) -> TokenFrequencies:
-    """Raises ValueError, TypeError or what msgpack raises."""
-    form, tokenizer, counts, check = msgpack.unpackb(content)
-    if form != FORMAT or not isinstance(tokenizer, str) or check != _check(tokenizer, counts):
-        raise ValueError("not a file of frequencies")
-    found = np.frombuffer(counts, dtype="<i8").astype(np.int64)
-    if not found.any() or (found < 0).any():
-        raise ValueError("the counts are not those of a corpus")
-    return TokenFrequencies(tokenizer, found)
-
-
-def _check(tokenizer: str, counts: bytes) -> bytes:
-    return blake2b(counts, digest_size=DIGEST_BYTES, key=tokenizer.encode()).digest()
+    return TokenFrequencies(about["tokenizer"], counts)

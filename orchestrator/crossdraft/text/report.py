@@ -1,7 +1,6 @@
 """The compatibility report of a pair of tokenizers."""
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import log10
@@ -74,17 +73,6 @@ class SampleShare:
 
 
 @dataclass(frozen=True)
-class OfLength:
-    """Target tokens of one length; decadic logarithms of their numbers of combinations."""
-
-    letters: int
-    tokens: int  # that have a combination
-    smallest: float
-    quartiles: tuple[float, float, float]
-    largest: float
-
-
-@dataclass(frozen=True)
 class Combinations:
     """Sequences of draft tokens that are exactly one target token, over the target tokens that have any."""
 
@@ -93,8 +81,6 @@ class Combinations:
     log10_of_mean: float
     log10_of_deviation: float  # standard, of all of them; 0 if there is none
     log10_of_largest: float
-    by_length: tuple[OfLength, ...]  # ascending
-    by_power: tuple[tuple[int, int], ...]  # (n, tokens with 2ⁿ to 2ⁿ⁺¹ − 1 combinations), ascending
 
 
 @dataclass(frozen=True)
@@ -150,7 +136,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
         target_lengths=_lengths(plain),
         drafter_lengths=_lengths(drafted),
         look_ahead=max((one.look_ahead for one in found), default=0),
-        combinations=combinations_of(list(map(len, plain)), [one.count for one in found]),
+        combinations=combinations_of([one.count for one in found]),
     )
 
 
@@ -287,24 +273,17 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def combinations_of(lengths: Sequence[int], counts: Sequence[int]) -> Combinations:
-    """The statistics of target tokens: their letters, and the ways to write each (0: none), both shape (n,)."""
-    found: dict[int, list[int]] = {}
-    for length, count in zip(lengths, counts, strict=True):
-        if count:
-            found.setdefault(length, []).append(count)
-    every = sorted(count for same in found.values() for count in same)
+def combinations_of(counts: Sequence[int]) -> Combinations:
+    """The statistics of target tokens' ways to be written, shape (n,); 0: none."""
+    every = sorted(filter(None, counts))
     if not every:
-        return Combinations(0, (0, 0, 0), 0.0, 0.0, 0.0, (), ())
-    powers = Counter(count.bit_length() - 1 for count in every)
+        return Combinations(0, (0, 0, 0), 0.0, 0.0, 0.0)
     return Combinations(
         tokens=len(every),
         quartiles=quartiles(every),
         log10_of_mean=log10(sum(every)) - log10(len(every)),
         log10_of_deviation=_log10_of_deviation(every),
         log10_of_largest=log10(every[-1]),
-        by_length=tuple(_of_length(length, sorted(same)) for length, same in sorted(found.items())),
-        by_power=tuple(sorted(powers.items())),
     )
 
 
@@ -319,9 +298,3 @@ def _log10_of_deviation(counts: Sequence[int]) -> float:
     size = len(counts)
     squared = size * sum(count * count for count in counts) - sum(counts) ** 2
     return log10(squared) / 2 - log10(size) if squared else 0.0
-
-
-def _of_length(letters: int, counts: Sequence[int]) -> OfLength:
-    low, middle, high = quartiles(counts)
-    middles = (log10(low), log10(middle), log10(high))
-    return OfLength(letters, len(counts), log10(counts[0]), middles, log10(counts[-1]))

@@ -341,7 +341,7 @@ def last_word_boundary(letters: Letters, before: int, least: int = 0) -> int:
     """The latest word boundary at or before a letter offset; `least`, or the start, if there is none after that.
 
     A boundary is an offset where a run of blanks (space, tab, line break) begins, and either side of a control symbol.
-    Many tokenizers join line breaks, and a slash after them, to punctuation: what follows a single one is another.
+    Many tokenizers join line breaks to punctuation around them: a letter after a single one begins another token.
     """
     least = max(0, least)
     for offset in range(min(before, len(letters)), least, -1):
@@ -349,6 +349,6 @@ def last_word_boundary(letters: Letters, before: int, least: int = 0) -> int:
         control = ord(max(left, right)) >= FIRST_CONTROL
         begins = right in _BLANKS and left not in _BLANKS and (right in " \t" or (left.isascii() and left.isalnum()))
         single = left in "\n\r" and letters[max(0, offset - 2) : offset - 1] not in _BLANKS
-        if control or begins or (single and right and right not in _BLANKS and right != "/"):
+        if control or begins or (single and right.isascii() and right.isalnum()):
             return offset
     return least

@@ -1,15 +1,14 @@
 """What a session did, as spans of time: which model worked when, which messages were under way, what came of it.
 
-`Watch` takes them piece by piece while the session runs, `spans_of` has those of a recording. All times are seconds
-since the session was started.
+`Watch` takes them piece by piece while the session runs. All times are seconds since the session was started.
 """
 
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import Any
 
 from crossdraft.session.events import (
     Close,
@@ -29,7 +28,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.ledger import Asked, Ledger
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.recording import Recording, Step
+from crossdraft.trace.recording import Step
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Scored
 from crossdraft.types.statistics import Kind
 
@@ -62,11 +61,6 @@ class What(StrEnum):
     OPENED = "opened"
 
 
-PASSES = (What.PASS, What.MISS)
-DRAFTING = (What.DRAFT, What.BRANCHES, What.SCORES, What.LATE)
-WORKS = (*DRAFTING, *PASSES)  # of models
-
-
 @dataclass(frozen=True)
 class Span:
     """Something in one lane of the pipeline, during a time or at a moment.
@@ -84,94 +78,28 @@ class Span:
     count: int = 0  # draft tokens of a draft, nodes of a pass, tokens that an event's handling emitted
 
 
-@dataclass(frozen=True)
-class SessionFigures:
-    """The session in numbers."""
-
-    seconds: float  # from the first pass to the last token
-    tokens: int
-    passes: int
-    row_misses: int
-    refused: int
-    hits: int
-    stalls: int
-    model_share: float  # share of that time in which a target's model worked; mean over targets
-    idle_share: float  # share of that time in which a target had no pass in flight; mean over targets
-    drafter_share: float  # share of that time in which drafters' models worked
-    bytes: int  # of messages, both ways; 0: not recorded
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return self.tokens / self.passes if self.passes else 0.0
+def trace_events(spans: Iterable[Span]) -> dict[str, Any]:
+    """Trace events of spans in Chrome's JSON format, which ui.perfetto.dev and chrome://tracing draw."""
+    placed = sorted(spans, key=lambda span: span.begin)
+    rows = {lane: row for row, lane in enumerate(sorted({one.lane for one in placed}))}
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane}} for lane, row in rows.items()
+    ]
+    drawn = (one for number, span in enumerate(placed) for one in _events(span, rows[span.lane], number))
+    return {"traceEvents": [*names, *drawn], "displayTimeUnit": "ms"}
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """A whole session."""
-
-    spans: tuple[Span, ...]  # by their beginnings; the count of a pass is here that of the tokens that came of it
-    passes: tuple[float, ...]  # when each pass was sent: the beginnings of rounds
-    end: float
-    figures: SessionFigures
-
-
-def spans_of(recording: Recording) -> Timeline:
-    """The timeline of a recording, which may be incomplete."""
-    watch = Watch()
-    for step in recording.steps:
-        watch.record(step)
-    flights = tuple(watch.flights)
-    spans = sorted(watch.take(), key=lambda span: span.begin)
-    returned, tokens = [at for _, at in flights], [0] * len(flights)
-    for span in spans:
-        if span.what is What.SESSION and flights:  # of the latest pass that has returned
-            tokens[max(0, bisect_right(returned, span.begin) - 1)] += span.count
-    came = {id(work): count for (work, _), count in zip(flights, tokens, strict=True)}
-    counted = tuple(
-        replace(one, count=came[id(one)], label=f"{one.label}, {came[id(one)]} tokens came of it")
-        if id(one) in came
-        else one
-        for one in spans
-    )
-    return Timeline(counted, tuple(watch.sent), watch.now, _figures(watch, counted))
-
-
-def _figures(watch: "Watch", spans: Sequence[Span]) -> SessionFigures:
-    happened = Counter(one.what for one in spans)
-    emitting = [one for one in spans if one.what is What.SESSION and one.count]
-    begin = watch.sent[0] if watch.sent else 0.0
-    seconds = max((one.end for one in emitting), default=begin) - begin
-    whole = seconds * max(1, watch.used[TARGET]) or 1.0
-    flying: dict[str, list[Span]] = defaultdict(list)
-    for one in spans:
-        if one.lane.startswith(TARGET) and one.what in (*PASSES, What.SENT, What.RECEIVED):
-            flying[one.lane].append(one)
-    return SessionFigures(
-        seconds=seconds,
-        tokens=sum(one.count for one in emitting),
-        passes=len(watch.sent) + watch.further,
-        row_misses=watch.misses,
-        refused=happened[What.REFUSED],
-        hits=happened[What.HIT],
-        stalls=happened[What.STALLED],
-        model_share=_share(sum(one.end - one.begin for one in spans if one.what in PASSES), whole),
-        idle_share=_share(whole - sum(map(_covered, flying.values())), whole),
-        drafter_share=_share(sum(one.end - one.begin for one in spans if one.what in DRAFTING), seconds or 1.0),
-        bytes=watch.bytes,
-    )
-
-
-def _covered(spans: Sequence[Span]) -> float:
-    """Seconds that the spans, by their beginnings, cover together."""
-    covered, reached = 0.0, float("-inf")
-    for span in spans:
-        covered += max(0.0, span.end - max(span.begin, reached))
-        reached = max(reached, span.end)
-    return covered
+def _events(span: Span, row: int, number: int) -> Iterator[dict[str, Any]]:
+    """Those of one span. Messages may overlap in a lane, so that they are asynchronous: a begin and an end."""
+    event = {"name": span.label or span.what, "cat": span.what, "pid": 0, "tid": row, "ts": 1e6 * span.begin}
+    event["args"] = {"epoch": span.epoch, "count": span.count}
+    if span.what in (What.SENT, What.RECEIVED):
+        yield event | {"ph": "b", "id": number}
+        yield event | {"ph": "e", "id": number, "ts": 1e6 * span.end}
+    elif span.end > span.begin:
+        yield event | {"ph": "X", "dur": 1e6 * (span.end - span.begin)}
+    else:
+        yield event | {"ph": "i", "s": "t"}
 
 
 @dataclass(eq=False)
@@ -226,19 +154,14 @@ def _drafted(track: str, begin: float, end: float, reply: Drafted | Scored, late
 class Watch:
     """A recorder whose spans can be taken while the session runs.
 
-    When a model worked is estimated from what has happened so far: a drafter's first works may be placed a little
-    differently than in a timeline of the whole recording.
+    When a model worked is estimated from what has happened until the spans are taken.
     """
 
     def __init__(self) -> None:
         self.now = 0.0  # the end of the latest step
-        self.misses = 0
-        self.bytes = 0
-        self.sent: list[float] = []  # when each pass was
-        self.further = 0  # forwards of runs after their first ones
-        self.used: dict[str, int] = defaultdict(int)  # lanes of services, by role
-        self.flights: list[tuple[Span, float]] = []  # works of passes since spans were taken, and when they were back
-        self._spans: list[Span] = []  # all but these, what `Service` has, and messages
+        self._misses = 0
+        self._used: dict[str, int] = defaultdict(int)  # lanes of services, by role
+        self._spans: list[Span] = []  # all but what `Service` has
         self._began: float | None = None
         self._epoch = 0
         self._services: dict[Lane, Service] = {}
@@ -253,8 +176,8 @@ class Watch:
     def take(self) -> tuple[Span, ...]:
         """The spans that became known since the last call, in no order."""
         services = (*self._over, *self._services.values())
-        found = (*self._spans, *(work for work, _ in self.flights), *(span for one in services for span in one.take()))
-        self._spans, self.flights = [], []
+        found = (*self._spans, *(span for one in services for span in one.take()))
+        self._spans = []
         return found
 
     def record(self, step: Step) -> None:
@@ -262,8 +185,7 @@ class Watch:
             self._began = step.now
         begin = step.now - self._began  # when the event happened; it may have had to wait
         handled, self.now = max(begin, self.now), max(begin, self.now) + step.seconds
-        misses, self.misses = step.row_misses - self.misses, step.row_misses
-        self.bytes = step.sent + step.received
+        misses, self._misses = step.row_misses - self._misses, step.row_misses
         match step.event:
             case Ready(lane):
                 track = self._services[lane].track
@@ -302,8 +224,8 @@ class Watch:
         live = {one.track for one in self._services.values()}
         free = [one.track for one in self._over if one.track.startswith(role) and one.track not in live]
         if not free:
-            self.used[role] += 1
-            free = [role if self.used[role] == 1 else f"{role} {self.used[role]}"]
+            self._used[role] += 1
+            free = [role if self._used[role] == 1 else f"{role} {self._used[role]}"]
         self._services[lane] = Service(free[-1])
 
     def _lost(self, lane: Lane, why: str, at: float) -> None:
@@ -321,7 +243,6 @@ class Watch:
         service.ledger.sent(request, self.now)
         if isinstance(request, Pass):
             self._asked[lane, request.number] = self.now, self._epoch, miss
-            self.sent.append(self.now)
             if self._waiting is not None and self.now > self._waiting:
                 self._add(TARGET, self._waiting, self.now, What.WAIT, "waits for draft tokens")
             self._waiting = None
@@ -346,11 +267,9 @@ class Watch:
         way = max(0.0, at - since - reply.seconds) / 2
         what, text = (What.MISS, "pass for a row miss") if miss else (What.PASS, "pass")
         nodes = len(asked.request.tree)
-        work = Span(track, since + way, at - way, what, f"{text}, {nodes} nodes", epoch, nodes)
-        self.flights.append((work, at))
+        self._spans.append(Span(track, since + way, at - way, what, f"{text}, {nodes} nodes", epoch, nodes))
         if asked.replies == 1:
             self._spans.append(Span(track, since, since + way, What.SENT, name_of(asked.request), epoch))
-        self.further += reply.forwards - (asked.replies == 1)
         self._spans.append(Span(track, at - way, at, What.RECEIVED, f"rows of pass {reply.number}", epoch))
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -363,10 +282,6 @@ class Watch:
 
     def _add(self, lane: str, begin: float, end: float, what: What, label: str, count: int = 0) -> None:
         self._spans.append(Span(lane, begin, end, what, label, self._epoch, count))
-
-
-def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole))
 
 
 def name_of(value: Event | Request | Reply | None) -> str:

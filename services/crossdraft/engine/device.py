@@ -13,7 +13,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crossdraft.engine.names import ModelLoadError
+from crossdraft.engine.names import WrongOptionError
 
 R = TypeVar("R")
 Fetched = list[NDArray[np.float64]]
@@ -26,7 +26,7 @@ CONTAINER_MEMORY = (  # of the two versions of control groups: the limit, what i
 
 
 def device_of(name: str) -> torch.device:
-    """The device as torch names it, or `auto`: CUDA if there is one; raises ModelLoadError where it cannot be used."""
+    """The device as torch names it, or `auto`: CUDA if there is one. Raises WrongOptionError if it cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -34,8 +34,8 @@ def device_of(name: str) -> torch.device:
         torch.empty(0, device=device)
     # An unknown name, a build without that device, one that cannot hold a tensor, one that needs a package.
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise ModelLoadError(
-            f"device {name!r} cannot be used here, use auto, cpu or one that torch sees: {error}".splitlines()[0]
+        raise WrongOptionError(
+            f"--device must be auto, cpu or a device that torch sees here, got {name}: {error}".splitlines()[0]
         ) from error
     return device
 

@@ -316,6 +316,7 @@ class Engine:
         self._manager.close(session)
 
     def _log_size(self, held: str, context: int) -> None:
+        held = f"{self.model.name_or_path or 'model'}: {held}"
         if self.max_length < context:
             log.warning(
                 "%s: sessions have at most %d tokens, not the model's %d (--max-model-len sets this, --cache-mib the "

@@ -132,6 +132,7 @@ def load_model(
         raise ModelLoadError(str(error)) from error
     leave_out_cudnn(runs_on)
     model = _model(name, source, dtype, runs_on, trust_remote_code, ranks, larger)
+    model.name_or_path = name  # as log lines call it
     move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
     weights = [sampled(model.state_dict()), _setting(model), quantization]

@@ -17,7 +17,11 @@ class ModelLoadError(ValueError):
     """A model cannot be loaded; the text says what to change."""
 
 
-class NumberOutOfRangeError(ModelLoadError):
+class WrongOptionError(ModelLoadError):
+    """An option has a value that cannot be used with this model or machine."""
+
+
+class NumberOutOfRangeError(WrongOptionError):
     """A number that was asked for does not fit this model or machine."""
 
 

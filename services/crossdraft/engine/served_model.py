@@ -1,6 +1,7 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +30,8 @@ from crossdraft.types.messages import Description, checked_settings
 from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
+
+log = logging.getLogger(__name__)
 
 # Is called when a model is loaded and has no KV cache yet, with its device, and bytes of a token in that cache: makes
 # what is to have memory beside it.
@@ -236,6 +239,7 @@ def load(options: ModelOptions) -> LoadedModel:
 
 def run_model(options: ModelOptions, side: Side, beside: MakeBeside = lambda _, __: None) -> RunningModel:
     """Loads and starts a model; takes seconds. Raises ValueError with a text that says what to change."""
+    log.info("loading %s", options.name)
     loaded = load(options)
     beside(loaded.model.device, token_bytes_of(loaded.model))
     running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.captured)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -11,14 +10,9 @@ from crossdraft.client import Kind, Overlap, RequestError
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
-from crossdraft.speculation.choice import Choice, Fixed
-from crossdraft.trace.page import page_of
-from crossdraft.trace.timeline import What, spans_of
 from crossdraft.types.request import Chat, Message
-from tests.clock import World
 from tests.serving.fakes import TOY
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedBackend, Visit, visiting
-from tests.trace.recordings import virtual_recording
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WAIT_MS = 30_000.0  # like the page's own waits; 5 s, what `expect` has, may pass on a busy machine
@@ -236,29 +230,6 @@ async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
     assert await visit.page.locator("#lanes-view").evaluate(hidden) > 0
     await visit.press("everything")
     assert await visit.page.locator("#lanes-view").evaluate(hidden) <= 0
-
-
-async def test_the_page_of_a_timeline_draws_all_of_it(browser: Browser, tmp_path: Path) -> None:
-    world, controller = World(0.8, token=0.05, round_trip=0.4, tokens=60), Fixed(Choice(12, min_draft_tokens=1))
-    found, path = spans_of(virtual_recording(world, controller)), tmp_path / "timeline.html"
-    path.write_text(page_of(found, "title", (), (2.0, 4.0)), encoding="utf-8")
-    faults: list[str] = []
-    page = await browser.new_page()
-    page.on("console", lambda message: faults.append(message.text))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    await page.goto(path.as_uri())
-    drawn = {"rect.work": (What.DRAFT, What.PASS), "line.way": (What.SENT, What.RECEIVED), "text.epoch": (What.EPOCH,)}
-    for shape, kinds in drawn.items():
-        assert await page.locator(f"#lanes {shape}").count() == sum(one.what in kinds for one in found.spans) > 0
-    left, hidden = "one => one.scrollLeft", "one => one.scrollWidth - one.clientWidth"
-    view = page.locator("#lanes-view")
-    assert await view.evaluate(left) > 0
-    await page.keyboard.press("0")
-    assert await view.evaluate(hidden) <= 0
-    await page.get_by_role("button", name="first rounds").click()
-    assert await view.evaluate(left) > 0
-    assert faults == []
-    await page.close()
 
 
 async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:

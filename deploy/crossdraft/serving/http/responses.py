@@ -7,9 +7,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_origin, get_type_hints
 
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field, create_model
 
 from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.rpc.errors import without_addresses
@@ -54,47 +54,31 @@ class Lane(BaseModel, from_attributes=True):
     lost: str  # how the service failed
 
 
-class Figures(BaseModel):
-    """What an output cost, and how often the drafter was right."""
+# Of these `types.statistics` says what they are; sequences are lists here.
+SHOWN_FIGURES = (
+    "method", "tokens", "passes", "epochs", "draft_tokens", "accepted", "corrected", "bonus", "row_misses",
+    "tokens_per_pass", "acceptance", "seconds", "first_token_seconds", "tokens_per_second", "drafter_seconds",
+    "target_seconds", "wire_seconds", "verification_seconds", "idle_share", "wire_bytes", "drafted_at", "judged_at",
+    "accepted_at", "lanes", "branches_tried", "branches_hit", "drafter", "drafter_lost", "undrafted", "drafters_lost",
+    "targets_lost",
+)  # fmt: skip
 
-    method: str
-    tokens: int
-    passes: int
-    epochs: int
-    draft_tokens: int
-    accepted: int
-    corrected: int
-    bonus: int
-    row_misses: int
-    tokens_per_pass: float
-    acceptance: float  # share of the judged tokens
-    seconds: float
-    first_token_seconds: float
-    tokens_per_second: float
-    drafter_seconds: float  # in the drafter's model
-    target_seconds: float
-    wire_seconds: float
-    verification_seconds: float
-    idle_share: float  # of the target's time
-    wire_bytes: int
-    drafted_at: list[int]  # by position in a round, from the first: rounds with a draft token there
-    judged_at: list[int]  # ... rounds in which it was accepted or rejected
-    accepted_at: list[int]  # ... rounds in which it was accepted
-    lanes: list[Lane]  # sessions with services, in the order of their opening
-    branches_tried: int
-    branches_hit: int
-    drafter: str  # its name; empty: none
-    drafter_lost: str
-    undrafted: str  # why the drafter stood aside the last time, or why there is no draft token
-    drafters_lost: int
-    targets_lost: int
+
+def _kind(name: str) -> Any:
+    """Of a figure, which is a field of Statistics, or a property of it."""
+    kind = get_type_hints(Statistics).get(name, float)
+    return {"lanes": list[Lane], "wire_bytes": int}.get(name, list[int] if get_origin(kind) is tuple else kind)
+
+
+class Figures(create_model("_Figures", **{name: (_kind(name), ...) for name in SHOWN_FIGURES})):  # type: ignore[misc]
+    """What an output cost, and how often the drafter was right."""
 
     @staticmethod
     def of(statistics: Statistics) -> "Figures":
         wire = statistics.bytes_sent + statistics.bytes_received
-        names = Figures.model_fields.keys() - {"wire_bytes", "drafter_lost"}
         lost = without_addresses(statistics.drafter_lost)
-        return Figures(wire_bytes=wire, drafter_lost=lost, **{name: getattr(statistics, name) for name in names})
+        values = {name: getattr(statistics, name, None) for name in SHOWN_FIGURES}
+        return Figures(**values | {"wire_bytes": wire, "drafter_lost": lost})
 
 
 class Trace(BaseModel):

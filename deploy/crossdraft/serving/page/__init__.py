@@ -1,21 +1,18 @@
 """The page at `/`: a prompt, its tokens as they arrive, what the pipeline does meanwhile.
 
-Plain files without a build step, served as they are, some of them those of `trace.page`. All that the page loads comes
-from this server, and its Content-Security-Policy allows nothing else.
+Plain files without a build step, served as they are. All that the page loads comes from this server, and its
+Content-Security-Policy allows nothing else.
 """
 
 from importlib.resources import files
 
 from fastapi import FastAPI, HTTPException, Response
 
-from crossdraft.trace import page as timeline
-
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SHARED = ("lanes.css", "lanes.js", "scene.js")  # with the page of a timeline
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -27,7 +24,6 @@ HEADERS = {
 def mount(app: FastAPI) -> None:
     """Adds the page at `/` and its parts below `/page/`; neither needs an API key."""
     parts = {file.name: file.read_bytes() for file in files(__package__).iterdir() if _suffix(file.name) in MEDIA_TYPES}
-    parts |= {name: files(timeline).joinpath(name).read_bytes() for name in SHARED}
 
     async def part(name: str) -> Response:
         if name not in parts:
