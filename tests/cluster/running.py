@@ -23,8 +23,8 @@ from ray.exceptions import RaySystemError
 from crossdraft.cluster import capacity
 from crossdraft.cluster.capacity import NoCapacityError, NotServedError
 from crossdraft.cluster.config import parse
-from crossdraft.cluster.deploy import Waiting, deploy, deployed, undeploy
-from crossdraft.cluster.directory import Entry, Role
+from crossdraft.cluster.deploy import Waiting, deploy, undeploy
+from crossdraft.cluster.directory import Entry, Role, deployed
 from tests.serving.exposed import samples
 
 __all__ = ["NoCapacityError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]

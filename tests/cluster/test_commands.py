@@ -12,8 +12,8 @@ from rich.console import Console
 
 from crossdraft.cli.cluster import table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.deploy import Deployed, alone, in_short, replicas_of
-from crossdraft.cluster.directory import Entry, Load, Role
+from crossdraft.cluster.deploy import alone
+from crossdraft.cluster.directory import Deployed, Entry, Load, Role, in_short, replicas_of
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cluster.config import ConfigurationError, OrchestratorConfig, Scale, check_security, load, parse
+from crossdraft.cluster.config import ConfigurationError, Role, check_security, load, parse, processes_of
 from crossdraft.config.api import HttpSettings
+from crossdraft.config.cluster import Scale
 
 SMALLEST = """\
 models:
@@ -53,7 +54,7 @@ def test_values_keep_their_types() -> None:
 
 def test_how_long_services_are_waited_for_is_a_setting() -> None:
     made = parse(SMALLEST + "target_wait_seconds: 50\nreply_wait_seconds: 90\n")
-    patience = OrchestratorConfig.of(made.models[0], made).patience
+    (patience,) = (one.patience for one in processes_of(made) if one.role is Role.ORCHESTRATOR)
     assert (patience.target_seconds, patience.reply_seconds) == (50, 90)
 
 

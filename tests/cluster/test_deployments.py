@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingConfig
 
-from crossdraft.cluster import config
+from crossdraft.cluster import config, servers
 from crossdraft.cluster.capacity import needs_of, placed
-from crossdraft.cluster.config import Scale, parse
-from crossdraft.cluster.deploy import Hosted, Hostings, application, hosted, steps, versions_of
-from crossdraft.cluster.servers import OUTPUTS, ServerConfig, by_outputs
+from crossdraft.cluster.config import Process, parse, processes_of
+from crossdraft.cluster.deploy import Processes, application, hosted, steps, versions_of
+from crossdraft.cluster.servers import OUTPUTS, by_outputs, check
+from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
 
 BEFORE = """\
@@ -27,24 +28,24 @@ NODES = {"one": {"CPU": 16.0}}
 ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Grpc", "Http"]
 
 
-def of(text: str, folder: Path | None = None) -> Hostings:
+def of(text: str, folder: Path | None = None) -> Processes:
     configuration = parse(text, folder=folder)
-    return hosted(configuration, placed(needs_of(configuration), NODES))
+    return hosted(configuration, placed(needs_of(processes_of(configuration)), NODES))
 
 
-def named(found: Hostings, name: str) -> Hosted:
-    (one,) = (one for one in found if one.name == name)
+def named(found: Processes, name: str) -> Process:
+    (one,) = (one for one in found if one.deployment == name)
     return one
 
 
 def replaced(after: str, before: str = BEFORE) -> list[str]:
     """Deployments of both, with other versions."""
     versions = versions_of(of(before))
-    return [one.name for one in of(after) if versions.get(one.name, one.version) != one.version]
+    return [one.deployment for one in of(after) if versions.get(one.deployment, one.version) != one.version]
 
 
 def test_everything_is_a_deployment_and_what_is_the_same_goes_on() -> None:
-    assert [one.name for one in of(BEFORE)] == ALL
+    assert [one.deployment for one in of(BEFORE)] == ALL
     assert replaced(BEFORE) == []
 
 
@@ -95,7 +96,7 @@ def test_other_models_are_served_beside_those_before_until_fronts_know_them() ->
     assert versions_of(first).keys() == versions_of(second).keys() == (versions_of(before) | versions_of(after)).keys()
     for fronts, found in ((before, first), (after, second)):
         assert (named(found, "Http"), named(found, "Grpc")) == (named(fronts, "Http"), named(fronts, "Grpc"))
-        assert found[-1].name == "Http"
+        assert found[-1].deployment == "Http"
     assert third == after
 
 
@@ -106,7 +107,7 @@ def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
     assert steps(after, (), {"one": {"CPU": 16.0}}) == (after,)
 
 
-def surges(found: Hostings, before: Hostings, cpus: float) -> dict[str, int]:
+def surges(found: Processes, before: Processes, cpus: float) -> dict[str, int]:
     """Percent of replicas that may exist twice."""
     built = application(found, before, {"one": {"CPU": cpus}})._bound_deployment
     below = [one._bound_deployment for one in built.init_args[2:] if hasattr(one, "_bound_deployment")]
@@ -150,30 +151,26 @@ def test_replicas_follow_the_outputs_that_they_have() -> None:
     assert (by_outputs(loaded), by_outputs(idle)) == ((5, {}), (0, {}))
 
 
-def server(text: str, name: str, folder: Path | None = None) -> ServerConfig:
-    (found,) = named(of(text, folder), name).given
-    assert isinstance(found, ServerConfig)
-    return found
+def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
 
-
-def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path) -> None:
-    def check(text: str) -> None:
-        server(text, "Target-small", tmp_path).check_files()
+    def checked(text: str) -> None:
+        check(named(of(text, tmp_path), "Target-small"))
 
     with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/m"):
-        check(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
+        checked(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
     with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
-        check(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
+        checked(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
     with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):
-        check(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
-    check(BEFORE)
+        checked(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
+    checked(BEFORE)
 
 
 def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> None:
-    def check(port: int) -> None:
-        server(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}"), "Grpc").check()
+    def checked(port: int) -> None:
+        check(named(of(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}")), "Grpc"))
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as mine:
-        check(mine.getsockname()[1])
+        checked(mine.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CannotListen, match="cannot listen on 127"):
-        check(taken.getsockname()[1])
+        checked(taken.getsockname()[1])

@@ -19,11 +19,12 @@ from crossdraft.cli.running import CommandFailed, UsageError, needs_extra, print
 
 MISSING = f"a cluster {needs_extra('cluster')}"
 try:
-    from crossdraft.cluster.config import Configuration, ConfigurationError, check_security, load
+    from crossdraft.cluster.config import ConfigurationError, check_security, load
+    from crossdraft.config.cluster import Configuration
 except ModuleNotFoundError as absent:
     raise CommandFailed(MISSING) from absent
 if TYPE_CHECKING:
-    from crossdraft.cluster.deploy import Deployed
+    from crossdraft.cluster.directory import Deployed
 
 AUTO = "auto"
 # Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
@@ -78,10 +79,10 @@ def exposed(wanted: Configuration) -> Iterator[str]:
 def status(address: str, as_json: bool) -> None:
     """Prints what runs. Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
-        from crossdraft.cluster import deploy as cluster
+        from crossdraft.cluster.directory import deployed
 
         try:
-            found = cluster.deployed()
+            found = deployed()
         except ValueError as error:
             raise CommandFailed(NOT_DEPLOYED) from error
     if as_json:

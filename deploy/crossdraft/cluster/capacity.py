@@ -6,8 +6,8 @@ Where replicas start is Serve's choice; of some deployments a node takes only as
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -18,17 +18,17 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from crossdraft.cluster.config import Configuration, Resources
-from crossdraft.cluster.directory import Role
+from crossdraft.cluster.config import Process, Role
 from crossdraft.cluster.installed import installed, on_disk
+from crossdraft.config.cluster import Resources
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
-HEAD = "node:__internal_head__"  # Ray's resource of the head node
 INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
 ADVICE = "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking"
 Amounts = Mapping[str, float]  # of resources, by Ray's names
 Nodes = Mapping[str, Amounts]  # by address
+Free = Mapping[str, dict[str, float]]  # what is left of them, changed by who takes some
 Places = Mapping[str, Sequence[str]]  # nodes of replicas, by what they are
 
 
@@ -62,41 +62,13 @@ def amounts_of(resources: Resources) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
-def shown(role: Role, model: str, name: str = "") -> str:
-    """A kind of replica; `name` is of a drafter."""
-    drafter = f" {name!r}" if name else ""
-    return f"{role}{drafter} of {model!r}" if model else f"{role} front"
-
-
-def needs_of(configuration: Configuration) -> tuple[Need, ...]:
-    """All replicas of a configuration."""
-    return tuple(_needs(configuration))
-
-
-def _needs(configuration: Configuration) -> Iterator[Need]:
-    for model in configuration.models:
-        for role, name, service in (
-            (Role.TARGET, "", model.target),
-            *((Role.DRAFTER, one.name, one) for one in model.drafters),
-        ):
-            most, ranks = 1 if service.port else inf, service.tensor_parallel_size
-            amounts = amounts_of(service.resources.divided(ranks))
-            yield Need(shown(role, model.name, name), service.replicas.max * ranks, amounts, most)
-        amounts = amounts_of(model.orchestrator_resources)
-        yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts)
-    for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
-        if front is not None:
-            most = 1 if role is Role.GRPC and front.port > 0 else inf
-            yield Need(shown(role, ""), front.replicas or 1, amounts_of(front.resources), most, front.replicas is None)
-
-
-def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
-    """The configuration with the number of replicas of each front."""
-    fronts: dict[str, Any] = {}
-    for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
-        if front is not None:
-            fronts[role.value] = replace(front, replicas=len(plan.places[shown(role, "")]))
-    return replace(configuration, **fronts)
+def needs_of(processes: Iterable[Process]) -> tuple[Need, ...]:
+    """What has a place sought for it: all but the directory."""
+    return tuple(
+        Need(one.what, one.replicas.max * one.ranks, amounts_of(one.resources), one.most, one.everywhere)
+        for one in processes
+        if one.role is not Role.DIRECTORY
+    )
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
@@ -173,7 +145,7 @@ class _Packing:
         self._at[need.what].append(node)
 
 
-def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1) -> bool:
+def taken(amounts: Amounts, free: Free, times: int = 1) -> bool:
     """Whether nodes have all of it so many times, each time on one of them, which has it then no more."""
     if sum(_times(amounts, has) for has in free.values()) < times:
         return False
@@ -218,18 +190,18 @@ class Waiting:
     say: Say = print
 
 
-def await_nodes(configuration: Configuration, waiting: Waiting) -> Placement:
+def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
     """Returns once there are places for all replicas, and the nodes have this process's crossdraft.
 
     Args:
-        configuration: what is to be served.
+        processes: what is to be served.
         waiting: how long.
 
     Raises:
         NoCapacityError: nodes lack resources.
         NotServedError: a node has another crossdraft.
     """
-    needs, began = needs_of(configuration), time.monotonic()
+    needs, began = needs_of(processes), time.monotonic()
 
     def found() -> Placement:
         return placed(needs, all_nodes())

@@ -7,7 +7,6 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Response
@@ -17,25 +16,12 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from crossdraft.cluster.config import (
-    ANY_PORT,
-    APPLICATION,
-    Configuration,
-    Front,
-    FrontConfig,
-    Grpc,
-    Http,
-    Scale,
-    contents,
-    deployment_name,
-    digest_of,
-)
+from crossdraft.cluster.config import ANY_PORT, APPLICATION, Process, Role, deployment_name
 from crossdraft.cluster.directory import (
     DirectoryGoneError,
     Entry,
     FarDirectory,
     Load,
-    Role,
     announced,
     entry_of,
     node_address,
@@ -43,9 +29,9 @@ from crossdraft.cluster.directory import (
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import Elsewhere
-from crossdraft.cluster.servers import ServerConfig
+from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
+from crossdraft.config.cluster import Front, Grpc, Http
 from crossdraft.rpc.metrics import Exporter
-from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationServer
@@ -65,21 +51,21 @@ SCRAPE_PATH = "/metrics/targets"
 class FrontBackend:
     """The backend of a front's process, with its metrics. Waits for Serve."""
 
-    def __init__(self, config: FrontConfig) -> None:
+    def __init__(self, process: Process) -> None:
         self.metrics = Metrics()
-        names = {model: deployment_name(Role.ORCHESTRATOR, model) for model in config.models}
+        names = {model: deployment_name(Role.ORCHESTRATOR, model) for model in process.models}
         handles = {
             model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
         }
-        losses = LossMetrics(self.metrics.registry, config.models)
-        backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
+        losses = LossMetrics(self.metrics.registry, process.models)
+        backend = ClusterBackend(handles, losses, search_seconds=process.patience.target_seconds)
         self.backend = MeasuredBackend(backend, self.metrics)
-        self._exporter = Exporter(self.metrics.registry) if config.metrics else None
+        self._exporter = Exporter(self.metrics.registry) if process.metrics else None
 
-    def start(self, node: str) -> str:
+    def start(self) -> str:
         """Begins to measure, in the event loop; returns where Prometheus reads: host:port, empty: nowhere."""
         self.metrics.lag.start()
-        return "" if self._exporter is None else self._exporter.start(node, ANY_PORT)
+        return "" if self._exporter is None else self._exporter.start(node_address(), ANY_PORT)
 
 
 class ServeOrchestrators:
@@ -135,22 +121,22 @@ class Ingress:
     """A replica of the HTTP front.
 
     Args:
-        config: of all fronts.
-        http: of this one.
+        process: what it is.
         orchestrators: bound deployments, so that Serve starts them first.
     """
 
-    def __init__(self, config: FrontConfig, http: Http, *orchestrators: object) -> None:
+    def __init__(self, process: Process, *orchestrators: object) -> None:
         self._logged = ExitStack()
-        self._logged.enter_context(logged(config.log_format))
-        self._config, self._http = config, http
+        self._logged.enter_context(logged(process.log_format))
+        self._process = process
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
-        config, http, front, node = self._config, self._http, FrontBackend(self._config), node_address()
-        entry = entry_of(Role.HTTP, "", "", "", front.start(node), node)
+        http, front = self._process.own, FrontBackend(self._process)
+        assert isinstance(http, Http)
+        entry = entry_of(self._process, "", front.start())
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
         options = HttpOptions(
-            **vars(_limits(config, http)),
+            **vars(_limits(self._process, http)),
             max_bytes=int(http.max_body_mib * MIB),
             max_held_bytes=int(http.max_bodies_mib * MIB),
             max_choices=http.max_choices,
@@ -158,7 +144,7 @@ class Ingress:
             cors=http.cors,
         )
         app = make_app(front.backend, options)
-        add_scraping(app, FarDirectory(), config.keys)
+        add_scraping(app, FarDirectory(), self._process.keys())
         return app
 
 
@@ -167,9 +153,9 @@ async def _announce(entry: Entry, metrics: Metrics) -> None:
         await asyncio.Event().wait()  # until the process ends
 
 
-def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
+def _limits(process: Process, front: Front) -> GenerationOptions:
     rate = None if front.rate is None else RateLimit(front.rate, front.burst)
-    return GenerationOptions(config.keys, rate, front.stalled_seconds)
+    return GenerationOptions(process.keys(), rate, front.stalled_seconds)
 
 
 def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
@@ -190,56 +176,15 @@ def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
         return [{"targets": [one.metrics], "labels": one.labels} for one in entries if one.metrics]
 
 
-@dataclass(frozen=True)
-class GrpcFrontConfig(ServerConfig):
-    """The gRPC front."""
+class GrpcFront(ServerReplica):
+    """A replica of the gRPC front."""
 
-    config: FrontConfig
-    grpc: Grpc
-
-    @staticmethod
-    def of(grpc: Grpc, configuration: Configuration) -> "GrpcFrontConfig":
-        """That of a cluster's gRPC fronts."""
-        config, grace = FrontConfig.of(configuration), configuration.grace_seconds
-        alone = replace(grpc, replicas=1)  # their number replaces none of them
-        files = [path for path in (grpc.ssl_certfile, grpc.ssl_keyfile) if path is not None]
-        return GrpcFrontConfig(
-            role=Role.GRPC,
-            model="",
-            name="",
-            port=grpc.port,
-            replicas=Scale(min=grpc.replicas or 1, max=grpc.replicas or 1),
-            resources=grpc.resources,
-            ranks=1,
-            log_format=config.log_format,
-            grace_seconds=grace,
-            digest=digest_of(config.digest, alone, grace, contents(files)),
-            config=config,
-            grpc=grpc,
-        )
-
-    @property
-    def host(self) -> str:
-        """As `ServerConfig.host`."""
-        return self.grpc.host
-
-    @property
-    def tls(self) -> FrontFiles | None:
-        """For clients; None: plaintext."""
-        certificate, key = self.grpc.ssl_certfile, self.grpc.ssl_keyfile
-        return None if certificate is None or key is None else FrontFiles(certificate, key)
-
-    def check_files(self) -> None:
-        """As `ServerConfig.check_files`."""
-        if self.config.api_keys is not None:
-            Keys.read(self.config.api_keys)
-        if self.tls is not None:
-            self.tls.load()
-
-    async def server(self, host: str) -> GenerationServer:
-        """As `ServerConfig.server`."""
-        listening = self.listening(limit=MessageLimit(self.grpc.max_message_mib), tls=self.tls)
-        front = await asyncio.to_thread(FrontBackend, self.config)
-        server = GenerationServer(front.backend, listening, _limits(self.config, self.grpc))
-        server.metrics = front.start(host)
+    async def server(self, process: Process) -> GenerationServer:
+        """As `ServerReplica.server`."""
+        own = process.own
+        assert isinstance(own, Grpc)
+        where = listening(process, limit=MessageLimit(own.max_message_mib), tls=certificate_of(own))
+        front = await asyncio.to_thread(FrontBackend, process)
+        server = GenerationServer(front.backend, where, _limits(process, own))
+        server.metrics = front.start()
         return server

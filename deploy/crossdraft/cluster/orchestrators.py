@@ -9,19 +9,19 @@ from typing import NoReturn
 
 from prometheus_client import Counter, Gauge
 
-from crossdraft.cluster.config import ANY_PORT, OrchestratorConfig
+from crossdraft.cluster.config import ANY_PORT, Process, Role
 from crossdraft.cluster.directory import (
     DirectoryGoneError,
     Entry,
     FarDirectory,
     Load,
-    Role,
     announced,
     entry_of,
     node_address,
 )
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
+from crossdraft.config.cluster import ServedService
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
@@ -46,21 +46,21 @@ keep_alive()  # now: Serve loads the class of a replica before it makes its serv
 class Orchestrator:
     """One replica. Must be made in a running event loop."""
 
-    def __init__(self, config: OrchestratorConfig) -> None:
+    def __init__(self, process: Process) -> None:
         self._logged = ExitStack()
-        self._logged.enter_context(logged(config.log_format))
-        self._config = config
-        self._options = LocalOptions(config.max_outputs, config.patience, config.tls, updated=True)
+        self._logged.enter_context(logged(process.log_format))
+        assert isinstance(process.own, ServedService)
+        self._served = process.own
+        self._options = LocalOptions(self._served.max_outputs, process.patience, process.tls, updated=True)
         self._backend: LocalBackend | None = None
         self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
         self._model: LocalModel | None = None  # the services in use
-        self._metrics = OrchestratorMetrics(config.model)
+        self._metrics = OrchestratorMetrics(process.model)
         LoopLag(self._metrics.registry, "orchestrator").start()
         self._exporter = Exporter(self._metrics.registry)
-        node = node_address()
-        metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
-        self._entry = entry = entry_of(Role.ORCHESTRATOR, config.model, "", "", metrics, node)
-        self._began = Began(entry.id)
+        metrics = self._exporter.start(node_address(), ANY_PORT) if process.metrics else ""
+        self._entry = entry_of(process, "", metrics)
+        self._began = Began(self._entry.id)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -73,7 +73,7 @@ class Orchestrator:
     async def written(self, asked: Asked, special: bool) -> Written | Refusal:
         """How the target's tokenizer writes a prompt, or an error that fronts expect."""
         try:
-            return await (await self._opened()).written(self._config.model, asked, special)
+            return await (await self._opened()).written(self._served.name, asked, special)
         except EXPECTED as error:
             return Refusal(error)
 
@@ -109,7 +109,7 @@ class Orchestrator:
             async with asyncio.timeout(FIRST_TARGET):
                 await self._ready.wait()
         except TimeoutError:
-            raise Unreachable(f"no target of {self._config.model!r} is there") from None
+            raise Unreachable(f"no target of {self._served.name!r} is there") from None
         assert self._backend is not None
         return self._backend
 
@@ -123,11 +123,11 @@ class Orchestrator:
                     log.warning("%s", error)
                     await asyncio.sleep(PAUSE)
                     continue
-                await self._use([entry for entry in entries if entry.model == self._config.model])
+                await self._use([entry for entry in entries if entry.model == self._served.name])
 
     def _load(self) -> Load:
         outputs = 0 if self._backend is None else self._backend.running
-        return Load(outputs, outputs / self._config.max_outputs)
+        return Load(outputs, outputs / self._served.max_outputs)
 
     async def _use(self, entries: Sequence[Entry]) -> None:
         """Uses these services from now on."""
@@ -135,7 +135,7 @@ class Orchestrator:
         self._metrics.services(entries)
         if not targets:
             return  # those in use may still be there: sessions notice by themselves
-        model = LocalModel(self._config.model, targets, tuple(self._drafters(entries)))
+        model = LocalModel(self._served.name, targets, tuple(self._drafters(entries)))
         if model == self._model:
             return
         self._model = model
@@ -151,7 +151,7 @@ class Orchestrator:
         there = [entry for entry in entries if entry.role is Role.DRAFTER]
         return [
             NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
-            for one in self._config.drafters
+            for one in self._served.drafters
         ]
 
 

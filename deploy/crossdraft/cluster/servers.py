@@ -26,10 +26,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -40,27 +38,18 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from crossdraft.cluster.capacity import CPUS, GPUS
-from crossdraft.cluster.config import (
-    ANY_PORT,
-    Configuration,
-    DrafterService,
-    Resources,
-    Scale,
-    Service,
-    contents,
-    tls_of,
-    tls_paths,
-    version_of,
-)
-from crossdraft.cluster.directory import Load, Role, announced, entry_of, node_address
+from crossdraft.cluster.config import ANY_PORT, Process, Role
+from crossdraft.cluster.directory import Load, announced, entry_of, node_address
+from crossdraft.config.cluster import DrafterService, Grpc, Service
 from crossdraft.config.engine import NGRAM, NgramOptions
 from crossdraft.config.fields import part_of
-from crossdraft.config.service import LogFormat, SessionOptions
+from crossdraft.config.service import SessionOptions
 from crossdraft.engine.names import source_of
-from crossdraft.rpc.security import TlsFiles
+from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.logs import logged
+from crossdraft.types.statistics import ModelStatistics
 
 if TYPE_CHECKING:
     from crossdraft.drafter.ngram import ServeNgram
@@ -68,114 +57,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OUTPUTS = "outputs"  # a metric of Serve's, for its autoscaling
+SHORTEST = 1e-3  # seconds between two looks
 
 AnyServer = Server[Any, Any, Any] | GenerationServer
 ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 
 
-@dataclass(frozen=True)
-class ServerConfig(ABC):
-    """What replicas run; can be pickled."""
+def check(process: Process) -> None:
+    """Whether one could start on this node; loads nothing.
 
-    role: Role
-    model: str  # name of the served model; empty for a front
-    name: str  # of a drafter, else empty
-    port: int  # 0: any free one
-    replicas: Scale
-    resources: Resources  # of each process
-    ranks: int  # processes of a replica, of which the first serves
-    log_format: LogFormat
-    grace_seconds: float  # for what is open, when one is stopped
-    digest: str  # of everything that matters, file contents and the installed package included
-
-    @property
-    def host(self) -> str:
-        """Where it listens, on the node where this is called."""
-        return node_address()
-
-    @abstractmethod
-    def check_files(self) -> None:
-        """Raises ValueError if the model or a file is not on this node, or cannot be used."""
-
-    def check(self) -> None:
-        """Whether a server could start on this node; loads nothing.
-
-        Raises:
-            ValueError: as `check_files`.
-            CannotListen: the port is taken.
-        """
-        self.check_files()
-        self.listening().check_free()
-
-    def listening(self, **more: Any) -> Listening:
-        """Where it listens; replicas of others, which they replace, may have the same port."""
-        return Listening(self.host, self.port, grace_seconds=self.grace_seconds, shared=self.port > 0, **more)
-
-    @abstractmethod
-    async def server(self, host: str) -> AnyServer:
-        """Makes the server, in the replica's process; `host` is the address of its node.
-
-        Raises:
-            ValueError: the options cannot be used.
-        """
+    Raises:
+        ValueError: the model or a file is not on this node, or cannot be used.
+        CannotListen: the port is taken.
+    """
+    own = process.own
+    if isinstance(own, Service) and own.model != NGRAM:
+        source_of(own.model)
+    for files in (process.tls, certificate_of(own)):
+        if files is not None:
+            files.load()
+    process.keys()
+    missing = [path for path in process.files if not path.is_file()]
+    if missing:
+        raise ValueError(f"there is no file {missing[0]}: put it there, or correct its name")
+    listening(process).check_free()
 
 
-@dataclass(frozen=True)
-class ModelServerConfig(ServerConfig):
-    """A target or a drafter."""
-
-    service: Service  # a DrafterService for a drafter
-    tls: TlsFiles | None
-    serve_metrics: bool
-
-    @staticmethod
-    def of(model: str, service: Service, configuration: Configuration) -> "ModelServerConfig":
-        """That of a service of the served model with this name."""
-        tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
-        alone = replace(service, replicas=Scale())  # their number replaces none of them
-        drafter = service if isinstance(service, DrafterService) else None
-        files = [*tls_paths(tls), *_files_of(service)]
-        return ModelServerConfig(
-            role=Role.TARGET if drafter is None else Role.DRAFTER,
-            model=model,
-            name="" if drafter is None else drafter.name,
-            port=service.port,
-            replicas=service.replicas,
-            resources=service.resources.divided(service.tensor_parallel_size),
-            ranks=service.tensor_parallel_size,
-            log_format=configuration.log_format,
-            grace_seconds=grace,
-            digest=version_of(model, alone, tls, grace, metrics, configuration.log_format, contents(files)),
-            service=service,
-            tls=tls,
-            serve_metrics=metrics,
-        )
-
-    def check_files(self) -> None:
-        """As `ServerConfig.check_files`."""
-        if self.service.model != NGRAM:
-            source_of(self.service.model)
-        if self.tls is not None:
-            self.tls.load()
-        missing = [path for path in _files_of(self.service) if not path.is_file()]
-        if missing:
-            raise ValueError(f"there is no file {missing[0]}: put it there, or correct its name")
-
-    async def server(self, host: str) -> Server[Any, Any, Any]:
-        """As `ServerConfig.server`; loads the model."""
-        service = self.service
-        listening = self.listening(
-            tls=self.tls,
-            sessions=part_of(SessionOptions, service),
-            metrics_port=ANY_PORT if self.serve_metrics else None,
-        )
-        return await (await asyncio.to_thread(_model_server, service, listening))
+def listening(process: Process, **more: Any) -> Listening:
+    """Where its server listens; replicas of others, which they replace, may have the same port."""
+    host = process.own.host if isinstance(process.own, Grpc) else node_address()
+    return Listening(host, process.port, grace_seconds=process.grace_seconds, shared=process.port > 0, **more)
 
 
-def _files_of(service: Service) -> list[Path]:
-    drafter = service if isinstance(service, DrafterService) else None
-    own = (service.chat_template, *((drafter.frequencies, drafter.affinity) if drafter else ()))
-    return [path for path in own if path is not None]
+def certificate_of(own: object) -> FrontFiles | None:
+    """Of a gRPC front, for clients; None: plaintext."""
+    if not isinstance(own, Grpc) or own.ssl_certfile is None or own.ssl_keyfile is None:
+        return None
+    return FrontFiles(own.ssl_certfile, own.ssl_keyfile)
 
 
 def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
@@ -235,30 +153,60 @@ def _followed(options: "ModelOptions", number: int, host: str, port: int, addres
     follow(options, number, host, port, Client(address, authkey=key))
 
 
-class ServerReplica:
-    """One replica, which serves once its constructor has ended."""
+class ServerReplica(ABC):
+    """One replica with a gRPC server, which serves once its constructor has ended."""
 
-    async def __init__(self, config: ServerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Raises what `config.server` does, and CannotListen."""
+    async def __init__(self, process: Process) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Raises what `server` does, and CannotListen."""
         self._serving = AsyncExitStack()
-        self._serving.enter_context(logged(config.log_format))
+        self._serving.enter_context(logged(process.log_format))
         node = node_address()
-        self._server = server = await config.server(node)
+        server = await self.server(process)
         await server.start()
         self._serving.push_async_callback(server.drain)
         freeze_heap()
         host, _, port = server.address.rpartition(":")
         address = f"{node if host in ALL_ADDRESSES else host}:{port}"  # the one that the cluster uses
-        entry = entry_of(config.role, config.model, config.name, address, server.metrics, node)
+        entry = entry_of(process, address, server.metrics)
         await self._serving.enter_async_context(announced(entry, _meter(server)))
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve calls it; for `by_outputs`."""
-        return {OUTPUTS: float(self._server.work[0])}
+    @abstractmethod
+    async def server(self, process: Process) -> AnyServer:
+        """Makes the server; raises ValueError if the options cannot be used."""
 
     async def __del__(self) -> None:
         """Serve calls it: accepts nothing new, lets what is open go on for the grace period, and ends."""
         await self._serving.aclose()
+
+
+class ModelReplica(ServerReplica):
+    """A target or a drafter."""
+
+    async def server(self, process: Process) -> Server[Any, Any, Any]:
+        """As `ServerReplica.server`; loads the model."""
+        own = process.own
+        assert isinstance(own, Service)
+        sessions, metrics = part_of(SessionOptions, own), ANY_PORT if process.metrics else None
+        where = listening(process, tls=process.tls, sessions=sessions, metrics_port=metrics)
+        self._model = server = await (await asyncio.to_thread(_model_server, own, where))
+        self._drafts = process.role is Role.DRAFTER and own.model != NGRAM
+        self._before = (time.monotonic(), server.statistics() if self._drafts else None)
+        return server
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve calls it; for `by_outputs`: sessions of a target, and of a drafter those that it drafts for."""
+        (since, before), now = self._before, time.monotonic()
+        if before is None:
+            return {OUTPUTS: float(self._model.work[0])}
+        self._before = (now, after := self._model.statistics())
+        return {OUTPUTS: ongoing(before, after) / max(now - since, SHORTEST)}
+
+
+def ongoing(before: ModelStatistics, after: ModelStatistics) -> float:
+    """Seconds that requests were computed or waited for it, in sum: for each second how many there were at once."""
+    sessions = sum(size * (steps - before.batches.get(size, 0)) for size, steps in after.batches.items())
+    computed = (after.seconds - before.seconds) * sessions / max(after.steps - before.steps, 1)
+    return computed + after.queued_seconds - before.queued_seconds
 
 
 def by_outputs(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -277,7 +225,7 @@ def _meter(server: AnyServer) -> Callable[[], Load]:
         nonlocal before, computed
         sessions, seconds = server.work
         now = time.monotonic()
-        busy = (seconds - computed) / max(now - before, 1e-3)
+        busy = (seconds - computed) / max(now - before, SHORTEST)
         before, computed = now, seconds
         return Load(sessions, busy)
 

@@ -1,8 +1,8 @@
 """Seeded streams while a host falls silent: `python -m tests.cluster.machines.host_losses`, in a checkout, as root.
 
 Five machines: a head that can do everything, and one for each role beside it. All links of one are cut, so that nobody
-is told; clients ask the fronts of the head, of the host with fronts, and the proxy of the host with orchestrators,
-which has none. The head goes on alone where all others are lost, one after the other.
+is told, and its processes killed; clients ask the fronts of the head, of the host with fronts, and the proxy of the
+host with orchestrators, which has none. The head goes on alone where all others are lost, one after the other.
 """
 
 import argparse
@@ -76,7 +76,7 @@ async def bring_up(somebody: Person, sources: Path = REPOSITORY) -> None:
 async def loss(
     somebody: Person, host: str, fronts: Sequence[str], clients: int, tokens: int, undisturbed: Sequence[Stream]
 ) -> Loss:
-    """All links of a host are cut while streams run through `fronts`; it is still silent when they have ended."""
+    """A host is switched off, and nobody told, while streams run through `fronts`."""
     seeds, over = range(1, clients + 1), asyncio.Event()
     async with AsyncExitStack() as stack:
         asked = {}
@@ -87,7 +87,7 @@ async def loss(
         running = {name: asyncio.create_task(streams.keep_on(over)) for name, streams in asked.items()}
         await asyncio.gather(*(streams.under_way() for streams in asked.values()))
         at = time.monotonic()
-        await somebody.machines[host].link.cut()
+        await somebody.machines[host].switch_off()
         await asyncio.sleep(AFTER)
         over.set()
         if host in running:
