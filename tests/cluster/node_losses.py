@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy
-from crossdraft.cluster.directory import Role, deployed
+from crossdraft.cluster.status import Role, deployed
 from tests.cluster.machines.streams import MODEL, REPEATS, Stream, Streams, client_of, faults_of
 from tests.cluster.running import ENVIRONMENT, HEAD, tried
 from tests.serving.ports import free_port

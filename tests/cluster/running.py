@@ -24,7 +24,7 @@ from crossdraft.cluster import capacity
 from crossdraft.cluster.capacity import NoCapacityError, NotServedError
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy, undeploy
-from crossdraft.cluster.directory import Entry, Role, deployed
+from crossdraft.cluster.status import Entry, Role, deployed
 from tests.serving.exposed import samples
 
 __all__ = ["NoCapacityError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
@@ -155,6 +155,7 @@ grace_seconds: 2
 
 
 FRONTS = (Role.HTTP, Role.GRPC)
+SERVING = [role for role in Role if role is not Role.DIRECTORY]  # they announce themselves
 
 
 @contextmanager

@@ -9,10 +9,21 @@ import httpx2 as httpx
 import pytest
 
 from crossdraft.client import SamplingOptions, connect
-from crossdraft.cluster.directory import Role
 from crossdraft.cluster.orchestrators import ABANDONED
+from crossdraft.cluster.status import Role
 from crossdraft.serving.grpc_client import Client
-from tests.cluster.running import HEAD, KEY, MODEL, PROMPT, TARGETS, RunningCluster, eventually, opened_stream, streams
+from tests.cluster.running import (
+    HEAD,
+    KEY,
+    MODEL,
+    PROMPT,
+    SERVING,
+    TARGETS,
+    RunningCluster,
+    eventually,
+    opened_stream,
+    streams,
+)
 from tests.serving.exposed import faults, samples
 
 GREEDY = SamplingOptions(temperature=0)
@@ -89,7 +100,7 @@ async def test_a_requests_id_is_in_the_reply_and_in_the_logs_of_all_who_worked_f
 async def test_prometheus_finds_every_process_and_reads_it(cluster: RunningCluster) -> None:
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}, timeout=SECONDS) as client:
         groups = (await client.get(f"{cluster.url}/metrics/targets")).json()
-        assert {group["labels"]["crossdraft_role"] for group in groups} == {role.value for role in Role}
+        assert {group["labels"]["crossdraft_role"] for group in groups} == {role.value for role in SERVING}
         assert len(groups) == len(cluster.entries())
         for group in groups:
             (address,) = group["targets"]

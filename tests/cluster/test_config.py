@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cluster.config import ConfigurationError, Role, check_security, load, parse, processes_of
+from crossdraft.cluster.config import ConfigurationError, Role, load, parse, processes_of
 from crossdraft.config.api import HttpSettings
 from crossdraft.config.cluster import Scale
 
@@ -43,7 +43,7 @@ def test_a_key_file_that_is_missing_is_said_with_its_line_in_a_file_of_serves_to
     path.write_text(SHIPPED.read_text("utf-8") + "    security:\n      api_keys: none.txt\n")
     line = len(path.read_text("utf-8").splitlines())
     with pytest.raises(ConfigurationError, match=rf"line {line}: security\.api_keys: "):
-        check_security(path, load(path))
+        load(path)
 
 
 def test_values_keep_their_types() -> None:
@@ -54,8 +54,8 @@ def test_values_keep_their_types() -> None:
 
 def test_how_long_services_are_waited_for_is_a_setting() -> None:
     made = parse(SMALLEST + "target_wait_seconds: 50\nreply_wait_seconds: 90\n")
-    (patience,) = (one.patience for one in processes_of(made) if one.role is Role.ORCHESTRATOR)
-    assert (patience.target_seconds, patience.reply_seconds) == (50, 90)
+    (found,) = (one for one in processes_of(made) if one.role is Role.ORCHESTRATOR)
+    assert (found.target_wait_seconds, found.reply_wait_seconds) == (50, 90)
 
 
 def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
@@ -158,6 +158,7 @@ def test_a_fault_is_said_with_its_line(text: str, complaint: str) -> None:
 
 def test_paths_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "served.yaml").write_text(SMALLEST + "security: {api_keys: keys.txt}\n")
+    (tmp_path / "keys.txt").write_text("somebody 0123456789abcdef\n")
     assert load(tmp_path / "served.yaml").security.api_keys == tmp_path / "keys.txt"
     absolute = parse(SMALLEST + "security: {api_keys: /etc/keys.txt}\n", folder=tmp_path)
     assert absolute.security.api_keys == Path("/etc/keys.txt")

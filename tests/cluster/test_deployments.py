@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig
 from crossdraft.cluster import config, servers
 from crossdraft.cluster.capacity import needs_of, placed
 from crossdraft.cluster.config import Process, parse, processes_of
-from crossdraft.cluster.deploy import Processes, application, hosted, steps, versions_of
+from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, by_outputs, check
 from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
@@ -30,7 +30,7 @@ ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Gr
 
 def of(text: str, folder: Path | None = None) -> Processes:
     configuration = parse(text, folder=folder)
-    return hosted(configuration, placed(needs_of(processes_of(configuration)), NODES))
+    return replicas_of(configuration, placed(needs_of(processes_of(configuration)), NODES))
 
 
 def named(found: Processes, name: str) -> Process:

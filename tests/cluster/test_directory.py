@@ -7,18 +7,9 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.cluster import directory
-from crossdraft.cluster.directory import (
-    EXPIRY,
-    SETTLING,
-    Directory,
-    Entry,
-    FarDirectory,
-    Load,
-    Neighbours,
-    Role,
-    announced,
-)
+from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, FarDirectory, Neighbours, announced
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
+from crossdraft.cluster.status import Entry, Load, Role
 from crossdraft.rpc.metrics import Exporter
 from tests.cluster.scripted import now, simulated
 from tests.serving.exposed import faults, samples

@@ -12,13 +12,14 @@ from ray import serve
 
 from crossdraft.cli.authority import Purpose, Subject, issue, new_authority
 from crossdraft.client import connect
-from crossdraft.cluster.directory import Role
+from crossdraft.cluster.status import Role
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.running import (
     HEAD,
     MODEL,
     PROMPT,
+    SERVING,
     TARGETS,
     Heard,
     NoCapacityError,
@@ -95,7 +96,7 @@ async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
     await eventually(lambda: len(cluster.entries(Role.ORCHESTRATOR)) == 1)
     after = cluster.entries()
     assert [one.role for one in after if one.id in before] == [Role.HTTP]
-    assert sorted(one.role for one in after) == sorted(Role)
+    assert sorted(one.role for one in after) == sorted(SERVING)
 
 
 def test_the_same_again_changes_nothing(cluster: RunningCluster) -> None:
@@ -239,7 +240,7 @@ async def test_another_model_is_served_before_the_one_before_is_not(cluster: Run
 def test_when_serve_is_shut_down_nothing_is_left(cluster: RunningCluster) -> None:
     """As by `serve shutdown`."""
     processes = {one.process for one in cluster.entries()}
-    assert len(processes) >= len(Role)
+    assert len(processes) >= len(SERVING)
     serve.shutdown()
     with pytest.raises(ValueError, match="directory"):
         deployed()

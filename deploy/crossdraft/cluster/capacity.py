@@ -18,8 +18,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from crossdraft.cluster.config import Process, Role
-from crossdraft.cluster.installed import installed, on_disk
+from crossdraft.cluster.config import Process
+from crossdraft.cluster.status import Role, installed, on_disk
 from crossdraft.config.cluster import Resources
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them

@@ -5,10 +5,9 @@ process gets decide whether it must be replaced when another configuration is de
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from enum import StrEnum
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from crossdraft.cluster.installed import installed
+from crossdraft.cluster.status import Role, installed
 from crossdraft.config.cluster import (
     Configuration,
     DrafterService,
@@ -28,13 +27,14 @@ from crossdraft.config.cluster import (
     PartError,
     Resources,
     Scale,
+    Security,
     ServedService,
     Service,
     TargetService,
 )
-from crossdraft.config.service import LogFormat
+from crossdraft.config.fields import part_of
+from crossdraft.config.service import LogFormat, Waits
 from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, larger_of, source_of
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.types.messages import checked_settings
@@ -53,50 +53,29 @@ SETTINGS = "models.target.override_generation_config"
 
 
 def load(path: Path) -> Configuration:
-    """Reads a file; paths in it are relative to its folder.
+    """Reads a file; paths in it are relative to its folder. Keys and certificates, which all nodes have, must be here,
+    too.
 
     Raises:
         ConfigurationError: it cannot be read, is not YAML, or has errors.
     """
-    return parse(_text(path), str(path), path.absolute().parent)
-
-
-def check_security(path: Path, configuration: Configuration) -> None:
-    """Whether keys and certificates, which every node has, are here, too, and can be used.
-
-    Args:
-        path: the file that the configuration is from.
-        configuration: what it says.
-
-    Raises:
-        ConfigurationError: one is missing or cannot be used.
-    """
-    security, faults = configuration.security, list[tuple[str, str]]()
-    if security.api_keys is not None:
-        try:
-            Keys.read(security.api_keys)
-        except KeysError as error:
-            faults.append(("api_keys", str(error)))
-    for name, file in {} if security.tls is None else vars(security.tls).items():
-        if not file.is_file():
-            faults.append((f"tls.{name}", f"there is no file {file}: put it there, or correct its name"))
-    if faults:
-        root = _configured(yaml.compose(_text(path), Loader=yaml.SafeLoader), str(path))
-        lines = (fault_of(str(path), root, ("security", *where.split(".")), why) for where, why in faults)
-        raise ConfigurationError("\n".join(lines))
-
-
-def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
+    return parse(text, str(path), path.absolute().parent, _check_security)
 
 
-def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
+def parse(
+    text: str, name: str = "configuration", folder: Path | None = None, more: Callable[[Security], None] | None = None
+) -> Configuration:
     """Reads a text, which may be a file of Serve's, with the configuration as `args` of its first application.
 
-    Errors call it `name`, and its paths are relative to `folder`.
+    Args:
+        text: YAML.
+        name: what errors call it.
+        folder: paths in it are relative to this one.
+        more: another check, which raises PartError.
 
     Raises:
         ConfigurationError: it is not YAML, or has errors.
@@ -111,6 +90,8 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
         _check_models(configuration)
+        if more is not None:
+            more(configuration.security)
         return configuration
     except PartError as error:
         raise ConfigurationError(fault_of(name, root, error.location, str(error))) from error
@@ -161,6 +142,17 @@ def _check_models(configuration: Configuration) -> None:
                     checked_settings(json.loads(service.override_generation_config))
             except ValueError as error:
                 raise PartError(("models", str(place), *where.split("."), option), str(error)) from error
+
+
+def _check_security(security: Security) -> None:
+    if security.api_keys is not None:
+        try:
+            Keys.read(security.api_keys)
+        except KeysError as error:
+            raise PartError(("security", "api_keys"), str(error)) from error
+    for name, file in {} if security.tls is None else vars(security.tls).items():
+        if not file.is_file():
+            raise PartError(("security", "tls", name), f"there is no file {file}: put it there, or correct its name")
 
 
 def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
@@ -234,26 +226,12 @@ def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
 
 
 ANY_PORT = 0
-NAMESPACE = "crossdraft"  # of all actors
-DIRECTORY = "directory"  # an actor
-APPLICATION = "crossdraft"  # of Serve
 DIGEST_LENGTH = 12  # characters
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 ONLY = 0.6  # of a resource of which a node has 1
 # What decides the outputs of a service's model, and what orchestrators must know of it.
 DECIDING = ("model", "dtype", "trust_remote_code", "lora_modules", "generation_config", "override_generation_config")
 KNOWN = (*DECIDING, "name", "trusted")
-
-
-class Role(StrEnum):
-    """What a process does."""
-
-    TARGET = "target"
-    DRAFTER = "drafter"
-    ORCHESTRATOR = "orchestrator"
-    HTTP = "http"  # the ingress behind Serve's proxies
-    GRPC = "grpc"  # the front for gRPC clients
-    DIRECTORY = "directory"  # knows all others
 
 
 @dataclass(frozen=True)
@@ -272,7 +250,8 @@ class Process:
     grace_seconds: float = 0.0  # for what is open, when one is stopped
     tls: TlsFiles | None = None  # for sessions between orchestrators and services
     api_keys: Path | None = None  # of clients
-    patience: Patience = field(default_factory=Patience)  # with services
+    target_wait_seconds: float = 0.0  # of an output without any target
+    reply_wait_seconds: float = 0.0  # for services
     everywhere: bool = False  # one on each node that has room
     most: float = inf  # on one node
     version: str = ""  # another one, and Serve replaces them
@@ -339,7 +318,7 @@ def processes_of(configuration: Configuration) -> tuple[Process, ...]:
 
 def _processes(of: Configuration) -> Iterator[Process]:
     common: dict[str, Any] = {"metrics": of.metrics, "log_format": of.log_format, "grace_seconds": of.grace_seconds}
-    tls, wait = of.security.tls, of.target_wait_seconds
+    tls = of.security.tls
     between: dict[str, Any] = {"tls": None if tls is None else TlsFiles(tls.ca, tls.cert, tls.key), **common}
     yield Process(Role.DIRECTORY, (of.metrics_port or 0) if of.metrics else 0, Scale())
     for model in of.models:
@@ -347,15 +326,15 @@ def _processes(of: Configuration) -> Iterator[Process]:
             role, name = (Role.DRAFTER, one.name) if isinstance(one, DrafterService) else (Role.TARGET, "")
             most = 1 if one.port else inf
             yield Process(role, replace(one, replicas=Scale()), one.replicas, model.name, name, most=most, **between)
-        patience = Patience(reply_seconds=of.reply_wait_seconds, target_seconds=wait)
-        yield Process(Role.ORCHESTRATOR, _known(model), model.orchestrators, model.name, patience=patience, **between)
-    fronts: dict[str, Any] = common | {"models": tuple(one.name for one in of.models), "api_keys": of.security.api_keys}
+        waits: dict[str, Any] = vars(part_of(Waits, of))
+        yield Process(Role.ORCHESTRATOR, _known(model), model.orchestrators, model.name, **waits, **between)
+    fronts: dict[str, Any] = {"models": tuple(one.name for one in of.models), "api_keys": of.security.api_keys}
+    fronts |= common | {"target_wait_seconds": of.target_wait_seconds}
     for role, front in ((Role.GRPC, of.grpc), (Role.HTTP, of.http)):
         if front is not None:
-            number, patience = front.replicas or 1, Patience(target_seconds=wait)
-            most = 1 if role is Role.GRPC and front.port else inf
-            more: dict[str, Any] = {"patience": patience, "everywhere": front.replicas is None, "most": most, **fronts}
-            yield Process(role, replace(front, replicas=None), Scale(min=number, max=number), **more)
+            number, most = front.replicas or 1, 1 if role is Role.GRPC and front.port else inf
+            alone, every = replace(front, replicas=None), front.replicas is None
+            yield Process(role, alone, Scale(min=number, max=number), everywhere=every, most=most, **fronts)
 
 
 def _known(model: ServedService) -> ServedService:

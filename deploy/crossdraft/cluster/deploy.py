@@ -43,22 +43,13 @@ from crossdraft.cluster.capacity import (
     placed,
     taken,
 )
-from crossdraft.cluster.config import (
-    APPLICATION,
-    NAMESPACE,
-    WHOLE,
-    ConfigurationError,
-    Process,
-    Role,
-    deployment_name,
-    parse,
-    processes_of,
-)
-from crossdraft.cluster.directory import DirectoryOwner, application_status, in_short, replicas_of
+from crossdraft.cluster.config import WHOLE, ConfigurationError, Process, deployment_name, parse, processes_of
+from crossdraft.cluster.directory import DirectoryOwner
 from crossdraft.cluster.fronts import GrpcFront, Ingress
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
 from crossdraft.cluster.servers import ModelReplica, by_outputs, check
+from crossdraft.cluster.status import APPLICATION, NAMESPACE, Role, application_status, hosted, in_short
 from crossdraft.config.api import ConnectionOptions
 from crossdraft.config.cluster import Configuration, Http, Scale, ServedService, Service
 from crossdraft.config.fields import part_of
@@ -83,6 +74,7 @@ DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 0.5
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
 BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
+HEALTHY = "HEALTHY"  # a state of a deployment
 STATE = "deployed"  # of the directory's user_config
 Processes = Sequence[Process]  # of an application: the directory first, the HTTP front last
 DIRECTORIES, FRONTS = deployment_name(Role.DIRECTORY), (Role.HTTP, Role.GRPC)
@@ -127,7 +119,7 @@ class _Mark:
 
 def _deploy(configuration: Configuration, waiting: Waiting) -> None:
     plan = await_nodes(processes_of(configuration), waiting)
-    wanted, before, until = hosted(configuration, plan), deployed_before(), time.monotonic() + waiting.seconds
+    wanted, before, until = replicas_of(configuration, plan), deployed_before(), time.monotonic() + waiting.seconds
     _check(wanted, versions_of(before), plan)
     with _serve_started(configuration.http):
         nothing = application_status() is None
@@ -213,11 +205,11 @@ def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
     serve.run_many([target], wait_for_applications_running=False)
     said, told = "", time.monotonic()
     while (found := application_status()) is None or found.status is not ApplicationStatus.RUNNING:
-        deployments = {} if found is None else found.deployments
+        starting = [hosted(name, one) for name, one in ({} if found is None else found.deployments).items()]
         reasons = "; ".join(
-            "{}: {} of {} serve; {}".format(name, *replicas_of(one), in_short(one.message) or one.status.value.lower())
-            for name, one in deployments.items()
-            if one.status.value != "HEALTHY"
+            f"{one.name}: {one.replicas} of {one.configured} serve; {one.message or one.state.lower()}"
+            for one in starting
+            if one.state != HEALTHY
         )
         failed = found is not None and found.status is ApplicationStatus.DEPLOY_FAILED
         if failed or time.monotonic() > until:
@@ -236,7 +228,7 @@ def undeploy() -> None:
         serve.shutdown()
 
 
-def hosted(configuration: Configuration, plan: Placement, versions: Mapping[str, str] | None = None) -> Processes:
+def replicas_of(configuration: Configuration, plan: Placement, versions: Mapping[str, str] | None = None) -> Processes:
     """All processes of a configuration.
 
     Args:
@@ -271,7 +263,7 @@ def deployed_before() -> Processes:
         configuration = parse(state["configuration"])
     except (KeyError, ConfigurationError):
         return ()
-    return hosted(configuration, placed(needs_of(processes_of(configuration)), all_nodes()), state["versions"])
+    return replicas_of(configuration, placed(needs_of(processes_of(configuration)), all_nodes()), state["versions"])
 
 
 def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, ...]:
@@ -379,4 +371,4 @@ def build(args: Mapping[str, object]) -> Application:
     configuration = parse(yaml.safe_dump(dict(args)), "args")
     with logged(configuration.log_format):
         plan = await_nodes(processes_of(configuration), BUILDING)
-        return application(hosted(configuration, plan), deployed_before(), _free())
+        return application(replicas_of(configuration, plan), deployed_before(), _free())

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -22,8 +21,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
-from crossdraft.cluster.config import APPLICATION, DIRECTORY, NAMESPACE, Process, Role
-from crossdraft.cluster.installed import installed
+from crossdraft.cluster.config import Process
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Entry, Load, installed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter, Registry
 
@@ -37,44 +36,7 @@ PATIENCE = 1.0  # seconds that a process of the same node may take to answer
 DIRECTLY = build_opener(ProxyHandler({})).open  # no proxy
 ALWAYS = -1  # restarts
 MAX_CALLS = 1000  # at once
-RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
-DEPLOYMENT = ("name", "state", "replicas", "message")
-MISSING = ("what", "serving", "configured")
 Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A process that serves."""
-
-    id: str  # of its actor; the same after a restart
-    role: Role
-    model: str  # name of the served model; empty for fronts
-    name: str  # of a drafter, else empty
-    address: str  # host:port of its gRPC server; empty where it has none
-    metrics: str  # host:port of its Prometheus metrics; empty: none
-    node: str  # the node's address
-    process: int  # process id on the node
-    version: str = ""  # of its crossdraft
-    since: float = 0.0  # when it began to serve, seconds of the epoch
-
-    @property
-    def what(self) -> str:
-        """Role and name, to be shown."""
-        return f"{self.role} {self.name}" if self.name else str(self.role)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """For Prometheus, of all its metrics."""
-        return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
-
-
-@dataclass(frozen=True)
-class Load:
-    """Of a process now."""
-
-    sessions: int = 0  # that are open at a service; elsewhere outputs
-    busy: float = 0.0  # a model's share of the time; of an orchestrator's outputs, those that are taken
 
 
 def node_address() -> str:
@@ -264,58 +226,3 @@ async def _repeated(announce: Callable[[int], Awaitable[bool]], known: bool) -> 
     while True:
         await asyncio.sleep(ANNOUNCE_INTERVAL)
         known = await announce(logging.WARNING if known else logging.DEBUG)
-
-
-@dataclass(frozen=True)
-class Deployed:
-    """What runs now."""
-
-    processes: tuple[Entry, ...]  # in the directory
-    state: str  # Serve's, of the application
-    deployments: tuple[tuple[str, str, int, str], ...]  # name, state, running replicas, Serve's message
-    loads: Mapping[str, Load]  # of processes, by their ids
-    missing: tuple[tuple[str, int, int], ...] = ()  # kinds of which not all serve: name, serving, configured
-
-    def plain(self) -> dict[str, object]:
-        """For JSON."""
-        deployments = [dict(zip(DEPLOYMENT, one, strict=True)) for one in self.deployments]
-        processes = [
-            asdict(one) | {"role": one.role.value} | asdict(self.loads.get(one.id, Load())) for one in self.processes
-        ]
-        missing = [dict(zip(MISSING, one, strict=True)) for one in self.missing]
-        return {"processes": processes, "state": self.state, "deployments": deployments, "missing": missing}
-
-
-def deployed() -> Deployed:
-    """Raises ValueError if nothing is deployed."""
-    directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
-    entries: tuple[Entry, ...]
-    (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
-    found = application_status()
-    state, has = ("not started", {}) if found is None else (found.status.value, found.deployments)
-    counts = sorted((name, *replicas_of(one)) for name, one in has.items())
-    missing = tuple((name, serving, wanted) for name, serving, wanted in counts if serving < wanted)
-    deployments = tuple(
-        (name, one.status.value, replicas_of(one)[0], in_short(one.message)) for name, one in has.items()
-    )
-    return Deployed(tuple(entries), state, deployments, loads, missing)
-
-
-def application_status() -> Any:
-    """Serve's `ApplicationStatusOverview`; None: it has no such application."""
-    from ray import serve
-
-    return serve.status().applications.get(APPLICATION)
-
-
-def replicas_of(deployment: Any) -> tuple[int, int]:
-    """How many serve, and how many are to: those that Serve ends count as neither."""
-    states = deployment.replica_states.items()
-    serving = sum(count for state, count in states if state == RUNNING)
-    return serving, sum(count for state, count in states if state != STOPPING)
-
-
-def in_short(text: str) -> str:
-    """The first and the last line of what Ray says, without the traceback between them."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:])))

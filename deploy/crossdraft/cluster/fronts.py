@@ -16,20 +16,13 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from crossdraft.cluster.config import ANY_PORT, APPLICATION, Process, Role, deployment_name
-from crossdraft.cluster.directory import (
-    DirectoryGoneError,
-    Entry,
-    FarDirectory,
-    Load,
-    announced,
-    entry_of,
-    node_address,
-)
+from crossdraft.cluster.config import ANY_PORT, Process, deployment_name
+from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import Elsewhere
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
+from crossdraft.cluster.status import APPLICATION, Entry, Load, Role
 from crossdraft.config.cluster import Front, Grpc, Http
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.transport import MessageLimit
@@ -58,7 +51,7 @@ class FrontBackend:
             model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
         }
         losses = LossMetrics(self.metrics.registry, process.models)
-        backend = ClusterBackend(handles, losses, search_seconds=process.patience.target_seconds)
+        backend = ClusterBackend(handles, losses, search_seconds=process.target_wait_seconds)
         self.backend = MeasuredBackend(backend, self.metrics)
         self._exporter = Exporter(self.metrics.registry) if process.metrics else None
 

@@ -9,19 +9,13 @@ from typing import NoReturn
 
 from prometheus_client import Counter, Gauge
 
-from crossdraft.cluster.config import ANY_PORT, Process, Role
-from crossdraft.cluster.directory import (
-    DirectoryGoneError,
-    Entry,
-    FarDirectory,
-    Load,
-    announced,
-    entry_of,
-    node_address,
-)
+from crossdraft.cluster.config import ANY_PORT, Process
+from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
+from crossdraft.cluster.status import Entry, Load, Role
 from crossdraft.config.cluster import ServedService
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
@@ -51,7 +45,8 @@ class Orchestrator:
         self._logged.enter_context(logged(process.log_format))
         assert isinstance(process.own, ServedService)
         self._served = process.own
-        self._options = LocalOptions(self._served.max_outputs, process.patience, process.tls, updated=True)
+        waits = Patience(reply_seconds=process.reply_wait_seconds, target_seconds=process.target_wait_seconds)
+        self._options = LocalOptions(self._served.max_outputs, waits, process.tls, updated=True)
         self._backend: LocalBackend | None = None
         self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
         self._model: LocalModel | None = None  # the services in use

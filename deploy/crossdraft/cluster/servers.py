@@ -38,8 +38,9 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from crossdraft.cluster.capacity import CPUS, GPUS
-from crossdraft.cluster.config import ANY_PORT, Process, Role
-from crossdraft.cluster.directory import Load, announced, entry_of, node_address
+from crossdraft.cluster.config import ANY_PORT, Process
+from crossdraft.cluster.directory import announced, entry_of, node_address
+from crossdraft.cluster.status import Load, Role
 from crossdraft.config.cluster import DrafterService, Grpc, Service
 from crossdraft.config.engine import NGRAM, NgramOptions
 from crossdraft.config.fields import part_of
