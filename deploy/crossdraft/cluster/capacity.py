@@ -145,12 +145,14 @@ class _Packing:
         self._at[need.what].append(node)
 
 
-def taken(amounts: Amounts, free: Free, times: int = 1) -> bool:
-    """Whether nodes have all of it so many times, each time on one of them, which has it then no more."""
-    if sum(_times(amounts, has) for has in free.values()) < times:
+def taken(amounts: Amounts, free: Free, times: int, most: float = inf) -> bool:
+    """Whether nodes have all of it so many times, none more than `most` times; then they have it no more."""
+    at: list[dict[str, float]] = []
+    for has in free.values():
+        at += [has] * int(min(_times(amounts, has), most, times - len(at)))
+    if len(at) < times:
         return False
-    for _ in range(times):
-        has = next(has for has in free.values() if _times(amounts, has) >= 1)
+    for has in at:
         has.update({name: has[name] - amount for name, amount in amounts.items()})
     return True
 

@@ -73,7 +73,7 @@ def parse(
 
     Args:
         text: YAML.
-        name: what errors call it.
+        name: what errors call it; empty: they have no lines.
         folder: paths in it are relative to this one.
         more: another check, which raises PartError.
 
@@ -198,9 +198,10 @@ def _as_fields(value: Any, where: str = "") -> Any:
 
 
 def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:
-    """One error with its line: that of the value, or, if it is missing, of the part that lacks it."""
+    """One error with its line, if the text has a name: that of the value, or, if it is missing, of what lacks it."""
     path = ".".join(str(step) for step in location)
-    return f"{name}, line {_line(root, location)}: {path + ': ' if path else ''}{message.removeprefix('Value error, ')}"
+    line = f"{name}, line {_line(root, location)}: " if name else ""
+    return f"{line}{path + ': ' if path else ''}{message.removeprefix('Value error, ')}"
 
 
 def _line(node: Node, location: tuple[int | str, ...]) -> int:

@@ -10,6 +10,7 @@ start, it brings back what was deployed.
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,7 +74,8 @@ PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise i
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 0.5
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
-BUILDING = Waiting(600.0, say=log.info)  # for the nodes of a cluster that Kubernetes starts
+# For nodes: on Kubernetes Serve begins with the first pod. Meanwhile it says nothing to who asks for its status.
+BUILDING = Waiting(600.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 45.0, say=log.info)
 HEALTHY = "HEALTHY"  # a state of a deployment
 STATE = "deployed"  # of the directory's user_config
 Processes = Sequence[Process]  # of an application: the directory first, the HTTP front last
@@ -118,9 +120,8 @@ class _Mark:
 
 
 def _deploy(configuration: Configuration, waiting: Waiting) -> None:
-    plan = await_nodes(processes_of(configuration), waiting)
-    wanted, before, until = replicas_of(configuration, plan), deployed_before(), time.monotonic() + waiting.seconds
-    _check(wanted, versions_of(before), plan)
+    wanted, before = _checked(configuration, waiting)
+    until = time.monotonic() + waiting.seconds
     with _serve_started(configuration.http):
         nothing = application_status() is None
         try:
@@ -132,6 +133,24 @@ def _deploy(configuration: Configuration, waiting: Waiting) -> None:
             raise (_undone(error, wanted, before, waiting.say) if before else error) from error
 
 
+def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
+    """What is to be served, once nodes have room, models, files and ports for all that does not serve so already; and
+    what Serve runs now. Raises NoCapacityError, NotServedError."""
+    plan = await_nodes(processes_of(configuration), waiting)
+    wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
+    serving = {} if found is None else {name: one.status.value == HEALTHY for name, one in found.deployments.items()}
+    versions = {one.version for one in before if serving.get(one.deployment)}
+    checks: dict[str, list[Process]] = {}
+    for one in wanted:
+        if one.role is not Role.DIRECTORY and one.version not in versions:
+            for node in {*plan.places[one.what]}:
+                checks.setdefault(node, []).append(one)
+    faults = asked(_faults, {node: (node, of) for node, of in checks.items()})
+    if any(faults.values()):
+        raise NotServedError("\n".join(filter(None, faults.values())))
+    return wanted, before
+
+
 def _undone(error: NotServedError, wanted: Processes, before: Processes, say: Say) -> NotServedError:
     """The same error, once what was deployed before serves again; or with what does not."""
     say(f"{error}\nwhat was deployed before is brought back")
@@ -140,18 +159,6 @@ def _undone(error: NotServedError, wanted: Processes, before: Processes, say: Sa
     except NotServedError as missing:
         return NotServedError(f"{error}\nmissing now: {missing}; deploy again what can be served")
     return error
-
-
-def _check(wanted: Processes, versions: Mapping[str, str], plan: Placement) -> None:
-    """Asks the nodes for models, files and ports of what is new; raises NotServedError."""
-    checks: dict[str, list[Process]] = {}
-    for one in wanted:
-        if one.role is not Role.DIRECTORY and versions.get(one.deployment) != one.version:
-            for node in {*plan.places[one.what]}:
-                checks.setdefault(node, []).append(one)
-    faults = asked(_faults, {node: (node, of) for node, of in checks.items()})
-    if any(faults.values()):
-        raise NotServedError("\n".join(filter(None, faults.values())))
 
 
 def _faults(node: str, checks: Processes) -> str:
@@ -292,13 +299,15 @@ def application(wanted: Processes, before: Processes, free: Free) -> Application
     """For Serve, with the HTTP front as ingress.
 
     Where replicas have room in `free` (changed) beside those that they replace, they start before these end. Serve ends
-    none while there are fewer than wanted: if there are to be more of them, all these must have room, too.
+    none while there are fewer than wanted: if there are to be more of them, all these must have room, too. So must all
+    of those of which a node takes only some, as it is not Serve's choice then which one makes room for which.
     """
     there, versions = {one.deployment: one.replicas.max for one in before}, versions_of(before)
     more = {one.deployment: 1 + max(0, one.replicas.max - there.get(one.deployment, 0)) for one in wanted}
     beside = {}
     for one in sorted(wanted, key=lambda one: versions.get(one.deployment) == one.version):  # what is new first
-        beside[one.deployment] = taken(amounts_of(one.resources), free, one.ranks * more[one.deployment])
+        times = one.replicas.max if one.most < inf else more[one.deployment]
+        beside[one.deployment] = taken(amounts_of(one.resources), free, one.ranks * times, one.most)
     *others, front = (_deployment(one, beside[one.deployment], more[one.deployment]) for one in wanted)
     bound = [deployment.bind(one) for deployment, one in zip(others, wanted, strict=False)]
     return front.bind(wanted[-1], *bound)
@@ -366,9 +375,11 @@ def build(args: Mapping[str, object]) -> Application:
     Raises:
         ConfigurationError: the configuration cannot be used.
         NoCapacityError: nodes lack resources.
-        NotServedError: nodes have another crossdraft.
+        NotServedError: nodes lack a model or a file, have another crossdraft, or a port is taken.
     """
-    configuration = parse(yaml.safe_dump(dict(args)), "args")
+    try:
+        configuration = parse(yaml.safe_dump(dict(args)), "")
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error)) from None  # Serve would show all that led to it
     with logged(configuration.log_format):
-        plan = await_nodes(processes_of(configuration), BUILDING)
-        return application(replicas_of(configuration, plan), deployed_before(), _free())
+        return application(*_checked(configuration, BUILDING), _free())

@@ -29,7 +29,6 @@ from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
-SILENT_SECONDS = 20.0  # without a reply, not even that the output is being made
 SEARCH_SECONDS = 30.0  # after a loss, without a new token, an output fails
 BUSY = (OverloadedError, Full)  # errors of orchestrators and targets without room now
 RETRIABLE = (Unreachable, TimedOut, Cancelled, *BUSY)  # errors that another orchestrator need not meet, or not for long
@@ -49,11 +48,6 @@ class Began:
     orchestrator: str  # its actor's id
 
 
-@dataclass(frozen=True)
-class Alive:
-    """Nothing new, but the output is being made."""
-
-
 EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
 
@@ -65,7 +59,7 @@ class Refusal:
     error: Expected
 
 
-Reply = Began | OutputItem | Alive | Refusal
+Reply = Began | OutputItem | Refusal
 Replies = tuple[Reply, ...]  # of one output, that came at once
 
 
@@ -218,7 +212,7 @@ class ClusterBackend:
         journal, heard = Journal(resumable(request)), self._clock()
         while True:
             try:
-                async with aclosing(_audible(orchestrators.stream(journal.rest))) as coming:
+                async with aclosing(orchestrators.stream(journal.rest)) as coming:
                     async for replies in coming:
                         heard = self._heard[request.model] = self._clock()
                         for reply in replies:
@@ -237,8 +231,6 @@ class ClusterBackend:
                 raise _meant(reply.error, journal)
             case Began():
                 journal.orchestrator = reply.orchestrator
-                return None
-            case Alive():
                 return None
             case PromptTokens():
                 new = replace(reply, first=journal.prompt, tokens=reply.tokens[max(0, journal.prompt - reply.first) :])
@@ -318,20 +310,3 @@ def seed_of(id: str) -> int:
 def exact_after_loss(request: OutputRequest) -> bool:
     """Whether another orchestrator may resume the output without changing its distribution."""
     return request.generation.greedy or request.generation.seed is not None
-
-
-async def _audible(stream: AsyncGenerator[Replies, None]) -> AsyncGenerator[Replies, None]:
-    """The replies of an orchestrator, closed at the end; raises Lost if it lives and does nothing.
-
-    gRPC tells of one that is gone, frozen or cut off: its pings wait for no event loop, however busy.
-    """
-    async with aclosing(stream):
-        while True:
-            try:
-                async with asyncio.timeout(SILENT_SECONDS):
-                    replies = await anext(stream, None)
-            except TimeoutError as error:
-                raise Lost(f"it has been silent for {SILENT_SECONDS:g} s") from error
-            if replies is None:
-                return
-            yield replies

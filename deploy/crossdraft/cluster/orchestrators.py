@@ -2,16 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
 from typing import NoReturn
 
 from prometheus_client import Counter, Gauge
 
 from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
-from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
+from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.cluster.status import Entry, Load, Role
 from crossdraft.config.cluster import ServedService
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
 FIRST_TARGET = 15.0  # seconds that a request waits for the first target to be known
 PAUSE = 0.5  # seconds before the directory is asked again after a failure
-PULSE = 0.5  # seconds: a stream is never silent for longer
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
@@ -73,19 +71,22 @@ class Orchestrator:
             return Refusal(error)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
-        """The replies of one output, at least one every PULSE. Errors that fronts expect are replies, too."""
+        """The replies of one output. Errors that fronts expect are replies, too."""
         yield (self._began,)
         with about(request=request.id):
             log.info("output requested: %d tokens are committed", len(request.generation.committed))
-        with self._metrics.output(resumed=bool(request.generation.committed)) as outcome:
-            try:
-                async with aclosing(batched(self._output(request))) as batches:
-                    async for replies in batches:
-                        yield replies
-                outcome.value = FINISHED
-            except EXPECTED as error:
-                outcome.value = type(error).__name__
-                yield (Refusal(error),)
+        self._metrics.began(resumed=bool(request.generation.committed))
+        outcome = ABANDONED
+        try:
+            async with aclosing(batched(self._output(request))) as batches:
+                async for replies in batches:
+                    yield replies
+            outcome = FINISHED
+        except EXPECTED as error:
+            outcome = type(error).__name__
+            yield (Refusal(error),)
+        finally:
+            self._metrics.ended(outcome)
 
     async def check_health(self) -> None:
         """Serve calls it; raises RuntimeError if the directory is not followed any more."""
@@ -150,27 +151,24 @@ class Orchestrator:
         ]
 
 
-async def batched(
-    replies: AsyncGenerator[Reply, None], pulse: float = PULSE
-) -> AsyncGenerator[tuple[Reply, ...], None]:
-    """The same replies in order, all that came since the last batch in one; `Alive` after `pulse` seconds without any.
+async def batched(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[tuple[Reply, ...], None]:
+    """The same replies in order, all that came since the last batch in one, as a message costs more than what it
+    carries.
 
-    A message through Ray costs more than what it carries. A reply waits for nothing but the reader. An error of
-    `replies` is raised after what came before it; closing the batches closes `replies`.
+    A reply waits for nothing but the reader. An error of `replies` is raised after what came before it; closing the
+    batches closes `replies`.
     """
     waiting: list[Reply] = []
     news = asyncio.Event()
     reading = asyncio.create_task(_read(replies, waiting, news))
     try:
         while waiting or not reading.done():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pulse):
-                    await news.wait()
+            await news.wait()
             news.clear()
             batch = tuple(waiting)
             waiting.clear()
-            if batch or not reading.done():
-                yield batch or (Alive(),)
+            if batch:
+                yield batch
         await reading
     finally:
         reading.cancel()
@@ -187,13 +185,6 @@ async def _read(replies: AsyncGenerator[Reply, None], waiting: list[Reply], news
         news.set()
 
 
-@dataclass
-class OutputOutcome:
-    """How an output ended: FINISHED, ABANDONED, or the class of an error."""
-
-    value: str = ABANDONED
-
-
 class OrchestratorMetrics:
     """Of one orchestrator; the latencies that clients see are measured by the fronts."""
 
@@ -208,17 +199,15 @@ class OrchestratorMetrics:
         self._ended = Counter(f"{name}outputs", "Outputs, by how they ended.", (*labels, "outcome"), registry=to)
         self._services = Gauge(f"{name}services", "Services that the directory lists.", (*labels, "role"), registry=to)
 
-    @contextmanager
-    def output(self, resumed: bool) -> Iterator[OutputOutcome]:
-        """Counts the block as one output."""
-        outcome = OutputOutcome()
+    def began(self, resumed: bool) -> None:
+        """An output."""
         self._resumed.labels(self._model).inc(resumed)
         self._running.labels(self._model).inc()
-        try:
-            yield outcome
-        finally:
-            self._running.labels(self._model).dec()
-            self._ended.labels(self._model, outcome.value).inc()
+
+    def ended(self, outcome: str) -> None:
+        """How: FINISHED, ABANDONED, or the class of an error."""
+        self._running.labels(self._model).dec()
+        self._ended.labels(self._model, outcome).inc()
 
     def services(self, entries: Sequence[Entry]) -> None:
         """Sets the numbers of services."""
