@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
-from typing import Protocol
+from typing import Any
 
 import prometheus_client
 from prometheus_client import Histogram
@@ -61,26 +61,6 @@ class Refusal:
 
 Reply = Began | OutputItem | Refusal
 Replies = tuple[Reply, ...]  # of one output, that came at once
-
-
-class Orchestrators(Protocol):
-    """The replicas that make one model's outputs."""
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        """What one of them can serve; raises Lost."""
-        ...
-
-    async def written(self, asked: Asked, special: bool) -> Written | Refusal:
-        """As `Backend.written`, of one of them; raises Lost."""
-        ...
-
-    def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
-        """The replies of one of them; raises Lost."""
-        ...
-
-    def avoid(self, orchestrator: str) -> None:
-        """Sends nothing to the one with this actor for a while, if there are others."""
-        ...
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened
@@ -148,7 +128,7 @@ class ClusterBackend:
     """A `Backend` of several models.
 
     Args:
-        models: their orchestrators by name.
+        models: their orchestrators by name, as `fronts.ServeOrchestrators`.
         metrics: where losses are counted.
         clock: seconds.
         search_seconds: that an output goes without a new token, after a loss, before it fails.
@@ -156,7 +136,7 @@ class ClusterBackend:
 
     def __init__(
         self,
-        models: Mapping[str, Orchestrators],
+        models: Mapping[str, Any],
         metrics: LossMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         search_seconds: float = SEARCH_SECONDS,
@@ -194,14 +174,14 @@ class ClusterBackend:
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """As `Backend.written`."""
         try:
-            found = await self._orchestrators(model).written(asked, special)
+            found: Written | Refusal = await self._orchestrators(model).written(asked, special)
         except Lost as error:
             raise Unreachable(f"no orchestrator of {model!r} answers: {error}") from error
         if isinstance(found, Refusal):
             raise found.error
         return found
 
-    def _orchestrators(self, model: str) -> Orchestrators:
+    def _orchestrators(self, model: str) -> Any:
         if model not in self._models:
             raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(self._models)}")
         return self._models[model]

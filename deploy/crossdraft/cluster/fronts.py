@@ -64,25 +64,25 @@ class FrontBackend:
 class ServeOrchestrators:
     """The replicas of one deployment; Serve sends each call to one with a short queue."""
 
-    avoid = staticmethod(Elsewhere.avoid)  # as `Orchestrators.avoid`
+    avoid = staticmethod(Elsewhere.avoid)
 
     def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
         self._handle = handle.options(_by_reference=False)  # by gRPC
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """As `Orchestrators.models`."""
+        """What one of them can serve; raises Lost."""
         with _foreign_errors():
             models: tuple[ServedModel, ...] = await self._handle.models.remote()
         return models
 
     async def written(self, asked: Asked, special: bool) -> Written | Refusal:
-        """As `Orchestrators.written`."""
+        """As `Backend.written`, of one of them; raises Lost."""
         with _foreign_errors():
             found: Written | Refusal = await self._handle.written.remote(asked, special)
         return found
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
-        """As `Orchestrators.stream`; closing it early cancels the replica's work."""
+        """The replies of one of them; raises Lost. Closing it early cancels the replica's work."""
         with _foreign_errors():
             response: Any = self._handle.options(stream=True).stream.remote(request)
             try:

@@ -1,20 +1,11 @@
 """Replicas of Ray Serve that run gRPC servers and announce them to the directory: targets, drafters, gRPC fronts.
 
-What Serve does for them, seen with Ray 2.60:
-
-- A replica may open any port in its constructor, which may take as long as a model takes to load; only then it counts
-  as running. Its node's address is Ray's (`node_address`). One that raises is tried again, three times for each
-  replica, and then Serve says why and keeps what ran before.
-- With a placement group the replica has the first bundle, and tasks that it starts may have the others; Serve removes
-  the group, and so ends the tasks, with the replica.
-- A replica that is to end runs `__del__`, a coroutine, and is killed after `graceful_shutdown_timeout_s`: time enough
-  for open sessions. So also for `serve shutdown` and for fewer replicas.
-- A health check is a call in the event loop; one that fails three times, or a process that is gone, is replaced.
-- `record_autoscaling_stats` tells the controller of a replica's sessions, by which a policy scales.
-
-What it does not: it sends no session to a replica and knows of none, so that orchestrators find services by the
-directory; a replica with a fixed port may start while the one that it replaces has the same port and ends its sessions,
-so both listen on it (SO_REUSEPORT); and where replicas start is Serve's choice.
+What Serve does for them, seen with Ray 2.60: a replica opens any port in its constructor, which may take as long as a
+model takes to load, and counts as running then; one that is to end runs `__del__`, a coroutine, in which open sessions
+may go on; of a placement group it has the first place, and tasks that it starts have the others; it tells of its
+sessions, by which a policy scales. What Serve does not: it sends no session to a replica, so that orchestrators find
+services by the directory; and a replica with a fixed port may start while the one that it replaces has the same port,
+so both listen on it (SO_REUSEPORT).
 """
 
 import asyncio
@@ -53,7 +44,6 @@ from crossdraft.serving.logs import logged
 from crossdraft.types.statistics import ModelStatistics
 
 if TYPE_CHECKING:
-    from crossdraft.drafter.ngram import ServeNgram
     from crossdraft.engine.served_model import ModelOptions
 
 log = logging.getLogger(__name__)
@@ -97,12 +87,8 @@ def certificate_of(own: object) -> FrontFiles | None:
     return FrontFiles(own.ssl_certfile, own.ssl_keyfile)
 
 
-def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
+def _model_server(service: Service, where: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
     """Imports torch, which those that deploy or ask what runs need not; in a thread, as that takes seconds."""
-    if service.model == NGRAM:
-        from crossdraft.drafter.ngram import ServeNgram, ngram_server
-
-        return _made(ngram_server, ServeNgram(part_of(NgramOptions, service), listening))
     from crossdraft.drafter.service import ServeDrafter, drafter_server
     from crossdraft.engine.served_model import ModelOptions
     from crossdraft.engine.tensor_parallel import run_ranks
@@ -110,13 +96,8 @@ def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any,
 
     model = ModelOptions.of(service.model, service.settings, service.max_sessions)
     if isinstance(service, DrafterService):
-        return drafter_server(ServeDrafter(model, listening, service.affinity))
-    return target_server(ServeTarget(model, listening, partial(run_ranks, host=node_address(), start=_started)))
-
-
-async def _made(make: Callable[["ServeNgram"], Server[Any, Any, Any]], served: "ServeNgram") -> Server[Any, Any, Any]:
-    """In the event loop, as a server must be."""
-    return make(served)
+        return drafter_server(ServeDrafter(model, where, service.affinity))
+    return target_server(ServeTarget(model, where, partial(run_ranks, host=node_address(), start=_started)))
 
 
 def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
@@ -189,10 +170,15 @@ class ModelReplica(ServerReplica):
         assert isinstance(own, Service)
         sessions, metrics = part_of(SessionOptions, own), ANY_PORT if process.metrics else None
         where = listening(process, tls=process.tls, sessions=sessions, metrics_port=metrics)
-        self._model = server = await (await asyncio.to_thread(_model_server, own, where))
-        self._drafts = process.role is Role.DRAFTER and own.model != NGRAM
-        self._before = (time.monotonic(), server.statistics() if self._drafts else None)
-        return server
+        if own.model == NGRAM:
+            from crossdraft.drafter.ngram import ServeNgram, ngram_server
+
+            self._model = ngram_server(ServeNgram(part_of(NgramOptions, own), where))
+        else:
+            self._model = await (await asyncio.to_thread(_model_server, own, where))
+        drafts = process.role is Role.DRAFTER and own.model != NGRAM
+        self._before = (time.monotonic(), self._model.statistics() if drafts else None)
+        return self._model
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls it; for `by_outputs`: sessions of a target, and of a drafter those that it drafts for."""
