@@ -3,11 +3,12 @@
 import asyncio
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from crossdraft.cluster import directory
-from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, FarDirectory, Neighbours, announced
+from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, FarDirectory, announced
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.cluster.status import Entry, Load, Role
 from crossdraft.rpc.metrics import Exporter
@@ -65,11 +66,8 @@ def in_this_process(actor: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory of all that is announced."""
 
     class Near(FarDirectory):
-        async def announce(self, entry: Entry, load: Load) -> Neighbours:
-            return await actor.announce(entry, load)
-
-        async def withdraw(self, id: str) -> None:
-            await actor.withdraw(id)
+        async def ask(self, method: str, *given: object, wait: float = 0.0) -> Any:
+            return await getattr(actor, method)(*given)
 
     monkeypatch.setattr(directory, "FarDirectory", Near)
     monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)

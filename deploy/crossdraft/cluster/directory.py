@@ -132,27 +132,17 @@ class DirectoryGoneError(Exception):
 
 
 class FarDirectory:
-    """The directory, for other processes. All methods raise DirectoryGoneError."""
+    """The directory, for other processes."""
 
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry, load: Load) -> Neighbours:
-        """As Directory.announce."""
-        found: Neighbours = await self._asked("announce", entry, load)
-        return found
+    async def ask(self, method: str, *given: object, wait: float = 0.0) -> Any:
+        """What a method of `Directory` returns; it may take `wait` seconds, and a busy actor some more.
 
-    async def withdraw(self, id: str) -> None:
-        """As Directory.withdraw."""
-        await self._asked("withdraw", id)
-
-    async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
-        """As Directory.entries."""
-        found: tuple[int, tuple[Entry, ...]] = await self._asked("entries", known, seconds, wait=seconds)
-        return found
-
-    async def _asked(self, method: str, *given: object, wait: float = 0.0) -> Any:
-        """What a method returns; it may take `wait` seconds, and a busy actor some more."""
+        Raises:
+            DirectoryGoneError: there is no answer.
+        """
         try:
             if self._actor is None:  # in a thread: it blocks until the head node answers
                 self._actor = await asyncio.to_thread(ray.get_actor, DIRECTORY, NAMESPACE)
@@ -203,7 +193,7 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
     async def announce(level: int = logging.WARNING) -> bool:
         """Whether the directory has taken it."""
         try:
-            await exporter.update(entry.node, *await directory.announce(entry, load()))
+            await exporter.update(entry.node, *await directory.ask("announce", entry, load()))
         except DirectoryGoneError as error:
             log.log(level, "%s", error)
             return False
@@ -217,7 +207,7 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
         await asyncio.wait([announcing])
         await exporter.update(entry.node, 0, {})
         try:
-            await directory.withdraw(entry.id)
+            await directory.ask("withdraw", entry.id)
         except DirectoryGoneError as error:  # its entry will expire
             log.warning("%s", error)
 

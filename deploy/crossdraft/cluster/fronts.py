@@ -7,9 +7,9 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, Response
+from fastapi import FastAPI
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
@@ -17,7 +17,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from crossdraft.cluster.config import ANY_PORT, Process, deployment_name
-from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
+from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import Elsewhere
@@ -30,7 +30,7 @@ from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
-from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.output import ServedModel, Written
@@ -38,7 +38,6 @@ from crossdraft.types.request import Asked
 
 MIB = 2**20
 RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
-SCRAPE_PATH = "/metrics/targets"
 
 
 class FrontBackend:
@@ -136,9 +135,7 @@ class Ingress:
             metrics=front.metrics.text,
             cors=http.cors,
         )
-        app = make_app(front.backend, options)
-        add_scraping(app, FarDirectory(), self._process.keys())
-        return app
+        return make_app(front.backend, options)
 
 
 async def _announce(entry: Entry, metrics: Metrics) -> None:
@@ -149,24 +146,6 @@ async def _announce(entry: Entry, metrics: Metrics) -> None:
 def _limits(process: Process, front: Front) -> GenerationOptions:
     rate = None if front.rate is None else RateLimit(front.rate, front.burst)
     return GenerationOptions(process.keys(), rate, front.stalled_seconds)
-
-
-def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
-    """Adds the route that lists the metrics addresses of all processes, as Prometheus' `http_sd_configs` reads them; it
-    needs a key where there are keys."""
-
-    @app.get(SCRAPE_PATH, include_in_schema=False)
-    async def groups(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[dict[str, Any]]:
-        try:
-            keys.holder(authorization)
-            _, entries = await directory.entries()
-        except KeyRefusedError:
-            response.status_code = 401
-            return []
-        except DirectoryGoneError:
-            response.status_code = 503
-            return []
-        return [{"targets": [one.metrics], "labels": one.labels} for one in entries if one.metrics]
 
 
 class GrpcFront(ServerReplica):

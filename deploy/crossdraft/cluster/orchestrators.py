@@ -114,7 +114,7 @@ class Orchestrator:
         async with announced(self._entry, self._load):
             while True:
                 try:
-                    version, entries = await directory.entries(version, LONG_POLL)
+                    version, entries = await directory.ask("entries", version, LONG_POLL, wait=LONG_POLL)
                 except DirectoryGoneError as error:
                     log.warning("%s", error)
                     await asyncio.sleep(PAUSE)

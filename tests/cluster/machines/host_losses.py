@@ -112,7 +112,7 @@ async def measure(
         await bring_up(somebody, sources)
         async with client_of(somebody.url) as client:
             undisturbed = await Streams(client, range(1, clients + 1), tokens).run()
-        left, fronts, losses = await roles(somebody.url), list(ASKED), list[Loss]()
+        left, fronts, losses = await roles(somebody), list(ASKED), list[Loss]()
         print("processes:", dict(left), flush=True)
         for host in hosts:
             losses.append(await loss(somebody, host, fronts, clients, tokens, undisturbed))
@@ -126,7 +126,7 @@ async def measure(
 async def known(somebody: Person, left: Counter[str]) -> None:
     """Returns once all know what there is."""
     until = time.monotonic() + KNOWN_SECONDS
-    while (found := await roles(somebody.url)) != left:
+    while (found := await roles(somebody)) != left:
         assert time.monotonic() < until, f"there is {dict(found)}, not {dict(left)}"
         await asyncio.sleep(1.0)
 
