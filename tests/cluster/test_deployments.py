@@ -1,6 +1,7 @@
 """What Serve is to run when a configuration comes, and in what order."""
 
 import socket
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ from crossdraft.cluster import config, servers
 from crossdraft.cluster.capacity import needs_of, placed
 from crossdraft.cluster.config import Process, parse, processes_of
 from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
-from crossdraft.cluster.servers import OUTPUTS, by_outputs, check
+from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
 from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.types.statistics import ModelStatistics
 
 BEFORE = """\
 models:
@@ -167,6 +169,14 @@ def test_replicas_follow_the_outputs_that_they_have() -> None:
     loaded: Any = SimpleNamespace(aggregated_metrics={OUTPUTS: {"one": 9.0, "other": 8.0}}, config=aimed)
     idle: Any = SimpleNamespace(aggregated_metrics={}, config=aimed)
     assert (by_outputs(loaded), by_outputs(idle)) == ((5, {}), (0, {}))
+
+
+def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:
+    """Not all open sessions: where drafting does not pay it does nothing for them."""
+    before = ModelStatistics(10, 1.0, {1: 10}, 0, 0, 0, 0, 0.5, 0)
+    after = replace(before, steps=30, seconds=3.0, batches={1: 10, 4: 20}, queued_seconds=1.5)
+    assert ongoing(before, after) == 2.0 * 4 + 1.0
+    assert ongoing(after, after) == 0
 
 
 def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,23 +27,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _check_cached_client_alive, _get_global_client
 from ray.serve.schema import ApplicationStatus
 
-from crossdraft.cluster.capacity import (
-    CPUS,
-    GPUS,
-    PROGRESS_SECONDS,
-    Free,
-    NotServedError,
-    Placement,
-    Say,
-    Waiting,
-    all_nodes,
-    amounts_of,
-    asked,
-    await_nodes,
-    needs_of,
-    placed,
-    taken,
-)
+from crossdraft.cluster import capacity
+from crossdraft.cluster.capacity import CPUS, GPUS, Free, NotServedError, Say, Waiting, amounts_of, taken
 from crossdraft.cluster.config import WHOLE, ConfigurationError, Process, deployment_name, parse, processes_of
 from crossdraft.cluster.directory import DirectoryOwner
 from crossdraft.cluster.fronts import GrpcFront, Ingress
@@ -70,7 +55,6 @@ BEYOND_GRACE = 15.0  # seconds after the grace period until a replica that has n
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
 FAILING = "failed to start"  # in Serve's message
-PORT_TAKEN = "Failed to bind"  # in the error of a proxy of Serve's; otherwise it has not started in time
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 0.5
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
@@ -136,7 +120,7 @@ def _deploy(configuration: Configuration, waiting: Waiting) -> None:
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
     """What is to be served, once nodes have room, models, files and ports for all that does not serve so already; and
     what Serve runs now. Raises NoCapacityError, NotServedError."""
-    plan = await_nodes(processes_of(configuration), waiting)
+    plan = capacity.await_nodes(processes_of(configuration), waiting)
     wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
     serving = {} if found is None else {name: one.status.value == HEALTHY for name, one in found.deployments.items()}
     versions = {one.version for one in before if serving.get(one.deployment)}
@@ -145,7 +129,7 @@ def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes,
         if one.role is not Role.DIRECTORY and one.version not in versions:
             for node in {*plan.places[one.what]}:
                 checks.setdefault(node, []).append(one)
-    faults = asked(_faults, {node: (node, of) for node, of in checks.items()})
+    faults = capacity.asked(_faults, {node: (node, of) for node, of in checks.items()})
     if any(faults.values()):
         raise NotServedError("\n".join(filter(None, faults.values())))
     return wanted, before
@@ -197,8 +181,7 @@ def _serve_started(http: Http) -> Iterator[None]:
     except (RayError, TimeoutError) as error:
         serve.shutdown()
         why = in_short(str(error)) or type(error).__name__
-        advice = "choose another port" if PORT_TAKEN in str(error) else "deploy again"
-        raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}; {advice}") from error
+        raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}") from error
     try:
         yield
     except ValueError:
@@ -221,7 +204,7 @@ def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
         failed = found is not None and found.status is ApplicationStatus.DEPLOY_FAILED
         if failed or time.monotonic() > until:
             raise NotServedError(f"Ray Serve cannot run all: {reasons}{'' if failed else '; the time for it is over'}")
-        if time.monotonic() - told > PROGRESS_SECONDS or (FAILING in reasons and reasons != said):
+        if time.monotonic() - told > capacity.PROGRESS_SECONDS or (FAILING in reasons and reasons != said):
             said, told = reasons, time.monotonic()
             say(reasons or "Ray Serve starts the application")
         time.sleep(POLL_SECONDS)
@@ -235,7 +218,9 @@ def undeploy() -> None:
         serve.shutdown()
 
 
-def replicas_of(configuration: Configuration, plan: Placement, versions: Mapping[str, str] | None = None) -> Processes:
+def replicas_of(
+    configuration: Configuration, plan: capacity.Placement, versions: Mapping[str, str] | None = None
+) -> Processes:
     """All processes of a configuration.
 
     Args:
@@ -270,7 +255,11 @@ def deployed_before() -> Processes:
         configuration = parse(state["configuration"])
     except (KeyError, ConfigurationError):
         return ()
-    return replicas_of(configuration, placed(needs_of(processes_of(configuration)), all_nodes()), state["versions"])
+    return replicas_of(
+        configuration,
+        capacity.placed(capacity.needs_of(processes_of(configuration)), capacity.all_nodes()),
+        state["versions"],
+    )
 
 
 def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, ...]:

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http.client import HTTPException
 from typing import Any
@@ -190,16 +190,22 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
     """Keeps the process in the directory during the block, with what `load` says each time."""
     directory, exporter = FarDirectory(), NodeExporter()
 
-    async def announce(level: int = logging.WARNING) -> bool:
-        """Whether the directory has taken it."""
-        try:
-            await exporter.update(entry.node, *await directory.ask("announce", entry, load()))
-        except DirectoryGoneError as error:
-            log.log(level, "%s", error)
-            return False
-        return True
+    begun = asyncio.Event()
 
-    announcing = asyncio.create_task(_repeated(announce, await announce()))
+    async def announce() -> None:
+        level = logging.WARNING
+        while True:
+            try:
+                await exporter.update(entry.node, *await directory.ask("announce", entry, load()))
+                level = logging.WARNING
+            except DirectoryGoneError as error:
+                log.log(level, "%s", error)
+                level = logging.DEBUG  # until it is back
+            begun.set()
+            await asyncio.sleep(ANNOUNCE_INTERVAL)
+
+    announcing = asyncio.create_task(announce())
+    await begun.wait()
     try:
         yield
     finally:
@@ -210,9 +216,3 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
             await directory.ask("withdraw", entry.id)
         except DirectoryGoneError as error:  # its entry will expire
             log.warning("%s", error)
-
-
-async def _repeated(announce: Callable[[int], Awaitable[bool]], known: bool) -> None:
-    while True:
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
-        known = await announce(logging.WARNING if known else logging.DEBUG)

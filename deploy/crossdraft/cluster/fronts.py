@@ -14,12 +14,10 @@ from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
-from ray.serve.handle import DeploymentHandle
 
 from crossdraft.cluster.config import ANY_PORT, Process, deployment_name
 from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
-from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import Elsewhere
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Load, Role
@@ -37,35 +35,29 @@ from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
 MIB = 2**20
-RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
+AGAIN = 1.0  # seconds before a client may try again where all replicas are full
 
 
-class FrontBackend:
-    """The backend of a front's process, with its metrics. Waits for Serve."""
+def backend_of(process: Process, metrics: Metrics) -> MeasuredBackend:
+    """That of a front's process. Waits for Serve."""
+    orchestrators = {name: ServeOrchestrators(name) for name in process.models}
+    losses = LossMetrics(metrics.registry, process.models)
+    return MeasuredBackend(ClusterBackend(orchestrators, losses, search_seconds=process.target_wait_seconds), metrics)
 
-    def __init__(self, process: Process) -> None:
-        self.metrics = Metrics()
-        names = {model: deployment_name(Role.ORCHESTRATOR, model) for model in process.models}
-        handles = {
-            model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
-        }
-        losses = LossMetrics(self.metrics.registry, process.models)
-        backend = ClusterBackend(handles, losses, search_seconds=process.target_wait_seconds)
-        self.backend = MeasuredBackend(backend, self.metrics)
-        self._exporter = Exporter(self.metrics.registry) if process.metrics else None
 
-    def start(self) -> str:
-        """Begins to measure, in the event loop; returns where Prometheus reads: host:port, empty: nowhere."""
-        self.metrics.lag.start()
-        return "" if self._exporter is None else self._exporter.start(node_address(), ANY_PORT)
+def measuring(process: Process, metrics: Metrics) -> str:
+    """Begins to measure, in the event loop; returns where Prometheus reads: host:port, empty: nowhere."""
+    metrics.lag.start()
+    return Exporter(metrics.registry).start(node_address(), ANY_PORT) if process.metrics else ""
 
 
 class ServeOrchestrators:
-    """The replicas of one deployment; Serve sends each call to one with a short queue."""
+    """The replicas that make a model's outputs; Serve sends each call to one with a short queue."""
 
     avoid = staticmethod(Elsewhere.avoid)
 
-    def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
+    def __init__(self, model: str) -> None:
+        handle = serve.get_deployment_handle(deployment_name(Role.ORCHESTRATOR, model), APPLICATION)
         self._handle = handle.options(_by_reference=False)  # by gRPC
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -97,9 +89,7 @@ def _foreign_errors() -> Iterator[None]:
     try:
         yield
     except BackPressureError as error:
-        raise OverloadedError(
-            "all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS
-        ) from error
+        raise OverloadedError("all orchestrators are at their limit of outputs; ask again later", AGAIN) from error
     except (RayError, RayServeException, AioRpcError) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:
@@ -123,19 +113,20 @@ class Ingress:
         self._process = process
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
-        http, front = self._process.own, FrontBackend(self._process)
+        http, metrics = self._process.own, Metrics()
         assert isinstance(http, Http)
-        entry = entry_of(self._process, "", front.start())
-        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
+        backend = backend_of(self._process, metrics)
+        entry = entry_of(self._process, "", measuring(self._process, metrics))
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, metrics))
         options = HttpOptions(
             **vars(_limits(self._process, http)),
             max_bytes=int(http.max_body_mib * MIB),
             max_held_bytes=int(http.max_bodies_mib * MIB),
             max_choices=http.max_choices,
-            metrics=front.metrics.text,
+            metrics=metrics.text,
             cors=http.cors,
         )
-        return make_app(front.backend, options)
+        return make_app(backend, options)
 
 
 async def _announce(entry: Entry, metrics: Metrics) -> None:
@@ -156,7 +147,7 @@ class GrpcFront(ServerReplica):
         own = process.own
         assert isinstance(own, Grpc)
         where = listening(process, limit=MessageLimit(own.max_message_mib), tls=certificate_of(own))
-        front = await asyncio.to_thread(FrontBackend, process)
-        server = GenerationServer(front.backend, where, _limits(process, own))
-        server.metrics = front.start()
+        backend = await asyncio.to_thread(backend_of, process, metrics := Metrics())
+        server = GenerationServer(backend, where, _limits(process, own))
+        server.metrics = measuring(process, metrics)
         return server

@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
@@ -143,14 +143,21 @@ class ServerReplica(ABC):
         self._serving = AsyncExitStack()
         self._serving.enter_context(logged(process.log_format))
         node = node_address()
-        server = await self.server(process)
+        self._server = server = await self.server(process)
         await server.start()
         self._serving.push_async_callback(server.drain)
         freeze_heap()
         host, _, port = server.address.rpartition(":")
         address = f"{node if host in ALL_ADDRESSES else host}:{port}"  # the one that the cluster uses
-        entry = entry_of(process, address, server.metrics)
-        await self._serving.enter_async_context(announced(entry, _meter(server)))
+        self._work, self._asked = server.work, time.monotonic()
+        await self._serving.enter_async_context(announced(entry_of(process, address, server.metrics), self._load))
+
+    def _load(self) -> Load:
+        """Since it was asked for last."""
+        (_, before), since = self._work, self._asked
+        self._work, self._asked = self._server.work, time.monotonic()
+        sessions, seconds = self._work
+        return Load(sessions, (seconds - before) / max(self._asked - since, SHORTEST))
 
     @abstractmethod
     async def server(self, process: Process) -> AnyServer:
@@ -164,6 +171,8 @@ class ServerReplica(ABC):
 class ModelReplica(ServerReplica):
     """A target or a drafter."""
 
+    _before: tuple[float, ModelStatistics] | None = None  # of a drafter with a model: when, and what it had done
+
     async def server(self, process: Process) -> Server[Any, Any, Any]:
         """As `ServerReplica.server`; loads the model."""
         own = process.own
@@ -173,18 +182,17 @@ class ModelReplica(ServerReplica):
         if own.model == NGRAM:
             from crossdraft.drafter.ngram import ServeNgram, ngram_server
 
-            self._model = ngram_server(ServeNgram(part_of(NgramOptions, own), where))
-        else:
-            self._model = await (await asyncio.to_thread(_model_server, own, where))
-        drafts = process.role is Role.DRAFTER and own.model != NGRAM
-        self._before = (time.monotonic(), self._model.statistics() if drafts else None)
-        return self._model
+            return ngram_server(ServeNgram(part_of(NgramOptions, own), where))
+        self._model = server = await (await asyncio.to_thread(_model_server, own, where))
+        if process.role is Role.DRAFTER:
+            self._before = (time.monotonic(), server.statistics())
+        return server
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls it; for `by_outputs`: sessions of a target, and of a drafter those that it drafts for."""
+        if self._before is None:
+            return {OUTPUTS: float(self._server.work[0])}
         (since, before), now = self._before, time.monotonic()
-        if before is None:
-            return {OUTPUTS: float(self._model.work[0])}
         self._before = (now, after := self._model.statistics())
         return {OUTPUTS: ongoing(before, after) / max(now - since, SHORTEST)}
 
@@ -202,18 +210,3 @@ def by_outputs(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     outputs = sum((metrics.get(OUTPUTS) or {}).values())
     config: Any = context.config
     return math.ceil(outputs / config.get_target_ongoing_requests()), {}
-
-
-def _meter(server: AnyServer) -> Callable[[], Load]:
-    """Its load since it was asked for last."""
-    before, computed = time.monotonic(), server.work[1]
-
-    def load() -> Load:
-        nonlocal before, computed
-        sessions, seconds = server.work
-        now = time.monotonic()
-        busy = (seconds - computed) / max(now - before, SHORTEST)
-        before, computed = now, seconds
-        return Load(sessions, busy)
-
-    return load
