@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,30 +162,26 @@ SERVING = [role for role in Role if role is not Role.DIRECTORY]  # they announce
 def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
     """Two nodes, and nothing on them yet; this process is a driver."""
     with patch.dict(os.environ, ENVIRONMENT), ExitStack() as stack:
-        place, cluster = tried(stack, folder)
+        faults: list[str] = []
+        while True:  # a busy machine may need several attempts
+            place = folder / str(len(faults))
+            try:
+                cluster = stack.enter_context(started(place))
+                break
+            except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
+                faults.append(str(error))
+                assert len(faults) < ATTEMPTS, faults
         yield RunningCluster(place, cluster.address, *ports)
 
 
-def tried(stack: ExitStack, folder: Path, *nodes: Any) -> tuple[Path, Any]:
-    """As `started`, where a busy machine may need several attempts; with the folder of Ray's logs."""
-    faults: list[str] = []
-    while True:
-        place = folder / str(len(faults))
-        try:
-            return place, stack.enter_context(started(place, *nodes))
-        except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
-            faults.append(str(error))
-            assert len(faults) < ATTEMPTS, faults
-
-
 @contextmanager
-def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpus: int = 4) -> Iterator[Any]:
+def started(folder: Path) -> Iterator[Any]:
     """Ray's nodes, HEAD among them, with this process connected to them; raises TimeoutError or RuntimeError."""
     from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "num_cpus": cpus,
+        "num_cpus": 4,
         "object_store_memory": 80_000_000,
         "include_dashboard": False,
         "include_log_monitor": False,  # nobody reads what it would print here
@@ -198,7 +194,7 @@ def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpu
     cluster = Cluster()
     try:
         with patch.object(ray._private.services, "get_node", _patient(ray._private.services.get_node)):
-            for address, offers in nodes.items():
+            for address, offers in OFFERS.items():
                 first = {"temp_dir": str(folder)} if address == HEAD else {}
                 cluster.add_node(wait=False, node_ip_address=address, resources=offers, **common, **first)
         cluster.wait_for_nodes(START_SECONDS)

@@ -74,7 +74,7 @@ KINDS: Mapping[Role, Any] = {
 }
 
 
-def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None:
+def deploy(configuration: Configuration, waiting: Waiting) -> None:
     """Returns once everything serves. What runs already and is unchanged goes on; what differs is replaced.
 
     Raises:
@@ -83,7 +83,17 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
             is under way; what ran before goes on.
     """
     with alone():
-        _deploy(configuration, waiting or Waiting())
+        wanted, before = _checked(configuration, waiting)
+        until = time.monotonic() + waiting.seconds
+        with _serve_started(configuration.http):
+            nothing = application_status() is None
+            try:
+                for step in steps(wanted, before, _free()):
+                    _run(step, before, until, waiting.say)
+            except NotServedError as error:
+                if nothing:
+                    serve.delete(APPLICATION)
+                raise (_undone(error, wanted, before, waiting.say) if before else error) from error
 
 
 @contextmanager
@@ -101,20 +111,6 @@ def alone() -> Iterator[None]:
 
 class _Mark:
     """An actor that does nothing."""
-
-
-def _deploy(configuration: Configuration, waiting: Waiting) -> None:
-    wanted, before = _checked(configuration, waiting)
-    until = time.monotonic() + waiting.seconds
-    with _serve_started(configuration.http):
-        nothing = application_status() is None
-        try:
-            for step in steps(wanted, before, _free()):
-                _run(step, before, until, waiting.say)
-        except NotServedError as error:
-            if nothing:
-                serve.delete(APPLICATION)
-            raise (_undone(error, wanted, before, waiting.say) if before else error) from error
 
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:

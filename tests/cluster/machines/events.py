@@ -71,7 +71,7 @@ class Disturbed:
         return found
 
     async def _happenings(self) -> AsyncIterator[tuple[str, Happening]]:
-        """Each is made good before the next one; but for machines that are lost."""
+        """Each is made good before the next one. Hosts that are lost: `host_losses`."""
         machines = self._person.machines
         yield "one of two orchestrators is killed", await self._killing()
         await self._restored()
@@ -87,10 +87,6 @@ class Disturbed:
         yield "rolling update: options of targets and orchestrators change", self._update
         await self._restored()
         yield "upgrade: another version, all processes are replaced", self._upgrade
-        await self._restored()
-        yield "a drafter's machine is switched off", machines["drafter-1"].switch_off
-        await self._restored()
-        yield "a target's machine is switched off, with its orchestrator", machines["target-1"].switch_off
 
     async def _quiet(self) -> Event:
         """Each output once, to compare others with."""
