@@ -192,14 +192,15 @@ def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
     said, told = "", time.monotonic()
     while (found := application_status()) is None or found.status is not ApplicationStatus.RUNNING:
         starting = [hosted(name, one) for name, one in ({} if found is None else found.deployments).items()]
-        reasons = "; ".join(
+        reasons = "\n".join(
             f"{one.name}: {one.replicas} of {one.configured} serve; {one.message or one.state.lower()}"
             for one in starting
             if one.state != HEALTHY
         )
         failed = found is not None and found.status is ApplicationStatus.DEPLOY_FAILED
         if failed or time.monotonic() > until:
-            raise NotServedError(f"Ray Serve cannot run all: {reasons}{'' if failed else '; the time for it is over'}")
+            late = "" if failed else ", and the time for it is over"
+            raise NotServedError(f"Ray Serve cannot run all{late}:\n{reasons}")
         if time.monotonic() - told > capacity.PROGRESS_SECONDS or (FAILING in reasons and reasons != said):
             said, told = reasons, time.monotonic()
             say(reasons or "Ray Serve starts the application")
