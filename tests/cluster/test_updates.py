@@ -242,7 +242,7 @@ def test_when_serve_is_shut_down_nothing_is_left(cluster: RunningCluster) -> Non
     processes = {one.process for one in cluster.entries()}
     assert len(processes) >= len(SERVING)
     serve.shutdown()
-    with pytest.raises(ValueError, match="directory"):
+    with pytest.raises(ValueError, match="no application"):
         deployed()
     assert ray.util.list_named_actors(all_namespaces=True) == []
     asyncio.run(eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in processes)))
