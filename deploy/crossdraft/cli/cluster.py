@@ -85,7 +85,8 @@ def status(address: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found.plain()))
         return
-    print_whole(table_of(found, time.time()))
+    if found.processes:
+        print_whole(table_of(found, time.time()))
     for version in sorted({one.version for one in found.processes}):
         of = [str(one.process) for one in found.processes if one.version == version]
         others = len(of) < len(found.processes)

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
 from crossdraft.cluster.config import Process
-from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Entry, Load, installed
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Deployed, Entry, Load, deployed_with, installed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter, Registry
 
@@ -78,9 +78,10 @@ class Directory:
         if self._heard.pop(id, None) is not None:
             await self._change()
 
-    async def loads(self) -> dict[str, Load]:
-        """Of all processes, by the ids of their entries."""
-        return {id: load for id, (_, load, _) in self._heard.items()}
+    async def deployed(self) -> Deployed:
+        """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
+        _, entries = await self.entries()
+        return await asyncio.to_thread(deployed_with, entries, {id: load for id, (_, load, _) in self._heard.items()})
 
     async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
         """Version and processes, sorted, once all are known; waits up to `seconds` for a version other than `known`."""

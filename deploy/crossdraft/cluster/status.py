@@ -109,14 +109,19 @@ def deployed() -> Deployed:
     """Raises ValueError if nothing is deployed."""
     import ray
 
+    try:
+        directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
+    except ValueError:  # it is not started yet, or has ended
+        return deployed_with((), {})
+    found: Deployed = ray.get(directory.deployed.remote())
+    return found
+
+
+def deployed_with(entries: tuple[Entry, ...], loads: Mapping[str, Load]) -> Deployed:
+    """These, and what Serve says; raises ValueError if it has no such application."""
     found = application_status()
     if found is None:
         raise ValueError("there is no application of this name")
-    try:
-        directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
-        (_, entries), loads = ray.get([directory.entries.remote(), directory.loads.remote()])
-    except ValueError:  # it is not started yet, or has ended
-        entries, loads = (), {}
     deployments = sorted(hosted(name, one) for name, one in found.deployments.items())
     return Deployed(entries, found.status.value, in_short(found.message), tuple(deployments), loads)
 
