@@ -34,7 +34,7 @@ from crossdraft.cluster.directory import DirectoryOwner
 from crossdraft.cluster.fronts import GrpcFront, Ingress
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
-from crossdraft.cluster.servers import ModelReplica, by_outputs, check
+from crossdraft.cluster.servers import ModelReplica, by_outputs, faults_of
 from crossdraft.cluster.status import APPLICATION, NAMESPACE, Role, application_status, hosted, in_short
 from crossdraft.config.api import ConnectionOptions
 from crossdraft.config.cluster import Configuration, Http, Scale, ServedService, Service
@@ -125,7 +125,7 @@ def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes,
         if one.role is not Role.DIRECTORY and one.version not in versions:
             for node in {*plan.places[one.what]}:
                 checks.setdefault(node, []).append(one)
-    faults = capacity.asked(_faults, {node: (node, of) for node, of in checks.items()})
+    faults = capacity.asked(faults_of, {node: (node, of) for node, of in checks.items()})
     if any(faults.values()):
         raise NotServedError("\n".join(filter(None, faults.values())))
     return wanted, before
@@ -139,17 +139,6 @@ def _undone(error: NotServedError, wanted: Processes, before: Processes, say: Sa
     except NotServedError as missing:
         return NotServedError(f"{error}\nmissing now: {missing}; deploy again what can be served")
     return error
-
-
-def _faults(node: str, checks: Processes) -> str:
-    """Runs on a node, in a task."""
-    said = []
-    for one in checks:
-        try:
-            check(one)
-        except (ValueError, CannotListen) as error:
-            said.append(f"{one.what} cannot be served on node {node}: {error}")
-    return "\n".join(said)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.config import AutoscalingContext
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -37,6 +36,7 @@ from crossdraft.config.engine import NGRAM, NgramOptions
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import SessionOptions
 from crossdraft.engine.names import source_of
+from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.grpc import GenerationServer
@@ -44,6 +44,8 @@ from crossdraft.serving.logs import logged
 from crossdraft.types.statistics import ModelStatistics
 
 if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
     from crossdraft.engine.served_model import ModelOptions
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,17 @@ SHORTEST = 1e-3  # seconds between two looks
 
 AnyServer = Server[Any, Any, Any] | GenerationServer
 ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
+
+
+def faults_of(node: str, processes: Sequence[Process]) -> str:
+    """What `check` says of each, a line for each; runs on a node, in a task."""
+    said = []
+    for one in processes:
+        try:
+            check(one)
+        except (ValueError, CannotListen) as error:
+            said.append(f"{one.what} cannot be served on node {node}: {error}")
+    return "\n".join(said)
 
 
 def check(process: Process) -> None:
@@ -204,7 +217,7 @@ def ongoing(before: ModelStatistics, after: ModelStatistics) -> float:
     return computed + after.queued_seconds - before.queued_seconds
 
 
-def by_outputs(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+def by_outputs(context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
     """Serve's autoscaling policy: how many replicas all outputs need; bounds and delays are Serve's."""
     metrics = context.aggregated_metrics or {}
     outputs = sum((metrics.get(OUTPUTS) or {}).values())
