@@ -58,8 +58,8 @@ FAILING = "failed to start"  # in Serve's message
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 0.5
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
-# For nodes: on Kubernetes Serve begins with the first pod. Meanwhile it says nothing to who asks for its status.
-BUILDING = Waiting(600.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 45.0, say=log.info)
+# For nodes: on Kubernetes Serve begins with the first pod. Serve says nothing meanwhile, and tries several times.
+BUILDING = Waiting(600.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 15.0, say=log.info)
 HEALTHY = "HEALTHY"  # a state of a deployment
 STATE = "deployed"  # of the directory's user_config
 Processes = Sequence[Process]  # of an application: the directory first, the HTTP front last
