@@ -21,13 +21,13 @@ from openai.types import Completion
 from ray.exceptions import RaySystemError
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import NoCapacityError, NotServedError
+from crossdraft.cluster.capacity import NotServedError
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy, undeploy
 from crossdraft.cluster.status import Entry, Role, deployed
 from tests.serving.exposed import samples
 
-__all__ = ["NoCapacityError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
+__all__ = ["NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {HEAD: {"ingress": 4, "drafter": 3}, TARGETS: {"target": 3, "orchestrator": 8}}
 ENVIRONMENT = {

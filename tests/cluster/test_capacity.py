@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import Need, Nodes, Waiting, needs_of, pending_in, placed, taken
+from crossdraft.cluster.capacity import Need, Nodes, Waiting, needs_of, placed, taken
 from crossdraft.cluster.config import HEAD, parse, processes_of
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
@@ -98,10 +98,13 @@ def test_of_a_resource_that_no_node_offers_only_that_is_said() -> None:
     assert (found.faults, len(found.left)) == ((f"{told}CPU, drafter, target",), 1)
 
 
-def test_nodes_that_are_set_up_are_read_from_the_autoscaler() -> None:
+def test_nodes_that_are_set_up_are_read_from_the_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
     report = {"pending_nodes": [["10.77.0.2", "local", "setting-up"]], "pending_launches": {"gpu": 2}}
-    assert pending_in(json.dumps({"autoscaler_report": report})) == ("10.77.0.2 setting-up", "2 of type gpu, launching")
-    assert pending_in(json.dumps({"load_metrics_report": {}})) == ()
+    pending = ("10.77.0.2 setting-up", "2 of type gpu, launching")
+    for written, found in (({"autoscaler_report": report}, pending), ({"load_metrics_report": {}}, ()), (None, ())):
+        status = None if written is None else json.dumps(written).encode()
+        monkeypatch.setattr(capacity, "_internal_kv_get", lambda _, status=status: status)
+        assert capacity.pending_nodes() == found
 
 
 @pytest.mark.parametrize(("pending", "waited"), [((), 30.0), (("10.77.0.2 setting-up",), 60.0)])

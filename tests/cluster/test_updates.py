@@ -22,7 +22,6 @@ from tests.cluster.running import (
     SERVING,
     TARGETS,
     Heard,
-    NoCapacityError,
     NotServedError,
     RunningCluster,
     deployed,
@@ -159,7 +158,7 @@ async def test_no_output_is_made_by_the_weights_before_and_after_an_update(clust
 
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
     before = cluster.entries()
-    with pytest.raises(NoCapacityError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
+    with pytest.raises(NotServedError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
         cluster.deploy(changed(cluster).replace("replicas: 1", "replicas: 5"))
     asyncio.run(eventually(lambda: cluster.entries() == before))
 

@@ -154,12 +154,8 @@ PROGRESS_SECONDS = 15.0  # between two lines about what is waited for
 ANSWER_SECONDS = 60.0  # for a busy node to start a process
 
 
-class NoCapacityError(ValueError):
-    """The nodes lack resources; the text says which."""
-
-
 class NotServedError(ValueError):
-    """A service cannot be run as configured; the text says why."""
+    """What is configured cannot be run; the text says why, and what nodes lack."""
 
 
 Say = Callable[[str], None]  # shows a line of progress
@@ -177,30 +173,23 @@ class Waiting:
 def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
     """Returns once there are places for all replicas, and the nodes have this process's crossdraft.
 
-    Args:
-        processes: what is to be served.
-        waiting: how long.
-
     Raises:
-        NoCapacityError: nodes lack resources.
-        NotServedError: a node has another crossdraft.
+        NotServedError: nodes lack resources, or one has another crossdraft.
     """
-    needs, began = needs_of(processes), time.monotonic()
+    needs = needs_of(processes)
 
-    def found() -> Placement:
-        return placed(needs, all_nodes())
+    def faults() -> Sequence[str]:
+        found = placed(needs, all_nodes())
+        return (*found.faults, *found.left) or _different(needs)
 
-    if waiting.node_seconds and found().faults:  # for an autoscaler, if there is one
+    if waiting.node_seconds and faults():  # for an autoscaler, if there is one
         request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
-    lacking = _left(lambda: found().faults, waiting, began)
+    lacking = _left(faults, waiting, time.monotonic())
     if waiting.node_seconds:
         request_resources(bundles=[])
     if lacking:
-        raise NoCapacityError("\n".join((*lacking, *found().left)))
-    different = _left(lambda: _different(needs), waiting, began)
-    if different:
-        raise NotServedError("\n".join(different))
-    return found()
+        raise NotServedError("\n".join(lacking))
+    return placed(needs, all_nodes())
 
 
 def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, began: float) -> Sequence[str]:
@@ -224,13 +213,7 @@ def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, began: float) -
 
 def pending_nodes() -> tuple[str, ...]:
     """Nodes that Ray's autoscaler has begun to set up, as `ray status` shows them; none without an autoscaler."""
-    status = _internal_kv_get(DEBUG_AUTOSCALING_STATUS)
-    return pending_in(status.decode()) if status else ()
-
-
-def pending_in(status: str) -> tuple[str, ...]:
-    """The same, of the JSON that the autoscaler writes about itself."""
-    report = json.loads(status).get("autoscaler_report") or {}
+    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or "{}").get("autoscaler_report") or {}
     launching = (f"{count} of type {kind}, launching" for kind, count in report.get("pending_launches", {}).items())
     return (*(f"{ip} {state}" for ip, _, state in report.get("pending_nodes", ())), *launching)
 

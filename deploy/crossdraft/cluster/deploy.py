@@ -78,9 +78,8 @@ def deploy(configuration: Configuration, waiting: Waiting) -> None:
     """Returns once everything serves. What runs already and is unchanged goes on; what differs is replaced.
 
     Raises:
-        NoCapacityError: nodes lack resources.
-        NotServedError: something cannot be run with its options, nodes have another crossdraft, or another deployment
-            is under way; what ran before goes on.
+        NotServedError: nodes lack resources or have another crossdraft, something cannot be run with its options, or
+            another deployment is under way; what ran before goes on.
     """
     with alone():
         wanted, before = _checked(configuration, waiting)
@@ -115,7 +114,7 @@ class _Mark:
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
     """What is to be served, once nodes have room, models, files and ports for all that does not serve so already; and
-    what Serve runs now. Raises NoCapacityError, NotServedError."""
+    what Serve runs now. Raises NotServedError."""
     plan = capacity.await_nodes(processes_of(configuration), waiting)
     wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
     serving = {} if found is None else {name: one.status.value == HEALTHY for name, one in found.deployments.items()}
@@ -349,8 +348,7 @@ def build(args: Mapping[str, object]) -> Application:
 
     Raises:
         ConfigurationError: the configuration cannot be used.
-        NoCapacityError: nodes lack resources.
-        NotServedError: nodes lack a model or a file, have another crossdraft, or a port is taken.
+        NotServedError: nodes lack resources, a model or a file, have another crossdraft, or a port is taken.
     """
     try:
         configuration = parse(yaml.safe_dump(dict(args)), "")
