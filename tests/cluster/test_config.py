@@ -140,12 +140,6 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
         ),
         (SMALLEST + "    drafters:\n      - {name: a b, model: m}\n", r"line 6: models\.0\.drafters\.0\.name: "),
         (SMALLEST + "grace_seconds: -1\n", r"line 5: grace_seconds: "),
-        (
-            SMALLEST + "    drafters: [{name: d, model: 'bundled:e'}]\n",
-            r"line 5: models\.0\.drafters\.0\.model: .*bundled:e",
-        ),
-        (SMALLEST.replace("bundled:", "inflated:2x:bundled:"), r"line 4: models\.0\.target\.model: .*LAYERSxHIDDEN"),
-        (SMALLEST.replace("bundled:", "inflated:2x64:bundled:no-"), r"line 4: .*there is no bundled model"),
         ("models: [\n", "line 2: "),
         ("models:\n\t- name: x\n", "line 2: "),
         ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),

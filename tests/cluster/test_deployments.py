@@ -187,6 +187,8 @@ def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path, monkeypa
 
     with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/m"):
         checked(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
+    with pytest.raises(ValueError, match="there is no bundled model"):
+        checked(BEFORE.replace("model: m", "model: 'bundled:e'"))
     with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
         checked(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
     with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):

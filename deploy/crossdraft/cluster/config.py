@@ -30,11 +30,9 @@ from crossdraft.config.cluster import (
     Security,
     ServedService,
     Service,
-    TargetService,
 )
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import LogFormat, Waits
-from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, larger_of, source_of
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.types.messages import checked_settings
@@ -89,7 +87,7 @@ def parse(
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
-        _check_models(configuration)
+        _check_settings(configuration)
         if more is not None:
             more(configuration.security)
         return configuration
@@ -126,22 +124,13 @@ def _resolved(part: PartT, folder: Path) -> PartT:
     return replace(part, **changed) if changed else part  # type: ignore[type-var]  # each part is a dataclass
 
 
-def _check_models(configuration: Configuration) -> None:
-    """Checks names of bundled models, sizes of inflated ones, and settings of generations; folders are known to the
-    nodes only. Raises PartError."""
+def _check_settings(configuration: Configuration) -> None:
+    """Of generations; raises PartError. Models are known to the nodes only."""
     for place, served in enumerate(configuration.models):
-        services = [("target", served.target), *((f"drafters.{one}", each) for one, each in enumerate(served.drafters))]
-        for where, service in services:
-            option = "model"
-            try:
-                larger_of(name := service.model)
-                if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
-                    source_of(name)
-                if isinstance(service, TargetService):
-                    option = "override_generation_config"
-                    checked_settings(json.loads(service.override_generation_config))
-            except ValueError as error:
-                raise PartError(("models", str(place), *where.split("."), option), str(error)) from error
+        try:
+            checked_settings(json.loads(served.target.override_generation_config))
+        except ValueError as error:
+            raise PartError(("models", str(place), *SETTINGS.split(".")[1:]), str(error)) from error
 
 
 def _check_security(security: Security) -> None:

@@ -158,31 +158,26 @@ async def batched(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[tuple[
     A reply waits for nothing but the reader. An error of `replies` is raised after what came before it; closing the
     batches closes `replies`.
     """
-    waiting: list[Reply] = []
-    news = asyncio.Event()
-    reading = asyncio.create_task(_read(replies, waiting, news))
+    waiting: asyncio.Queue[Reply | None] = asyncio.Queue()  # None: all have come
+
+    async def read() -> None:
+        try:
+            async with aclosing(replies):
+                async for reply in replies:
+                    waiting.put_nowait(reply)
+        finally:
+            waiting.put_nowait(None)
+
+    reading, batch = asyncio.create_task(read()), list[Reply | None]()
     try:
-        while waiting or not reading.done():
-            await news.wait()
-            news.clear()
-            batch = tuple(waiting)
-            waiting.clear()
-            if batch:
-                yield batch
+        while None not in batch:
+            batch = [await waiting.get(), *(waiting.get_nowait() for _ in range(waiting.qsize()))]
+            if together := tuple(one for one in batch if one is not None):
+                yield together
         await reading
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-
-
-async def _read(replies: AsyncGenerator[Reply, None], waiting: list[Reply], news: asyncio.Event) -> None:
-    try:
-        async with aclosing(replies):
-            async for reply in replies:
-                waiting.append(reply)
-                news.set()
-    finally:
-        news.set()
 
 
 class OrchestratorMetrics:
