@@ -9,7 +9,7 @@ from tests.cluster.machines.host_losses import OFFERS, measure
 
 
 @pytest.mark.full
-async def test_a_silent_host_breaks_no_stream_but_those_of_its_own_fronts(tmp_path: Path) -> None:
+async def test_a_silent_host_costs_no_stream_of_other_fronts_its_text(tmp_path: Path) -> None:
     """One host of each role after the other. Outputs that its fronts ask for end on orchestrators of other hosts, which
     makes these stop nothing else."""
     try:
