@@ -18,7 +18,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from crossdraft.cluster.config import ANY_PORT, Process, deployment_name
 from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
-from crossdraft.cluster.serve_grpc import Elsewhere
+from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Load, Role
 from crossdraft.config.cluster import Front, Grpc, Http
@@ -36,6 +36,7 @@ from crossdraft.types.request import Asked
 
 MIB = 2**20
 AGAIN = 1.0  # seconds before a client may try again where all replicas are full
+keep_alive()  # now: Serve loads the class of a replica before it makes its server, and channels
 
 
 def backend_of(process: Process, metrics: Metrics) -> MeasuredBackend:
