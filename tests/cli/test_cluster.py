@@ -22,7 +22,7 @@ SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
         (SMALLEST + "port: 1\n", "small.yaml, line 4: port: there is no such field; there are models, http, grpc"),
         (SMALLEST + "security:\n  api_keys: none.txt\n", "small.yaml, line 5: security.api_keys: "),
         (
-            SMALLEST + "security:\n  tls:\n    ca: none.pem\n    certificate: small.yaml\n    key: small.yaml\n",
+            SMALLEST + "security:\n  tls:\n    ca: none.pem\n    cert: small.yaml\n    key: small.yaml\n",
             "small.yaml, line 6: security.tls.ca: there is no file ",
         ),
     ],
@@ -82,7 +82,8 @@ def test_each_fault_of_a_configuration_has_a_line_of_its_own(cli: Cli, tmp_path:
 
 def test_fronts_that_others_can_reach_are_said_with_what_they_lack(tmp_path: Path) -> None:
     keys = "security: {api_keys: keys.txt}\n"
-    open_http, open_grpc = "http: {host: 0.0.0.0}\n", "grpc: {host: 10.0.0.1, certificate: c.pem, key: k.pem}\n"
+    open_http = "http: {host: 0.0.0.0}\n"
+    open_grpc = "grpc: {host: 10.0.0.1, ssl_certfile: c.pem, ssl_keyfile: k.pem}\n"
 
     def said(more: str) -> list[str]:
         return [*cluster.exposed(parse(SMALLEST + more, folder=tmp_path))]

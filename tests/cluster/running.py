@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ from openai.types import Completion
 from ray.exceptions import RaySystemError
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import NoCapacityError, NotServedError
+from crossdraft.cluster.capacity import NotServedError
 from crossdraft.cluster.config import parse
-from crossdraft.cluster.deploy import Waiting, deploy, deployed, undeploy
-from crossdraft.cluster.directory import Entry, Role
+from crossdraft.cluster.deploy import Waiting, deploy, undeploy
+from crossdraft.cluster.status import Entry, Role, deployed
 from tests.serving.exposed import samples
 
-__all__ = ["NoCapacityError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
+__all__ = ["NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {HEAD: {"ingress": 4, "drafter": 3}, TARGETS: {"target": 3, "orchestrator": 8}}
 ENVIRONMENT = {
@@ -155,36 +155,33 @@ grace_seconds: 2
 
 
 FRONTS = (Role.HTTP, Role.GRPC)
+SERVING = [role for role in Role if role is not Role.DIRECTORY]  # they announce themselves
 
 
 @contextmanager
 def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
     """Two nodes, and nothing on them yet; this process is a driver."""
     with patch.dict(os.environ, ENVIRONMENT), ExitStack() as stack:
-        place, cluster = tried(stack, folder)
+        faults: list[str] = []
+        while True:  # a busy machine may need several attempts
+            place = folder / str(len(faults))
+            try:
+                cluster = stack.enter_context(started(place))
+                break
+            except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
+                faults.append(str(error))
+                assert len(faults) < ATTEMPTS, faults
         yield RunningCluster(place, cluster.address, *ports)
 
 
-def tried(stack: ExitStack, folder: Path, *nodes: Any) -> tuple[Path, Any]:
-    """As `started`, where a busy machine may need several attempts; with the folder of Ray's logs."""
-    faults: list[str] = []
-    while True:
-        place = folder / str(len(faults))
-        try:
-            return place, stack.enter_context(started(place, *nodes))
-        except (TimeoutError, RuntimeError, RaySystemError) as error:  # a process of Ray's was too late, or is dead
-            faults.append(str(error))
-            assert len(faults) < ATTEMPTS, faults
-
-
 @contextmanager
-def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpus: int = 4) -> Iterator[Any]:
+def started(folder: Path) -> Iterator[Any]:
     """Ray's nodes, HEAD among them, with this process connected to them; raises TimeoutError or RuntimeError."""
     from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "num_cpus": cpus,
+        "num_cpus": 4,
         "object_store_memory": 80_000_000,
         "include_dashboard": False,
         "include_log_monitor": False,  # nobody reads what it would print here
@@ -197,7 +194,7 @@ def started(folder: Path, nodes: Mapping[str, Mapping[str, float]] = OFFERS, cpu
     cluster = Cluster()
     try:
         with patch.object(ray._private.services, "get_node", _patient(ray._private.services.get_node)):
-            for address, offers in nodes.items():
+            for address, offers in OFFERS.items():
                 first = {"temp_dir": str(folder)} if address == HEAD else {}
                 cluster.add_node(wait=False, node_ip_address=address, resources=offers, **common, **first)
         cluster.wait_for_nodes(START_SECONDS)

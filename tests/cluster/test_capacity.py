@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import HEAD, Need, Nodes, Waiting, needs_of, pending_in, placed, taken
-from crossdraft.cluster.config import parse
+from crossdraft.cluster.capacity import Need, Nodes, Waiting, needs_of, placed, taken
+from crossdraft.cluster.config import HEAD, parse, processes_of
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
 THREE: Nodes = {"head": {"CPU": 2.0, HEAD: 1.0}, "a": {"CPU": 2.0}, "b": {"CPU": 2.0}}
@@ -35,13 +35,13 @@ def test_a_node_can_be_chosen_by_its_address() -> None:
 
 
 def test_every_replica_of_a_configuration_is_counted() -> None:
-    needs = needs_of(parse(TEXT))
+    needs = needs_of(processes_of(parse(TEXT)))
     assert [(one.what, one.count, one.most) for one in needs] == [
         ("target of 'small'", 2, 1),
         ("drafter 'd' of 'small'", 1, float("inf")),
         ("orchestrator of 'small'", 3, float("inf")),
-        ("http front", 1, float("inf")),
         ("grpc front", 2, 1),
+        ("http front", 1, float("inf")),
     ]
     assert needs[0].amounts == {"CPU": 1, "GPU": 0.5, "target": 1}
     assert needs[2].amounts == {"CPU": 0.25}
@@ -49,7 +49,7 @@ def test_every_replica_of_a_configuration_is_counted() -> None:
 
 def test_a_replica_on_several_devices_needs_places_for_each_of_its_processes() -> None:
     target = "{model: m, replicas: 2, tensor_parallel_size: 4, resources: {cpus: 8, gpus: 4, custom: {target: 1}}}"
-    need, *_ = needs_of(parse(f"models: [{{name: small, target: {target}}}]"))
+    need, *_ = needs_of(processes_of(parse(f"models: [{{name: small, target: {target}}}]")))
     assert (need.count, need.most, need.amounts) == (8, float("inf"), {"CPU": 2, "GPU": 1, "target": 0.25})
     free = {"a": {"GPU": 2.0, "CPU": 9.0, "target": 1.0}, "b": {"GPU": 3.0, "CPU": 4.0, "target": 1.0}}
     assert not taken(need.amounts, free, 5)
@@ -98,10 +98,13 @@ def test_of_a_resource_that_no_node_offers_only_that_is_said() -> None:
     assert (found.faults, len(found.left)) == ((f"{told}CPU, drafter, target",), 1)
 
 
-def test_nodes_that_are_set_up_are_read_from_the_autoscaler() -> None:
+def test_nodes_that_are_set_up_are_read_from_the_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
     report = {"pending_nodes": [["10.77.0.2", "local", "setting-up"]], "pending_launches": {"gpu": 2}}
-    assert pending_in(json.dumps({"autoscaler_report": report})) == ("10.77.0.2 setting-up", "2 of type gpu, launching")
-    assert pending_in(json.dumps({"load_metrics_report": {}})) == ()
+    pending = ("10.77.0.2 setting-up", "2 of type gpu, launching")
+    for written, found in (({"autoscaler_report": report}, pending), ({"load_metrics_report": {}}, ()), (None, ())):
+        status = None if written is None else json.dumps(written).encode()
+        monkeypatch.setattr(capacity, "_internal_kv_get", lambda _, status=status: status)
+        assert capacity.pending_nodes() == found
 
 
 @pytest.mark.parametrize(("pending", "waited"), [((), 30.0), (("10.77.0.2 setting-up",), 60.0)])
@@ -132,7 +135,7 @@ def test_orchestrators_are_on_as_many_nodes_as_have_room() -> None:
 
 
 def test_a_front_is_on_every_node_that_has_room_left() -> None:
-    front = next(need for need in needs_of(parse(TEXT)) if need.what == "http front")
+    front = next(need for need in needs_of(processes_of(parse(TEXT))) if need.what == "http front")
     assert sorted(placed([front], THREE).places["http front"]) == ["a", "b", "head"]
     beside = placed([front, Need("t", 2, {"CPU": 2})], THREE)
     assert (beside.faults, len(beside.places["http front"]), beside.most("http front")) == ((), 1, 1)

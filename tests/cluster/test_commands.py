@@ -12,8 +12,8 @@ from rich.console import Console
 
 from crossdraft.cli.cluster import table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.deploy import Deployed, alone, in_short, replicas_of
-from crossdraft.cluster.directory import Entry, Load, Role
+from crossdraft.cluster.deploy import alone
+from crossdraft.cluster.status import Deployed, Entry, Hosted, Load, Role, hosted, in_short
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
 
@@ -29,7 +29,7 @@ def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster)
 def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     address = "192.168.100.101:65535"
     entry = Entry("t", Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
-    found = Deployed((entry,), "RUNNING", (), {"t": Load(12, 0.345)})
+    found = Deployed((entry,), "RUNNING", "", (), {"t": Load(12, 0.345)})
     console = Console(width=80, file=StringIO(), highlight=False)
     console.print(table_of(found, 1000.0 + 3 * 86400 + 4 * 3600))
     written = console.file.getvalue().splitlines()
@@ -40,7 +40,7 @@ def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
 def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing() -> None:
     states = {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1, ReplicaState.STOPPING: 3}
     fewer = DeploymentStatusOverview(DeploymentStatus.DOWNSCALING, DeploymentStatusTrigger.AUTOSCALING, states, "")
-    assert replicas_of(fewer) == (1, 2)
+    assert hosted("Target", fewer) == Hosted("Target", "DOWNSCALING", 1, 2, "")
 
 
 def test_of_what_ray_says_there_are_the_first_and_the_last_line() -> None:

@@ -1,6 +1,7 @@
 """What Serve is to run when a configuration comes, and in what order."""
 
 import socket
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingConfig
 
-from crossdraft.cluster import config
+from crossdraft.cluster import config, servers
 from crossdraft.cluster.capacity import needs_of, placed
-from crossdraft.cluster.config import Scale, parse
-from crossdraft.cluster.deploy import Hosted, Hostings, application, hosted, steps, versions_of
-from crossdraft.cluster.servers import OUTPUTS, ServerConfig, by_outputs
+from crossdraft.cluster.config import Process, parse, processes_of
+from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
+from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
+from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.types.statistics import ModelStatistics
 
 BEFORE = """\
 models:
@@ -27,24 +30,24 @@ NODES = {"one": {"CPU": 16.0}}
 ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Grpc", "Http"]
 
 
-def of(text: str, folder: Path | None = None) -> Hostings:
+def of(text: str, folder: Path | None = None) -> Processes:
     configuration = parse(text, folder=folder)
-    return hosted(configuration, placed(needs_of(configuration), NODES))
+    return replicas_of(configuration, placed(needs_of(processes_of(configuration)), NODES))
 
 
-def named(found: Hostings, name: str) -> Hosted:
-    (one,) = (one for one in found if one.name == name)
+def named(found: Processes, name: str) -> Process:
+    (one,) = (one for one in found if one.deployment == name)
     return one
 
 
 def replaced(after: str, before: str = BEFORE) -> list[str]:
     """Deployments of both, with other versions."""
     versions = versions_of(of(before))
-    return [one.name for one in of(after) if versions.get(one.name, one.version) != one.version]
+    return [one.deployment for one in of(after) if versions.get(one.deployment, one.version) != one.version]
 
 
 def test_everything_is_a_deployment_and_what_is_the_same_goes_on() -> None:
-    assert [one.name for one in of(BEFORE)] == ALL
+    assert [one.deployment for one in of(BEFORE)] == ALL
     assert replaced(BEFORE) == []
 
 
@@ -95,7 +98,7 @@ def test_other_models_are_served_beside_those_before_until_fronts_know_them() ->
     assert versions_of(first).keys() == versions_of(second).keys() == (versions_of(before) | versions_of(after)).keys()
     for fronts, found in ((before, first), (after, second)):
         assert (named(found, "Http"), named(found, "Grpc")) == (named(fronts, "Http"), named(fronts, "Grpc"))
-        assert found[-1].name == "Http"
+        assert found[-1].deployment == "Http"
     assert third == after
 
 
@@ -106,10 +109,10 @@ def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
     assert steps(after, (), {"one": {"CPU": 16.0}}) == (after,)
 
 
-def surges(found: Hostings, before: Hostings, cpus: float) -> dict[str, int]:
+def surges(found: Processes, before: Processes, cpus: float) -> dict[str, int]:
     """Percent of replicas that may exist twice."""
     built = application(found, before, {"one": {"CPU": cpus}})._bound_deployment
-    below = [one._bound_deployment for one in built.init_args[2:] if hasattr(one, "_bound_deployment")]
+    below = [one._bound_deployment for one in built.init_args[1:] if hasattr(one, "_bound_deployment")]
     return {one.name: one._deployment_config.max_surge_percent for one in (built, *below)}
 
 
@@ -126,13 +129,31 @@ def test_more_replicas_start_beside_those_before_only_if_all_have_room() -> None
     assert (surges(more, of(BEFORE), 3.0)["Target-small"], surges(more, of(BEFORE), 2.9)["Target-small"]) == (100, 0)
 
 
+def test_fronts_start_beside_those_before_only_where_each_node_has_room_for_another() -> None:
+    """With room on some nodes only the new ones would wait for ever: Serve ends any of those before, not that one."""
+    fronts, changed = (
+        BEFORE.replace("grpc: {}", "grpc: {replicas: 2}"),
+        BEFORE.replace("grpc: {}", "grpc: {replicas: 2, burst: 9}"),
+    )
+    nodes = {name: {"CPU": 16.0} for name in ("one", "two")}
+
+    def made(text: str) -> Processes:
+        configuration = parse(text)
+        return replicas_of(configuration, placed(needs_of(processes_of(configuration)), nodes))
+
+    for left, surge in ((16.0, 100), (0.0, 0)):
+        found = application(made(changed), made(fronts), {"one": {"CPU": 16.0}, "two": {"CPU": left}})._bound_deployment
+        (grpc,) = (one._bound_deployment for one in found.init_args[1:] if one._bound_deployment.name == "Grpc")
+        assert grpc._deployment_config.max_surge_percent == surge
+
+
 def test_a_replica_of_several_processes_has_a_place_for_each() -> None:
     target = "target: {model: m, tensor_parallel_size: 2, resources: {cpus: 4, gpus: 2}}"
     found = of(BEFORE.replace("target: {model: m, replicas: 2}", target))
     built = application(found, (), {})._bound_deployment
     (deployment,) = (
         one._bound_deployment
-        for one in built.init_args[2:]
+        for one in built.init_args[1:]
         if getattr(one, "_bound_deployment", built).name == "Target-small"
     )
     assert deployment._replica_config.placement_group_bundles == [{"CPU": 2, "GPU": 1}] * 2
@@ -150,30 +171,36 @@ def test_replicas_follow_the_outputs_that_they_have() -> None:
     assert (by_outputs(loaded), by_outputs(idle)) == ((5, {}), (0, {}))
 
 
-def server(text: str, name: str, folder: Path | None = None) -> ServerConfig:
-    (found,) = named(of(text, folder), name).given
-    assert isinstance(found, ServerConfig)
-    return found
+def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:
+    """Not all open sessions: where drafting does not pay it does nothing for them."""
+    before = ModelStatistics(10, 1.0, {1: 10}, 0, 0, 0, 0, 0.5, 0)
+    after = replace(before, steps=30, seconds=3.0, batches={1: 10, 4: 20}, queued_seconds=1.5)
+    assert ongoing(before, after) == 2.0 * 4 + 1.0
+    assert ongoing(after, after) == 0
 
 
-def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path) -> None:
-    def check(text: str) -> None:
-        server(text, "Target-small", tmp_path).check_files()
+def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
+
+    def checked(text: str) -> None:
+        check(named(of(text, tmp_path), "Target-small"))
 
     with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/m"):
-        check(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
+        checked(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
+    with pytest.raises(ValueError, match="there is no bundled model"):
+        checked(BEFORE.replace("model: m", "model: 'bundled:e'"))
     with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
-        check(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
+        checked(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
     with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):
-        check(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
-    check(BEFORE)
+        checked(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
+    checked(BEFORE)
 
 
 def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> None:
-    def check(port: int) -> None:
-        server(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}"), "Grpc").check()
+    def checked(port: int) -> None:
+        check(named(of(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}")), "Grpc"))
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as mine:
-        check(mine.getsockname()[1])
+        checked(mine.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CannotListen, match="cannot listen on 127"):
-        check(taken.getsockname()[1])
+        checked(taken.getsockname()[1])

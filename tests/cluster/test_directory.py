@@ -3,24 +3,16 @@
 import asyncio
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from crossdraft.cluster import directory
-from crossdraft.cluster.directory import (
-    EXPIRY,
-    SETTLING,
-    Directory,
-    DirectoryActor,
-    Entry,
-    FarDirectory,
-    Load,
-    Neighbours,
-    Role,
-    announced,
-)
+from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, FarDirectory, announced
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
+from crossdraft.cluster.status import Entry, Load, Role
 from crossdraft.rpc.metrics import Exporter
+from tests.cluster.scripted import now, simulated
 from tests.serving.exposed import faults, samples
 from tests.serving.ports import free_port
 from tests.target.test_metrics import read
@@ -31,48 +23,50 @@ DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "
 ORCHESTRATOR = Entry("o", Role.ORCHESTRATOR, "small", "", "", "", "10.0.0.1", 2)
 
 
-def test_only_changes_are_counted_and_who_withdraws_is_gone() -> None:
-    directory = Directory(version=7)
-    directory.announce(TARGET, 0.0)
-    directory.announce(TARGET, 1.0)
-    directory.announce(DRAFTER, 1.0)
-    assert (directory.version, directory.entries) == (9, (DRAFTER, TARGET))
-    again = replace(TARGET, address="10.0.0.1:7001", process=2)  # it was started again
-    directory.announce(again, 2.0)
-    assert (directory.version, directory.entries) == (10, (DRAFTER, again))
-    for _ in range(2):
-        directory.withdraw(TARGET.id)
-        assert (directory.version, directory.entries) == (11, (DRAFTER,))
-
-
-def test_who_is_silent_is_forgotten() -> None:
+@simulated
+async def test_only_changes_are_counted_and_who_withdraws_is_gone() -> None:
     directory = Directory()
-    directory.announce(TARGET, 0.0)
-    directory.announce(DRAFTER, 3.0)
-    directory.forget(EXPIRY)
-    assert directory.entries == (DRAFTER, TARGET)
-    directory.forget(EXPIRY + 0.5)
-    assert directory.entries == (DRAFTER,)
-    assert directory.version == 3
-    directory.announce(TARGET, EXPIRY + 1)
-    assert directory.version == 4
+    before, _ = await directory.entries()
+    for one in (TARGET, TARGET, DRAFTER):
+        await directory.announce(one, Load())
+    assert await directory.entries() == (before + 2, (DRAFTER, TARGET))
+    again = replace(TARGET, address="10.0.0.1:7001", process=2)  # it was started again
+    await directory.announce(again, Load(7))
+    assert await directory.entries() == (before + 3, (DRAFTER, again))
+    for _ in range(2):
+        await directory.withdraw(TARGET.id)
+        assert await directory.entries() == (before + 4, (DRAFTER,))
 
 
-def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
-    directory = Directory(began=10.0)
-    assert directory.unsettled(10.5) == SETTLING - 0.5
-    assert directory.unsettled(10.0 + SETTLING) == directory.unsettled(100.0) == 0
+@simulated
+async def test_who_is_silent_is_forgotten() -> None:
+    directory = Directory()
+    await directory.announce(TARGET, Load())
+    await asyncio.sleep(3.0)
+    await directory.announce(DRAFTER, Load())
+    await asyncio.sleep(EXPIRY - 3.0)
+    version, found = await directory.entries()
+    assert found == (DRAFTER, TARGET)
+    assert await directory.entries(version, 5.0) == (version + 1, (DRAFTER,))
+    assert EXPIRY < now() < EXPIRY + 2
 
 
-def in_this_process(actor: DirectoryActor, monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
+    began = now()
+    directory = Directory()
+    await directory.entries()
+    assert now() == began + SETTLING
+    await directory.entries()
+    assert now() == began + SETTLING
+
+
+def in_this_process(actor: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory of all that is announced."""
 
     class Near(FarDirectory):
-        async def announce(self, entry: Entry, load: Load) -> Neighbours:
-            return await actor.announce(entry, load)
-
-        async def withdraw(self, id: str) -> None:
-            await actor.withdraw(id)
+        async def ask(self, method: str, *given: object, wait: float = 0.0) -> Any:
+            return await getattr(actor, method)(*given)
 
     monkeypatch.setattr(directory, "FarDirectory", Near)
     monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)
@@ -82,7 +76,7 @@ async def test_one_process_of_a_node_answers_prometheus_for_all_and_another_one_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host, port = "127.0.0.1", free_port()
-    in_this_process(DirectoryActor(port), monkeypatch)
+    in_this_process(Directory(port), monkeypatch)
     async with AsyncExitStack() as stack:
         for process in (1, 2, 3):  # the third is of another node
             metrics = OrchestratorMetrics("small")

@@ -11,8 +11,7 @@ import httpx2 as httpx
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from crossdraft.cluster.config import DIRECTORY, NAMESPACE
-from crossdraft.cluster.directory import Role
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Role
 from tests.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
 
 SEEDS = range(4)

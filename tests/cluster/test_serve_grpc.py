@@ -1,5 +1,7 @@
 """Serve's own gRPC with our options, and which orchestrators it chooses."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +44,20 @@ async def test_a_link_that_is_cut_ends_a_stream_of_serves(monkeypatch: pytest.Mo
         await channel.close()
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     await server.stop(None)
+
+
+@pytest.mark.parametrize("module", ["fronts", "orchestrators"])
+def test_who_calls_and_who_is_called_have_these_options(module: str) -> None:
+    """As Serve loads their classes; without them a front waits for half a minute for an orchestrator of a lost host."""
+    made = "replica_wrapper.init_grpc_channel, replica.create_grpc_server_with_interceptors"
+    script = f"""
+import crossdraft.cluster.{module}
+from ray.serve._private import replica
+from ray.serve._private.request_router import replica_wrapper
+print(*(make.func.__name__ for make in ({made})))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["_made", "_made"], done.stderr
 
 
 async def test_replicas_that_are_avoided_are_chosen_only_where_there_are_no_others(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray.util.placement_group import placement_group_table
 
-from crossdraft.cluster.directory import Role
+from crossdraft.cluster.status import Role
 from tests.cluster.running import RunningCluster, eventually, streams
 
 SEEDS = range(3)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from crossdraft.cluster.capacity import needs_of, placed
-from crossdraft.cluster.config import load, parse
+from crossdraft.cluster.config import load, parse, processes_of
 from crossdraft.lab.loadtest.figures import LoadRun
 from tests.deploy.placing import unplaced
 from tests.lab.loadtest.values import WHOLE
@@ -168,7 +168,7 @@ def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_c
         found = parse(yaml.safe_dump(script["placed"](given, nodes)))
         free = {node: {"CPU": 1.0, f"node:{node}": 1.0} for node in nodes.values()}
         offers = {"target": 1.0, "orchestrator": 8.0, "ingress": 8.0, "drafter": 1.0}
-        places = placed(needs_of(found), {node: has | offers for node, has in free.items()}).places
+        places = placed(needs_of(processes_of(found)), {node: has | offers for node, has in free.items()}).places
         assert places == {
             "target of 'crossdraft-bundled'": ("10.0.0.3",),
             "drafter 'byte-level' of 'crossdraft-bundled'": ("10.0.0.4",),

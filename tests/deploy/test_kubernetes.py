@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from crossdraft.cluster.capacity import Amounts
-from crossdraft.cluster.config import Configuration, parse
+from crossdraft.cluster.config import parse
+from crossdraft.config.cluster import Configuration
 from tests.deploy.placing import unplaced
 
 REPOSITORY = Path(__file__).parents[2]

@@ -17,13 +17,11 @@ from rich.table import Table
 from crossdraft.cli.processes import check_address
 from crossdraft.cli.running import CommandFailed, UsageError, interruptible, needs_extra, print_whole, warnings_shown
 
-MISSING = f"a cluster {needs_extra('cluster')}"
-try:
-    from crossdraft.cluster.config import Configuration, ConfigurationError, check_security, load
-except ModuleNotFoundError as absent:
-    raise CommandFailed(MISSING) from absent
 if TYPE_CHECKING:
-    from crossdraft.cluster.deploy import Deployed
+    from crossdraft.cluster.status import Deployed
+    from crossdraft.config.cluster import Configuration
+
+MISSING = f"a cluster {needs_extra('cluster')}"
 
 AUTO = "auto"
 # Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
@@ -64,7 +62,7 @@ def deploy(configuration: Path, address: str, check: bool, wait_seconds: float, 
         print(f"{open_fronts}: whoever reaches that can use it and read what passes (docs/security.md)")
 
 
-def exposed(wanted: Configuration) -> Iterator[str]:
+def exposed(wanted: "Configuration") -> Iterator[str]:
     """Of each front that other machines can reach, where it listens, and what protects nobody there."""
     from crossdraft.rpc.server import Listening
 
@@ -78,24 +76,28 @@ def exposed(wanted: Configuration) -> Iterator[str]:
 def status(address: str, as_json: bool) -> None:
     """Prints what runs. Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
-        from crossdraft.cluster import deploy as cluster
+        from crossdraft.cluster.status import deployed
 
         try:
-            found = cluster.deployed()
+            found = deployed()
         except ValueError as error:
             raise CommandFailed(NOT_DEPLOYED) from error
     if as_json:
         print(json.dumps(found.plain()))
         return
-    print_whole(table_of(found, time.time()))
+    if found.processes:
+        print_whole(table_of(found, time.time()))
     for version in sorted({one.version for one in found.processes}):
         of = [str(one.process) for one in found.processes if one.version == version]
         others = len(of) < len(found.processes)
         print(f"crossdraft {version}" + (f": processes {', '.join(of)}" if others else ""))
-    for name, state, replicas, message in found.deployments:
-        print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
-    for what, serving, configured in found.missing:
-        print(f"{what}: {serving} of {configured} serve; the rest is being started, or waits for a node with room")
+    if found.state != "RUNNING":
+        print(f"Ray Serve says of the application: {found.state.lower().replace('_', ' ')} {found.message}".rstrip())
+    for one in found.deployments:
+        print(f"{one.name}: {one.state.lower()}, {one.replicas} replicas {one.message}".rstrip())
+    for one in found.missing:
+        few = f"{one.name}: {one.replicas} of {one.configured} serve"
+        print(f"{few}; the rest is being started, or waits for a node with room")
 
 
 def table_of(found: "Deployed", now: float) -> Table:
@@ -120,11 +122,14 @@ def undeploy(address: str) -> None:
         cluster.undeploy()
 
 
-def _read(path: Path) -> Configuration:
+def _read(path: Path) -> "Configuration":
+    try:
+        from crossdraft.cluster.config import ConfigurationError, load
+    except ModuleNotFoundError as absent:
+        raise CommandFailed(MISSING) from absent
     try:
         with warnings_shown():
             configuration = load(path)
-        check_security(path, configuration)
     except ConfigurationError as error:
         raise UsageError(*str(error).splitlines()) from error
     return configuration

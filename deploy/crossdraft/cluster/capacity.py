@@ -6,8 +6,8 @@ Where replicas start is Serve's choice; of some deployments a node takes only as
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -18,17 +18,17 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from crossdraft.cluster.config import Configuration, Resources
-from crossdraft.cluster.directory import Role
-from crossdraft.cluster.installed import installed, on_disk
+from crossdraft.cluster.config import Process
+from crossdraft.cluster.status import Role, installed, on_disk
+from crossdraft.config.cluster import Resources
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
-HEAD = "node:__internal_head__"  # Ray's resource of the head node
 INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
 ADVICE = "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking"
 Amounts = Mapping[str, float]  # of resources, by Ray's names
 Nodes = Mapping[str, Amounts]  # by address
+Free = Mapping[str, dict[str, float]]  # what is left of them, changed by who takes some
 Places = Mapping[str, Sequence[str]]  # nodes of replicas, by what they are
 
 
@@ -48,8 +48,8 @@ class Placement:
     """Nodes for replicas."""
 
     places: Places
-    faults: tuple[str, ...]  # what has no place; empty: nothing
-    left: tuple[str, ...] = ()  # what each node has left then, if more room would help, and what to do
+    faults: tuple[str, ...]  # what has no place, or what no node offers
+    left: tuple[str, ...]  # what each node has left then, if that may help
 
     def most(self, what: str) -> int:
         """Replicas of this kind on one node."""
@@ -62,123 +62,79 @@ def amounts_of(resources: Resources) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
-def shown(role: Role, model: str, name: str = "") -> str:
-    """A kind of replica; `name` is of a drafter."""
-    drafter = f" {name!r}" if name else ""
-    return f"{role}{drafter} of {model!r}" if model else f"{role} front"
-
-
-def needs_of(configuration: Configuration) -> tuple[Need, ...]:
-    """All replicas of a configuration."""
-    return tuple(_needs(configuration))
-
-
-def _needs(configuration: Configuration) -> Iterator[Need]:
-    for model in configuration.models:
-        for role, name, service in (
-            (Role.TARGET, "", model.target),
-            *((Role.DRAFTER, one.name, one) for one in model.drafters),
-        ):
-            most, ranks = 1 if service.port else inf, service.tensor_parallel_size
-            amounts = amounts_of(service.resources.divided(ranks))
-            yield Need(shown(role, model.name, name), service.replicas.max * ranks, amounts, most)
-        amounts = amounts_of(model.orchestrator_resources)
-        yield Need(shown(Role.ORCHESTRATOR, model.name), model.orchestrators.max, amounts)
-    for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
-        if front is not None:
-            most = 1 if role is Role.GRPC and front.port > 0 else inf
-            yield Need(shown(role, ""), front.replicas or 1, amounts_of(front.resources), most, front.replicas is None)
-
-
-def with_fronts(configuration: Configuration, plan: Placement) -> Configuration:
-    """The configuration with the number of replicas of each front."""
-    fronts: dict[str, Any] = {}
-    for role, front in ((Role.HTTP, configuration.http), (Role.GRPC, configuration.grpc)):
-        if front is not None:
-            fronts[role.value] = replace(front, replicas=len(plan.places[shown(role, "")]))
-    return replace(configuration, **fronts)
+def needs_of(processes: Iterable[Process]) -> tuple[Need, ...]:
+    """What has a place sought for it: all but the directory."""
+    return tuple(
+        Need(one.what, one.replicas.max * one.ranks, amounts_of(one.resources), one.most, one.everywhere)
+        for one in processes
+        if one.role is not Role.DIRECTORY
+    )
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
     """Places for all replicas, the greatest first: each where the fewest of its kind are, and of such nodes where most
     is left."""
-    packing = _Packing(needs, nodes)
-    return Placement(packing.filled(), packing.faults(), packing.left())
+    free, at = {name: dict(has) for name, has in nodes.items()}, {need.what: list[str]() for need in needs}
+    most = {name: max(has.get(name, EXACT) for has in nodes.values()) for need in needs for name in need.amounts}
 
-
-class _Packing:
-    def __init__(self, needs: Sequence[Need], nodes: Nodes) -> None:
-        self._needs, self._nodes = needs, nodes
-        self._free = {name: dict(has) for name, has in nodes.items()}
-        self._at: dict[str, list[str]] = {need.what: [] for need in needs}
-
-    def filled(self) -> Places:
-        """Nodes of all replicas that have one."""
-        for need in sorted(self._needs, key=lambda need: -self._share(need)):
-            at = self._at[need.what]
-            while len(at) < need.count and (choices := self._choices(need)):
-                self._take(need, choices[0])
-        for need in (need for need in self._needs if need.more):
-            for node in self._choices(need):
-                if node not in self._at[need.what]:
-                    self._take(need, node)
-        return {what: tuple(at) for what, at in self._at.items()}
-
-    def faults(self) -> tuple[str, ...]:
-        """What has no place."""
-        return tuple(
-            f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node"
-            f"{', on different nodes as they have one port' if need.most == 1 else ''}; "
-            + (self._unknown(need) or f"there is room for {len(self._at[need.what])}")
-            for need in self._lacking()
-        )
-
-    def left(self) -> tuple[str, ...]:
-        """What nodes have left, and what to do, if some have no place; nothing where that cannot help."""
-        lacking = self._lacking()
-        if not lacking:
-            return ()
-        return (*(() if all(map(self._unknown, lacking)) else map(self._left, sorted(self._nodes))), ADVICE)
-
-    def _lacking(self) -> list[Need]:
-        return [need for need in self._needs if len(self._at[need.what]) < need.count]
-
-    def _unknown(self, need: Need) -> str:
-        """Resources that no node has, with those that there are; empty: there are all."""
-        known = {name for has in self._nodes.values() for name in has}
-        offered = sorted(name for name in known if not name.startswith(INNER))
-        unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if name not in known)
-        return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
-
-    def _left(self, node: str) -> str:
-        free = {name: amount for name, amount in self._free[node].items() if not name.startswith(INNER)}
-        whole = ", ".join(f"{name} {amount:g} of {self._nodes[node][name]:g}" for name, amount in sorted(free.items()))
-        beside = [f"{at.count(node)} {what}" for what, at in self._at.items() if node in at]
-        return f"node {node} has {whole or 'nothing'} left" + (f" beside {', '.join(beside)}" if beside else "")
-
-    def _share(self, need: Need) -> float:
-        """Of a node that has most, what one replica takes of what is scarcest."""
-        most = {name: max((has.get(name, 0.0) for has in self._nodes.values()), default=0.0) for name in need.amounts}
-        return max((amount / (most[name] or EXACT) for name, amount in need.amounts.items()), default=0.0)
-
-    def _choices(self, need: Need) -> list[str]:
+    def choices(need: Need) -> list[str]:
         """Nodes that have room for a replica, the best one first."""
-        at, free = self._at[need.what], self._free
-        fitting = (name for name, has in free.items() if at.count(name) < need.most and _times(need.amounts, has) >= 1)
-        return sorted(fitting, key=lambda name: (at.count(name), -free[name].get(CPUS, 0.0)))
+        there = at[need.what].count
+        fitting = (name for name, has in free.items() if there(name) < need.most and _times(need.amounts, has) >= 1)
+        return sorted(fitting, key=lambda name: (there(name), -free[name].get(CPUS, 0.0)))
 
-    def _take(self, need: Need, node: str) -> None:
-        for name, amount in need.amounts.items():
-            self._free[node][name] -= amount
-        self._at[need.what].append(node)
+    def take(need: Need, node: str) -> None:
+        at[need.what].append(node)
+        free[node].update({name: free[node][name] - amount for name, amount in need.amounts.items()})
+
+    def share(need: Need) -> float:
+        """What one replica takes of a node that has most of it."""
+        return max((amount / most[name] for name, amount in need.amounts.items()), default=0.0)
+
+    for need in sorted(needs, key=share, reverse=True):
+        while len(at[need.what]) < need.count and (best := choices(need)):
+            take(need, best[0])
+    for need in (need for need in needs if need.more):
+        for node in choices(need):
+            if node not in at[need.what]:
+                take(need, node)
+    lacking = [need for need in needs if len(at[need.what]) < need.count]
+    left = [_left_of(name, nodes[name], has, at) for name, has in sorted(free.items())]
+    unknown = {need.what: _unknown(need, nodes) for need in lacking}
+    faults = (_fault(need, len(at[need.what]), unknown[need.what]) for need in lacking)
+    places = {what: tuple(there) for what, there in at.items()}
+    return Placement(places, tuple(faults), (*(left if not all(unknown.values()) else ()), ADVICE) if lacking else ())
 
 
-def taken(amounts: Amounts, free: Mapping[str, dict[str, float]], times: int = 1) -> bool:
-    """Whether nodes have all of it so many times, each time on one of them, which has it then no more."""
-    if sum(_times(amounts, has) for has in free.values()) < times:
+def _fault(need: Need, room: int, unknown: str) -> str:
+    apart = ", on different nodes as they have one port" if need.most == 1 else ""
+    wanted = f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node{apart}"
+    return f"{wanted}; {unknown or f'there is room for {room}'}"
+
+
+def _unknown(need: Need, nodes: Nodes) -> str:
+    """Resources that no node has, with those that there are; empty: there are all."""
+    offered = sorted({name for has in nodes.values() for name in has if not name.startswith(INNER)})
+    unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if not any(name in has for has in nodes.values()))
+    return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
+
+
+def _left_of(node: str, whole: Amounts, free: Amounts, at: Places) -> str:
+    """What a node has left, and what it has taken."""
+    shown = sorted((name, amount) for name, amount in free.items() if not name.startswith(INNER))
+    left = ", ".join(f"{name} {amount:g} of {whole[name]:g}" for name, amount in shown)
+    beside = ", ".join(f"{there.count(node)} {what}" for what, there in at.items() if node in there)
+    return f"node {node} has {left or 'nothing'} left{f' beside {beside}' if beside else ''}"
+
+
+def taken(amounts: Amounts, free: Free, times: int, most: float = inf) -> bool:
+    """Whether nodes have all of it so many times, none more than `most` times; then they have it no more."""
+    at: list[dict[str, float]] = []
+    for has in free.values():
+        at += [has] * int(min(_times(amounts, has), most, times - len(at)))
+    if len(at) < times:
         return False
-    for _ in range(times):
-        has = next(has for has in free.values() if _times(amounts, has) >= 1)
+    for has in at:
         has.update({name: has[name] - amount for name, amount in amounts.items()})
     return True
 
@@ -198,12 +154,8 @@ PROGRESS_SECONDS = 15.0  # between two lines about what is waited for
 ANSWER_SECONDS = 60.0  # for a busy node to start a process
 
 
-class NoCapacityError(ValueError):
-    """The nodes lack resources; the text says which."""
-
-
 class NotServedError(ValueError):
-    """A service cannot be run as configured; the text says why."""
+    """What is configured cannot be run; the text says why, and what nodes lack."""
 
 
 Say = Callable[[str], None]  # shows a line of progress
@@ -218,33 +170,26 @@ class Waiting:
     say: Say = print
 
 
-def await_nodes(configuration: Configuration, waiting: Waiting) -> Placement:
+def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
     """Returns once there are places for all replicas, and the nodes have this process's crossdraft.
 
-    Args:
-        configuration: what is to be served.
-        waiting: how long.
-
     Raises:
-        NoCapacityError: nodes lack resources.
-        NotServedError: a node has another crossdraft.
+        NotServedError: nodes lack resources, or one has another crossdraft.
     """
-    needs, began = needs_of(configuration), time.monotonic()
+    needs = needs_of(processes)
 
-    def found() -> Placement:
-        return placed(needs, all_nodes())
+    def faults() -> Sequence[str]:
+        found = placed(needs, all_nodes())
+        return (*found.faults, *found.left) or _different(needs)
 
-    if waiting.node_seconds and found().faults:  # for an autoscaler, if there is one
+    if waiting.node_seconds and faults():  # for an autoscaler, if there is one
         request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
-    lacking = _left(lambda: found().faults, waiting, began)
+    lacking = _left(faults, waiting, time.monotonic())
     if waiting.node_seconds:
         request_resources(bundles=[])
     if lacking:
-        raise NoCapacityError("\n".join((*lacking, *found().left)))
-    different = _left(lambda: _different(needs), waiting, began)
-    if different:
-        raise NotServedError("\n".join(different))
-    return found()
+        raise NotServedError("\n".join(lacking))
+    return placed(needs, all_nodes())
 
 
 def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, began: float) -> Sequence[str]:
@@ -268,13 +213,7 @@ def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, began: float) -
 
 def pending_nodes() -> tuple[str, ...]:
     """Nodes that Ray's autoscaler has begun to set up, as `ray status` shows them; none without an autoscaler."""
-    status = _internal_kv_get(DEBUG_AUTOSCALING_STATUS)
-    return pending_in(status.decode()) if status else ()
-
-
-def pending_in(status: str) -> tuple[str, ...]:
-    """The same, of the JSON that the autoscaler writes about itself."""
-    report = json.loads(status).get("autoscaler_report") or {}
+    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or "{}").get("autoscaler_report") or {}
     launching = (f"{count} of type {kind}, launching" for kind, count in report.get("pending_launches", {}).items())
     return (*(f"{ip} {state}" for ip, _, state in report.get("pending_nodes", ())), *launching)
 
@@ -294,17 +233,12 @@ def _different(needs: Sequence[Need]) -> Sequence[str]:
 
 def asked(what: Callable[..., str], of: Mapping[str, Sequence[object]]) -> dict[str, str]:
     """What a function returns on nodes, by their names, with these arguments; or why there is no answer."""
-    ids = {_name(node): node["NodeID"] for node in _alive()}
+    ids, running = {_name(node): node["NodeID"] for node in _alive()}, dict[str, Any]()
     run: Any = ray.remote(what)
-    options = {"num_cpus": 0, "max_retries": 0}
-    asked = {
-        name: run.options(**options, scheduling_strategy=NodeAffinitySchedulingStrategy(ids[name], False)).remote(
-            *given
-        )
-        for name, given in of.items()
-        if name in ids
-    }
-    return {name: _answer(answer) for name, answer in asked.items()}
+    for name in ids.keys() & of.keys():
+        there = NodeAffinitySchedulingStrategy(ids[name], soft=False)
+        running[name] = run.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(*of[name])
+    return {name: _answer(one) for name, one in running.items()}
 
 
 def _answer(asked: Any) -> str:

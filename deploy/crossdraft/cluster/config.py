@@ -1,4 +1,4 @@
-"""The configuration of a cluster: a YAML file, and what each kind of process gets of it.
+"""The configuration of a cluster: a YAML file, and the processes that it asks for.
 
 The file is checked before anything is started; all errors are reported together, each with its line. Digests of what a
 process gets decide whether it must be replaced when another configuration is deployed.
@@ -6,10 +6,11 @@ process gets decide whether it must be replaced when another configuration is de
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -18,21 +19,23 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from crossdraft.cluster.installed import installed
-from crossdraft.config.cluster import LIFTED, OLD, SCALED, Part, PartError
-from crossdraft.config.cluster import Configuration as Configuration
-from crossdraft.config.cluster import DrafterService as DrafterService
-from crossdraft.config.cluster import Front as Front
-from crossdraft.config.cluster import Grpc as Grpc
-from crossdraft.config.cluster import Http as Http
-from crossdraft.config.cluster import Resources as Resources
-from crossdraft.config.cluster import Scale as Scale
-from crossdraft.config.cluster import ServedService as ServedService
-from crossdraft.config.cluster import Service as Service
-from crossdraft.config.cluster import TargetService as TargetService
-from crossdraft.config.service import LogFormat
-from crossdraft.engine.names import BUNDLED_PREFIX, INFLATED_PREFIX, larger_of, source_of
-from crossdraft.rpc.clients import Patience
+from crossdraft.cluster.status import Role, installed
+from crossdraft.config.cluster import (
+    LIFTED,
+    OLD,
+    Configuration,
+    DrafterService,
+    Front,
+    Part,
+    PartError,
+    Resources,
+    Scale,
+    Security,
+    ServedService,
+    Service,
+)
+from crossdraft.config.fields import part_of
+from crossdraft.config.service import LogFormat, Waits
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import Keys, KeysError
 from crossdraft.types.messages import checked_settings
@@ -48,53 +51,34 @@ class ConfigurationError(ValueError):
 WHOLE = TypeAdapter(Configuration)
 STRING, WHOLE_NUMBER = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int"
 SERVED_AT = ("applications", 0, "args")  # of a file of Serve's
+SCALED = ("models.orchestrators", "models.target.replicas", "models.drafters.replicas")  # where a number is a Scale
+SETTINGS = "models.target.override_generation_config"
 
 
 def load(path: Path) -> Configuration:
-    """Reads a file; paths in it are relative to its folder.
+    """Reads a file; paths in it are relative to its folder. Keys and certificates, which all nodes have, must be here,
+    too.
 
     Raises:
         ConfigurationError: it cannot be read, is not YAML, or has errors.
     """
-    return parse(_text(path), str(path), path.absolute().parent)
-
-
-def check_security(path: Path, configuration: Configuration) -> None:
-    """Whether keys and certificates, which every node has, are here, too, and can be used.
-
-    Args:
-        path: the file that the configuration is from.
-        configuration: what it says.
-
-    Raises:
-        ConfigurationError: one is missing or cannot be used.
-    """
-    security, faults = configuration.security, list[tuple[str, str]]()
-    if security.api_keys is not None:
-        try:
-            Keys.read(security.api_keys)
-        except KeysError as error:
-            faults.append(("api_keys", str(error)))
-    for name, file in {} if security.tls is None else vars(security.tls).items():
-        if not file.is_file():
-            faults.append((f"tls.{name}", f"there is no file {file}: put it there, or correct its name"))
-    if faults:
-        root = _configured(yaml.compose(_text(path), Loader=yaml.SafeLoader), str(path))
-        lines = (fault_of(str(path), root, ("security", *where.split(".")), why) for where, why in faults)
-        raise ConfigurationError("\n".join(lines))
-
-
-def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
+    return parse(text, str(path), path.absolute().parent, _check_security)
 
 
-def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
+def parse(
+    text: str, name: str = "configuration", folder: Path | None = None, more: Callable[[Security], None] | None = None
+) -> Configuration:
     """Reads a text, which may be a file of Serve's, with the configuration as `args` of its first application.
 
-    Errors call it `name`, and its paths are relative to `folder`.
+    Args:
+        text: YAML.
+        name: what errors call it; empty: they have no lines.
+        folder: paths in it are relative to this one.
+        more: another check, which raises PartError.
 
     Raises:
         ConfigurationError: it is not YAML, or has errors.
@@ -109,7 +93,9 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
-        _check_models(configuration)
+        _check_settings(configuration)
+        if more is not None:
+            more(configuration.security)
         return configuration
     except PartError as error:
         raise ConfigurationError(fault_of(name, root, error.location, str(error))) from error
@@ -144,22 +130,24 @@ def _resolved(part: PartT, folder: Path) -> PartT:
     return replace(part, **changed) if changed else part  # type: ignore[type-var]  # each part is a dataclass
 
 
-def _check_models(configuration: Configuration) -> None:
-    """Checks names of bundled models, sizes of inflated ones, and settings of generations; folders are known to the
-    nodes only. Raises PartError."""
+def _check_settings(configuration: Configuration) -> None:
+    """Of generations; raises PartError. Models are known to the nodes only."""
     for place, served in enumerate(configuration.models):
-        services = [("target", served.target), *((f"drafters.{one}", each) for one, each in enumerate(served.drafters))]
-        for where, service in services:
-            option = "model"
-            try:
-                larger_of(name := service.model)
-                if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
-                    source_of(name)
-                if isinstance(service, TargetService):
-                    option = "override_generation_config"
-                    checked_settings(json.loads(service.override_generation_config))
-            except ValueError as error:
-                raise PartError(("models", str(place), *where.split("."), option), str(error)) from error
+        try:
+            checked_settings(json.loads(served.target.override_generation_config))
+        except ValueError as error:
+            raise PartError(("models", str(place), *SETTINGS.split(".")[1:]), str(error)) from error
+
+
+def _check_security(security: Security) -> None:
+    if security.api_keys is not None:
+        try:
+            Keys.read(security.api_keys)
+        except KeysError as error:
+            raise PartError(("security", "api_keys"), str(error)) from error
+    for name, file in {} if security.tls is None else vars(security.tls).items():
+        if not file.is_file():
+            raise PartError(("security", "tls", name), f"there is no file {file}: put it there, or correct its name")
 
 
 def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
@@ -206,7 +194,7 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
         if path in OLD:
             log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
             key.value = OLD[path]
-        if path == "models.target.override_generation_config" and isinstance(value, MappingNode):
+        if path == SETTINGS and isinstance(value, MappingNode):
             settings = json.dumps(yaml.SafeLoader("").construct_document(value))  # as the command line has it
             value = ScalarNode(STRING, settings, value.start_mark, value.end_mark)
         if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
@@ -225,9 +213,10 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
 
 
 def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:
-    """One error with its line: that of the value, or, if it is missing, of the part that lacks it."""
+    """One error with its line, if the text has a name: that of the value, or, if it is missing, of what lacks it."""
     path = ".".join(str(step) for step in location)
-    return f"{name}, line {_line(root, location)}: {path + ': ' if path else ''}{message.removeprefix('Value error, ')}"
+    line = f"{name}, line {_line(root, location)}: " if name else ""
+    return f"{line}{path + ': ' if path else ''}{message.removeprefix('Value error, ')}"
 
 
 def _line(node: Node, location: tuple[int | str, ...]) -> int:
@@ -253,93 +242,125 @@ def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
 
 
 ANY_PORT = 0
-NAMESPACE = "crossdraft"  # of all actors
-DIRECTORY = "directory"  # an actor
-APPLICATION = "crossdraft"  # of Serve
 DIGEST_LENGTH = 12  # characters
+HEAD = "node:__internal_head__"  # Ray's resource of the head node
+ONLY = 0.6  # of a resource of which a node has 1
+# What decides the outputs of a service's model, and what orchestrators must know of it.
+DECIDING = ("model", "dtype", "trust_remote_code", "lora_modules", "generation_config", "override_generation_config")
+KNOWN = (*DECIDING, "name", "trusted")
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
-    """Drafters of one name, for an orchestrator."""
+class Process:
+    """Processes of one kind, the replicas of a deployment of Serve's: what each of them gets, and no more than that, as
+    they are replaced when it changes."""
 
-    name: str
-    trusted: bool
-    model: str  # digest of what they run: an orchestrator reads a vocabulary once
-
-
-@dataclass(frozen=True)
-class OrchestratorConfig:
-    """Of an orchestrator; another one replaces it when anything in here changes."""
-
-    model: str  # name of the served model
-    target: str  # digest of what its targets run
-    drafters: tuple[DrafterConfig, ...]  # the default one first
-    max_outputs: int  # at once
-    tls: TlsFiles | None  # for sessions with services
-    metrics: bool  # serve Prometheus
-    log_format: LogFormat
-    patience: Patience  # with services
-
-    @staticmethod
-    def of(model: ServedService, configuration: Configuration) -> "OrchestratorConfig":
-        """That of a model's orchestrators."""
-        drafters = tuple(DrafterConfig(one.name, one.trusted, _runs(one)) for one in model.drafters)
-        runs, tls = _runs(model.target), tls_of(configuration)
-        metrics, form, wait = configuration.metrics, configuration.log_format, configuration.target_wait_seconds
-        patience = Patience(reply_seconds=configuration.reply_wait_seconds, target_seconds=wait)
-        return OrchestratorConfig(model.name, runs, drafters, model.max_outputs, tls, metrics, form, patience)
+    role: Role
+    own: Service | ServedService | Front | int  # its part of the file, without numbers; of the directory a port
+    replicas: Scale
+    model: str = ""  # name of the served model; empty for fronts
+    name: str = ""  # of a drafter, else empty
+    models: tuple[str, ...] = ()  # names of the served models, for a front
+    metrics: bool = False  # serve Prometheus
+    log_format: LogFormat = LogFormat.PLAIN
+    grace_seconds: float = 0.0  # for what is open, when one is stopped
+    tls: TlsFiles | None = None  # for sessions between orchestrators and services
+    api_keys: Path | None = None  # of clients
+    target_wait_seconds: float = 0.0  # of an output without any target
+    reply_wait_seconds: float = 0.0  # for services
+    everywhere: bool = False  # one on each node that has room
+    most: float = inf  # on one node
+    version: str = ""  # another one, and Serve replaces them
+    state: str = ""  # of the directory: what is deployed
 
     @property
-    def digest(self) -> str:
-        """Of all fields, the files, and the package."""
-        return version_of(self, contents(tls_paths(self.tls)))
-
-
-@dataclass(frozen=True)
-class FrontConfig:
-    """What all fronts have in common; others replace them when anything in here changes."""
-
-    models: tuple[str, ...]  # names of the served models
-    api_keys: Path | None
-    metrics: bool  # serve Prometheus on a port of its own
-    log_format: LogFormat
-    target_wait_seconds: float  # of an output without an orchestrator until it fails
-
-    @staticmethod
-    def of(configuration: Configuration) -> "FrontConfig":
-        """That of a cluster's fronts."""
-        models = tuple(model.name for model in configuration.models)
-        keys, wait = configuration.security.api_keys, configuration.target_wait_seconds
-        return FrontConfig(models, keys, configuration.metrics, configuration.log_format, wait)
+    def deployment(self) -> str:
+        """Of Serve: Target-small, Drafter-small-byte."""
+        return deployment_name(self.role, self.model, self.name)
 
     @property
+    def what(self) -> str:
+        """Shown to users."""
+        drafter = f" {self.name!r}" if self.name else ""
+        return f"{self.role}{drafter} of {self.model!r}" if self.model else f"{self.role} front"
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a replica, of which the first serves."""
+        return getattr(self.own, "tensor_parallel_size", 1)
+
+    @property
+    def resources(self) -> Resources:
+        """Of each process of a replica."""
+        if isinstance(self.own, int):
+            return Resources(cpus=0, custom={HEAD: ONLY})  # with the head the cluster ends anyway
+        if isinstance(self.own, ServedService):
+            return self.own.orchestrator_resources
+        return self.own.resources.divided(self.ranks)
+
+    @property
+    def port(self) -> int:
+        """Of its server; 0: any free one, or it has none of its own."""
+        return getattr(self.own, "port", 0) if self.role is not Role.HTTP else 0
+
     def keys(self) -> Keys:
         """Of clients; raises KeysError."""
         return Keys() if self.api_keys is None else Keys.read(self.api_keys)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All that it reads, but for models."""
+        tls = () if self.tls is None else vars(self.tls).values()
+        own = () if isinstance(self.own, int) else vars(self.own).values()
+        return tuple(one for one in (*tls, self.api_keys, *own) if isinstance(one, Path))
+
+    @property
     def digest(self) -> str:
-        """Of all fields, the keys, and the package."""
-        return version_of(self, contents(() if self.api_keys is None else (self.api_keys,)))
+        """Of all fields but the number, of the files, and of the package.
+
+        Services of a fixed number never tell Serve of their sessions: where it becomes a range they are replaced.
+        """
+        alone = replace(self, replicas=Scale(), everywhere=False, most=inf, version="", state="")
+        counted = isinstance(self.own, Service) and self.replicas.min < self.replicas.max
+        shown = repr((installed(), alone, counted, [_digest(path) for path in self.files]))
+        assert " at 0x" not in shown, shown  # an address differs between processes
+        return _sha256(shown.encode())[:DIGEST_LENGTH]
 
 
-def tls_of(configuration: Configuration) -> TlsFiles | None:
-    """For sessions between orchestrators and services."""
-    tls = configuration.security.tls
-    return None if tls is None else TlsFiles(tls.ca, tls.cert, tls.key)
+def processes_of(configuration: Configuration) -> tuple[Process, ...]:
+    """All that a configuration asks for: the directory first, the HTTP front last."""
+    return tuple(replace(one, version=one.digest) for one in _processes(configuration))
 
 
-def tls_paths(tls: TlsFiles | None) -> tuple[Path, ...]:
-    """The files, if there are any."""
-    return () if tls is None else (tls.ca, tls.certificate, tls.key)
+def _processes(of: Configuration) -> Iterator[Process]:
+    common: dict[str, Any] = {"metrics": of.metrics, "log_format": of.log_format, "grace_seconds": of.grace_seconds}
+    tls = of.security.tls
+    between: dict[str, Any] = {"tls": None if tls is None else TlsFiles(tls.ca, tls.cert, tls.key), **common}
+    yield Process(Role.DIRECTORY, (of.metrics_port or 0) if of.metrics else 0, Scale())
+    for model in of.models:
+        for one in (model.target, *model.drafters):
+            role, name = (Role.DRAFTER, one.name) if isinstance(one, DrafterService) else (Role.TARGET, "")
+            most = 1 if one.port else inf
+            yield Process(role, replace(one, replicas=Scale()), one.replicas, model.name, name, most=most, **between)
+        waits: dict[str, Any] = vars(part_of(Waits, of))
+        yield Process(Role.ORCHESTRATOR, _known(model), model.orchestrators, model.name, **waits, **between)
+    fronts: dict[str, Any] = {"models": tuple(one.name for one in of.models), "api_keys": of.security.api_keys}
+    fronts |= common | {"target_wait_seconds": of.target_wait_seconds}
+    for role, front in ((Role.GRPC, of.grpc), (Role.HTTP, of.http)):
+        if front is not None:
+            number, most = front.replicas or 1, 1 if role is Role.GRPC and front.port else inf
+            alone, every = replace(front, replicas=None), front.replicas is None
+            yield Process(role, alone, Scale(min=number, max=number), everywhere=every, most=most, **fronts)
 
 
-def _runs(service: Service) -> str:
-    """Digest of what decides the outputs of a service's model."""
-    deciding = ["model", "dtype", "trust_remote_code", "lora_modules"]
-    deciding += ["generation_config", "override_generation_config"] * isinstance(service, TargetService)
-    return digest_of({name: getattr(service, name) for name in deciding})
+def _known(model: ServedService) -> ServedService:
+    """What its orchestrators must know: of services who they are, and what decides the outputs of their models."""
+
+    def known(one: Any) -> Any:
+        return type(one)(**{name: getattr(one, name) for name in KNOWN if hasattr(one, name)})
+
+    drafters = tuple(map(known, model.drafters))
+    return replace(model, target=known(model.target), drafters=drafters, orchestrators=Scale())
 
 
 def deployment_name(role: str, *names: str) -> str:
@@ -348,25 +369,13 @@ def deployment_name(role: str, *names: str) -> str:
     return "-".join((role.capitalize(), *written))
 
 
-def digest_of(*parts: object) -> str:
-    """Of the `repr` of these values, which must show them in full (dataclasses, pydantic models, bytes)."""
-    written = repr(parts)
-    assert " at 0x" not in written, written  # an address differs between processes
-    return sha256(written.encode()).hexdigest()[:DIGEST_LENGTH]
-
-
-def version_of(*parts: object) -> str:
-    """The same with the installed crossdraft: another package means another process."""
-    return digest_of(installed(), *parts)
-
-
-def contents(paths: Iterable[Path]) -> tuple[str, ...]:
-    """The digest of each file's content; empty for one that is on other nodes only."""
-    return tuple(_digest(path) for path in paths)
-
-
 def _digest(path: Path) -> str:
+    """Of a file's content; empty for one that is on other nodes only."""
     try:
-        return sha256(path.read_bytes()).hexdigest()
+        return _sha256(path.read_bytes())
     except OSError:
         return ""
+
+
+def _sha256(raw: bytes) -> str:
+    return sha256(raw).hexdigest()

@@ -10,10 +10,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from http.client import HTTPException
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -23,8 +21,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
-from crossdraft.cluster.config import DIRECTORY, NAMESPACE
-from crossdraft.cluster.installed import installed
+from crossdraft.cluster.config import Process
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Deployed, Entry, Load, deployed_with, installed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter, Registry
 
@@ -41,158 +39,72 @@ MAX_CALLS = 1000  # at once
 Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
 
 
-class Role(StrEnum):
-    """What a process does."""
-
-    TARGET = "target"
-    DRAFTER = "drafter"
-    ORCHESTRATOR = "orchestrator"
-    HTTP = "http"  # the ingress behind Serve's proxies
-    GRPC = "grpc"  # the front for gRPC clients
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A process that serves."""
-
-    id: str  # of its actor; the same after a restart
-    role: Role
-    model: str  # name of the served model; empty for fronts
-    name: str  # of a drafter, else empty
-    address: str  # host:port of its gRPC server; empty where it has none
-    metrics: str  # host:port of its Prometheus metrics; empty: none
-    node: str  # the node's address
-    process: int  # process id on the node
-    version: str = ""  # of its crossdraft
-    since: float = 0.0  # when it began to serve, seconds of the epoch
-
-    @property
-    def what(self) -> str:
-        """Role and name, to be shown."""
-        return f"{self.role} {self.name}" if self.name else str(self.role)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """For Prometheus, of all its metrics."""
-        return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
-
-
-@dataclass(frozen=True)
-class Load:
-    """Of a process now."""
-
-    sessions: int = 0  # that are open at a service; elsewhere outputs
-    busy: float = 0.0  # a model's share of the time; of an orchestrator's outputs, those that are taken
-
-
-class Directory:
-    """The processes of a cluster. Pure: the caller tells the time, in seconds of a monotonic clock.
-
-    Args:
-        began: when the directory was started.
-        version: first value of the counter of changes; random, so that a restarted directory has other versions.
-    """
-
-    def __init__(self, began: float = 0.0, version: int = 0) -> None:
-        self.version = version
-        self._settled_at = began + SETTLING
-        self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
-        self.loads: dict[str, Load] = {}  # by id
-
-    def unsettled(self, now: float) -> float:
-        """Seconds until it has heard of all processes."""
-        return max(0.0, self._settled_at - now)
-
-    def announce(self, entry: Entry, now: float, load: Load | None = None) -> None:
-        """A process serves. Its load is no change."""
-        known = self._heard.get(entry.id)
-        self.loads[entry.id] = load or Load()
-        self._heard[entry.id] = (entry, now)
-        self.version += known is None or known[0] != entry
-
-    def withdraw(self, id: str) -> None:
-        """A process takes no new sessions any more."""
-        self.version += self._heard.pop(id, None) is not None
-        self.loads.pop(id, None)
-
-    def forget(self, now: float) -> None:
-        """Removes processes whose announcement has expired."""
-        silent = [id for id, (_, at) in self._heard.items() if now - at > EXPIRY]
-        for id in silent:
-            self.withdraw(id)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All of them, sorted."""
-        found = [entry for entry, _ in self._heard.values()]
-        return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
-
-
 def node_address() -> str:
     """Of the node of this process."""
     return str(ray.util.get_node_ip_address())
 
 
-def entry_of(role: Role, model: str, name: str, address: str, metrics: str, node: str) -> Entry:
+def entry_of(process: Process, address: str, metrics: str) -> Entry:
     """The entry of this process, which runs an actor."""
     id = ray.get_runtime_context().get_actor_id()
     assert id is not None  # only a driver has none
-    return Entry(id, role, model, name, address, metrics, node, os.getpid(), installed(), time.time())
+    of, version = (process.role, process.model, process.name), installed()
+    return Entry(id, *of, address, metrics, node_address(), os.getpid(), version, time.time())
 
 
-class DirectoryGoneError(Exception):
-    """The directory does not answer; Ray restarts it."""
-
-
-class DirectoryActor:
-    """The directory of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
+class Directory:
+    """The processes of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
 
     def __init__(self, metrics_port: int = 0) -> None:
-        self._directory = Directory(time.monotonic(), secrets.randbits(60))
+        self._loop = asyncio.get_running_loop()
+        self._settled_at = self._loop.time() + SETTLING
+        self._version = secrets.randbits(60)  # of changes; random, so that a restarted one has others
+        self._heard: dict[str, tuple[Entry, Load, float]] = {}  # by id, with the time of the last announcement
         self._metrics_port = metrics_port
         self._changed = asyncio.Condition()
-        self._forgetting = asyncio.get_running_loop().create_task(self._forget())
+        self._forgetting = self._loop.create_task(self._forget())
 
-    async def announce(self, entry: Entry, load: Load, *_: object) -> Neighbours:
-        """A process serves; it must announce itself again before the entry expires. Earlier versions say more."""
-        async with self._notifying():
-            self._directory.announce(entry, time.monotonic(), load)
-        near = (one for one in self._directory.entries if one.metrics and one.node == entry.node)
+    async def announce(self, entry: Entry, load: Load) -> Neighbours:
+        """A process serves; it must announce itself again before the entry expires. Its load is no change."""
+        known = self._heard.get(entry.id)
+        self._heard[entry.id] = (entry, load, self._loop.time())
+        if known is None or known[0] != entry:
+            await self._change()
+        near = (one for one, *_ in self._heard.values() if one.metrics and one.node == entry.node)
         return self._metrics_port, {one.metrics: one.labels for one in near}
 
-    async def loads(self) -> dict[str, Load]:
-        """Of all processes, by the ids of their entries."""
-        return self._directory.loads
-
     async def withdraw(self, id: str) -> None:
-        """A process takes no new sessions."""
-        async with self._notifying():
-            self._directory.withdraw(id)
+        """A process takes no new sessions any more."""
+        if self._heard.pop(id, None) is not None:
+            await self._change()
+
+    async def deployed(self) -> Deployed:
+        """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
+        _, entries = await self.entries()
+        return await asyncio.to_thread(deployed_with, entries, {id: load for id, (_, load, _) in self._heard.items()})
 
     async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
-        """Version and processes, once all are known; waits up to `seconds` for a version other than `known`."""
-        await asyncio.sleep(self._directory.unsettled(time.monotonic()))
-        try:
+        """Version and processes, sorted, once all are known; waits up to `seconds` for a version other than `known`."""
+        await asyncio.sleep(max(0.0, self._settled_at - self._loop.time()))
+        with suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, LONGEST_POLL)), self._changed:
-                await self._changed.wait_for(lambda: self._directory.version != known)
-        except TimeoutError:
-            pass
-        return self._directory.version, self._directory.entries
+                await self._changed.wait_for(lambda: self._version != known)
+        found = (entry for entry, *_ in self._heard.values())
+        return self._version, tuple(
+            sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process))
+        )
 
-    @asynccontextmanager
-    async def _notifying(self) -> AsyncIterator[None]:
-        """Wakes waiting calls of `entries` if the version changes in the block."""
+    async def _change(self) -> None:
         async with self._changed:
-            before = self._directory.version
-            yield
-            if self._directory.version != before:
-                self._changed.notify_all()
+            self._version += 1
+            self._changed.notify_all()
 
     async def _forget(self) -> None:
         while True:
             await asyncio.sleep(ANNOUNCE_INTERVAL)
-            async with self._notifying():
-                self._directory.forget(time.monotonic())
+            now = self._loop.time()
+            for id in [id for id, (*_, at) in self._heard.items() if now - at > EXPIRY]:
+                await self.withdraw(id)
 
 
 class DirectoryOwner:
@@ -201,19 +113,11 @@ class DirectoryOwner:
     An actor, as what Serve's own calls wait for when a caller's node is lost would stop the directory for all others.
     """
 
-    def __init__(self, metrics_port: int) -> None:
-        self._actor: Any = (
-            ray.remote(DirectoryActor)
-            .options(
-                name=DIRECTORY,
-                namespace=NAMESPACE,
-                num_cpus=0,
-                max_restarts=ALWAYS,
-                max_task_retries=ALWAYS,  # all its calls may be repeated
-                max_concurrency=MAX_CALLS,
-            )
-            .remote(metrics_port)
-        )
+    def __init__(self, process: Process) -> None:
+        # All its calls may be repeated.
+        options = {"num_cpus": 0, "max_restarts": ALWAYS, "max_task_retries": ALWAYS, "max_concurrency": MAX_CALLS}
+        made: Any = ray.remote(Directory).options(name=DIRECTORY, namespace=NAMESPACE, **options)
+        self._actor = made.remote(process.own)
 
     def reconfigure(self, deployed: dict[str, Any]) -> None:
         """Serve calls it with what is deployed, which it keeps for `crossdraft deploy`."""
@@ -224,43 +128,30 @@ class DirectoryOwner:
             ray.kill(self._actor)
 
 
+class DirectoryGoneError(Exception):
+    """The directory does not answer; Ray restarts it."""
+
+
 class FarDirectory:
-    """The directory, for other processes. All methods raise DirectoryGoneError."""
+    """The directory, for other processes."""
 
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def announce(self, entry: Entry, load: Load) -> Neighbours:
-        """As DirectoryActor.announce."""
-        asked = (await self._found()).announce.remote(entry, load)
-        found: Neighbours = await self._answer(asked, REPLY_SECONDS)
-        return found
+    async def ask(self, method: str, *given: object, wait: float = 0.0) -> Any:
+        """What a method of `Directory` returns; it may take `wait` seconds, and a busy actor some more.
 
-    async def withdraw(self, id: str) -> None:
-        """As DirectoryActor.withdraw."""
-        await self._answer((await self._found()).withdraw.remote(id), REPLY_SECONDS)
-
-    async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
-        """As DirectoryActor.entries."""
-        found: tuple[int, tuple[Entry, ...]]
-        found = await self._answer((await self._found()).entries.remote(known, seconds), seconds + REPLY_SECONDS)
-        return found
-
-    async def _found(self) -> Any:
-        if self._actor is None:
-            try:  # in a thread: it blocks until the head node answers
-                self._actor = await asyncio.to_thread(ray.get_actor, DIRECTORY, NAMESPACE)
-            except (RayError, ValueError) as error:
-                raise DirectoryGoneError(f"there is no directory: {error}") from error
-        return self._actor
-
-    async def _answer(self, asked: Awaitable[Any], seconds: float) -> Any:
+        Raises:
+            DirectoryGoneError: there is no answer.
+        """
         try:
-            async with asyncio.timeout(seconds):
-                return await asked
-        except (RayError, TimeoutError) as error:
+            if self._actor is None:  # in a thread: it blocks until the head node answers
+                self._actor = await asyncio.to_thread(ray.get_actor, DIRECTORY, NAMESPACE)
+            async with asyncio.timeout(wait + REPLY_SECONDS):
+                return await getattr(self._actor, method).remote(*given)
+        except (RayError, ValueError, TimeoutError) as error:
             self._actor = None
-            why = str(error) or f"nothing came within {seconds:g} s"
+            why = str(error) or f"nothing came within {wait + REPLY_SECONDS:g} s"
             raise DirectoryGoneError(f"the directory does not answer: {why}") from error
 
 
@@ -300,16 +191,22 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
     """Keeps the process in the directory during the block, with what `load` says each time."""
     directory, exporter = FarDirectory(), NodeExporter()
 
-    async def announce(level: int = logging.WARNING) -> bool:
-        """Whether the directory has taken it."""
-        try:
-            await exporter.update(entry.node, *await directory.announce(entry, load()))
-        except DirectoryGoneError as error:
-            log.log(level, "%s", error)
-            return False
-        return True
+    begun = asyncio.Event()
 
-    announcing = asyncio.create_task(_repeated(announce, await announce()))
+    async def announce() -> None:
+        level = logging.WARNING
+        while True:
+            try:
+                await exporter.update(entry.node, *await directory.ask("announce", entry, load()))
+                level = logging.WARNING
+            except DirectoryGoneError as error:
+                log.log(level, "%s", error)
+                level = logging.DEBUG  # until it is back
+            begun.set()
+            await asyncio.sleep(ANNOUNCE_INTERVAL)
+
+    announcing = asyncio.create_task(announce())
+    await begun.wait()
     try:
         yield
     finally:
@@ -317,12 +214,6 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
         await asyncio.wait([announcing])
         await exporter.update(entry.node, 0, {})
         try:
-            await directory.withdraw(entry.id)
+            await directory.ask("withdraw", entry.id)
         except DirectoryGoneError as error:  # its entry will expire
             log.warning("%s", error)
-
-
-async def _repeated(announce: Callable[[int], Awaitable[bool]], known: bool) -> None:
-    while True:
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
-        known = await announce(logging.WARNING if known else logging.DEBUG)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
-from typing import Protocol
+from typing import Any
 
 import prometheus_client
 from prometheus_client import Histogram
@@ -29,7 +29,6 @@ from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
-SILENT_SECONDS = 20.0  # without a reply, not even that the output is being made
 SEARCH_SECONDS = 30.0  # after a loss, without a new token, an output fails
 BUSY = (OverloadedError, Full)  # errors of orchestrators and targets without room now
 RETRIABLE = (Unreachable, TimedOut, Cancelled, *BUSY)  # errors that another orchestrator need not meet, or not for long
@@ -49,11 +48,6 @@ class Began:
     orchestrator: str  # its actor's id
 
 
-@dataclass(frozen=True)
-class Alive:
-    """Nothing new, but the output is being made."""
-
-
 EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
 
@@ -65,28 +59,8 @@ class Refusal:
     error: Expected
 
 
-Reply = Began | OutputItem | Alive | Refusal
+Reply = Began | OutputItem | Refusal
 Replies = tuple[Reply, ...]  # of one output, that came at once
-
-
-class Orchestrators(Protocol):
-    """The replicas that make one model's outputs."""
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        """What one of them can serve; raises Lost."""
-        ...
-
-    async def written(self, asked: Asked, special: bool) -> Written | Refusal:
-        """As `Backend.written`, of one of them; raises Lost."""
-        ...
-
-    def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
-        """The replies of one of them; raises Lost."""
-        ...
-
-    def avoid(self, orchestrator: str) -> None:
-        """Sends nothing to the one with this actor for a while, if there are others."""
-        ...
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened
@@ -154,7 +128,7 @@ class ClusterBackend:
     """A `Backend` of several models.
 
     Args:
-        models: their orchestrators by name.
+        models: their orchestrators by name, as `fronts.ServeOrchestrators`.
         metrics: where losses are counted.
         clock: seconds.
         search_seconds: that an output goes without a new token, after a loss, before it fails.
@@ -162,7 +136,7 @@ class ClusterBackend:
 
     def __init__(
         self,
-        models: Mapping[str, Orchestrators],
+        models: Mapping[str, Any],
         metrics: LossMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         search_seconds: float = SEARCH_SECONDS,
@@ -200,14 +174,14 @@ class ClusterBackend:
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """As `Backend.written`."""
         try:
-            found = await self._orchestrators(model).written(asked, special)
+            found: Written | Refusal = await self._orchestrators(model).written(asked, special)
         except Lost as error:
             raise Unreachable(f"no orchestrator of {model!r} answers: {error}") from error
         if isinstance(found, Refusal):
             raise found.error
         return found
 
-    def _orchestrators(self, model: str) -> Orchestrators:
+    def _orchestrators(self, model: str) -> Any:
         if model not in self._models:
             raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(self._models)}")
         return self._models[model]
@@ -218,7 +192,7 @@ class ClusterBackend:
         journal, heard = Journal(resumable(request)), self._clock()
         while True:
             try:
-                async with aclosing(_audible(orchestrators.stream(journal.rest))) as coming:
+                async with aclosing(orchestrators.stream(journal.rest)) as coming:
                     async for replies in coming:
                         heard = self._heard[request.model] = self._clock()
                         for reply in replies:
@@ -237,8 +211,6 @@ class ClusterBackend:
                 raise _meant(reply.error, journal)
             case Began():
                 journal.orchestrator = reply.orchestrator
-                return None
-            case Alive():
                 return None
             case PromptTokens():
                 new = replace(reply, first=journal.prompt, tokens=reply.tokens[max(0, journal.prompt - reply.first) :])
@@ -318,20 +290,3 @@ def seed_of(id: str) -> int:
 def exact_after_loss(request: OutputRequest) -> bool:
     """Whether another orchestrator may resume the output without changing its distribution."""
     return request.generation.greedy or request.generation.seed is not None
-
-
-async def _audible(stream: AsyncGenerator[Replies, None]) -> AsyncGenerator[Replies, None]:
-    """The replies of an orchestrator, closed at the end; raises Lost if it lives and does nothing.
-
-    gRPC tells of one that is gone, frozen or cut off: its pings wait for no event loop, however busy.
-    """
-    async with aclosing(stream):
-        while True:
-            try:
-                async with asyncio.timeout(SILENT_SECONDS):
-                    replies = await anext(stream, None)
-            except TimeoutError as error:
-                raise Lost(f"it has been silent for {SILENT_SECONDS:g} s") from error
-            if replies is None:
-                return
-            yield replies

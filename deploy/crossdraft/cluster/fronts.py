@@ -7,103 +7,74 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, Response
+from fastapi import FastAPI
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
-from ray.serve.handle import DeploymentHandle
 
-from crossdraft.cluster.config import (
-    ANY_PORT,
-    APPLICATION,
-    Configuration,
-    Front,
-    FrontConfig,
-    Grpc,
-    Http,
-    Scale,
-    contents,
-    deployment_name,
-    digest_of,
-)
-from crossdraft.cluster.directory import (
-    DirectoryGoneError,
-    Entry,
-    FarDirectory,
-    Load,
-    Role,
-    announced,
-    entry_of,
-    node_address,
-)
+from crossdraft.cluster.config import ANY_PORT, Process, deployment_name
+from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
-from crossdraft.cluster.orchestrators import Orchestrator
-from crossdraft.cluster.serve_grpc import Elsewhere
-from crossdraft.cluster.servers import ServerConfig
+from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
+from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
+from crossdraft.cluster.status import APPLICATION, Entry, Load, Role
+from crossdraft.config.cluster import Front, Grpc, Http
 from crossdraft.rpc.metrics import Exporter
-from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
-from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
 MIB = 2**20
-RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
-SCRAPE_PATH = "/metrics/targets"
+AGAIN = 1.0  # seconds before a client may try again where all replicas are full
+keep_alive()  # now: Serve loads the class of a replica before it makes its server, and channels
 
 
-class FrontBackend:
-    """The backend of a front's process, with its metrics. Waits for Serve."""
+def backend_of(process: Process, metrics: Metrics) -> MeasuredBackend:
+    """That of a front's process. Waits for Serve."""
+    orchestrators = {name: ServeOrchestrators(name) for name in process.models}
+    losses = LossMetrics(metrics.registry, process.models)
+    return MeasuredBackend(ClusterBackend(orchestrators, losses, search_seconds=process.target_wait_seconds), metrics)
 
-    def __init__(self, config: FrontConfig) -> None:
-        self.metrics = Metrics()
-        names = {model: deployment_name(Role.ORCHESTRATOR, model) for model in config.models}
-        handles = {
-            model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
-        }
-        losses = LossMetrics(self.metrics.registry, config.models)
-        backend = ClusterBackend(handles, losses, search_seconds=config.target_wait_seconds)
-        self.backend = MeasuredBackend(backend, self.metrics)
-        self._exporter = Exporter(self.metrics.registry) if config.metrics else None
 
-    def start(self, node: str) -> str:
-        """Begins to measure, in the event loop; returns where Prometheus reads: host:port, empty: nowhere."""
-        self.metrics.lag.start()
-        return "" if self._exporter is None else self._exporter.start(node, ANY_PORT)
+def measuring(process: Process, metrics: Metrics) -> str:
+    """Begins to measure, in the event loop; returns where Prometheus reads: host:port, empty: nowhere."""
+    metrics.lag.start()
+    return Exporter(metrics.registry).start(node_address(), ANY_PORT) if process.metrics else ""
 
 
 class ServeOrchestrators:
-    """The replicas of one deployment; Serve sends each call to one with a short queue."""
+    """The replicas that make a model's outputs; Serve sends each call to one with a short queue."""
 
-    avoid = staticmethod(Elsewhere.avoid)  # as `Orchestrators.avoid`
+    avoid = staticmethod(Elsewhere.avoid)
 
-    def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
+    def __init__(self, model: str) -> None:
+        handle = serve.get_deployment_handle(deployment_name(Role.ORCHESTRATOR, model), APPLICATION)
         self._handle = handle.options(_by_reference=False)  # by gRPC
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """As `Orchestrators.models`."""
+        """What one of them can serve; raises Lost."""
         with _foreign_errors():
             models: tuple[ServedModel, ...] = await self._handle.models.remote()
         return models
 
     async def written(self, asked: Asked, special: bool) -> Written | Refusal:
-        """As `Orchestrators.written`."""
+        """As `Backend.written`, of one of them; raises Lost."""
         with _foreign_errors():
             found: Written | Refusal = await self._handle.written.remote(asked, special)
         return found
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
-        """As `Orchestrators.stream`; closing it early cancels the replica's work."""
+        """The replies of one of them; raises Lost. Closing it early cancels the replica's work."""
         with _foreign_errors():
             response: Any = self._handle.options(stream=True).stream.remote(request)
             try:
@@ -119,9 +90,7 @@ def _foreign_errors() -> Iterator[None]:
     try:
         yield
     except BackPressureError as error:
-        raise OverloadedError(
-            "all orchestrators are at their limit of outputs; ask again later", RETRY_SECONDS
-        ) from error
+        raise OverloadedError("all orchestrators are at their limit of outputs; ask again later", AGAIN) from error
     except (RayError, RayServeException, AioRpcError) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:
@@ -135,31 +104,30 @@ class Ingress:
     """A replica of the HTTP front.
 
     Args:
-        config: of all fronts.
-        http: of this one.
+        process: what it is.
         orchestrators: bound deployments, so that Serve starts them first.
     """
 
-    def __init__(self, config: FrontConfig, http: Http, *orchestrators: object) -> None:
+    def __init__(self, process: Process, *orchestrators: object) -> None:
         self._logged = ExitStack()
-        self._logged.enter_context(logged(config.log_format))
-        self._config, self._http = config, http
+        self._logged.enter_context(logged(process.log_format))
+        self._process = process
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
-        config, http, front, node = self._config, self._http, FrontBackend(self._config), node_address()
-        entry = entry_of(Role.HTTP, "", "", "", front.start(node), node)
-        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, front.metrics))
+        http, metrics = self._process.own, Metrics()
+        assert isinstance(http, Http)
+        backend = backend_of(self._process, metrics)
+        entry = entry_of(self._process, "", measuring(self._process, metrics))
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry, metrics))
         options = HttpOptions(
-            **vars(_limits(config, http)),
+            **vars(_limits(self._process, http)),
             max_bytes=int(http.max_body_mib * MIB),
             max_held_bytes=int(http.max_bodies_mib * MIB),
             max_choices=http.max_choices,
-            metrics=front.metrics.text,
+            metrics=metrics.text,
             cors=http.cors,
         )
-        app = make_app(front.backend, options)
-        add_scraping(app, FarDirectory(), config.keys)
-        return app
+        return make_app(backend, options)
 
 
 async def _announce(entry: Entry, metrics: Metrics) -> None:
@@ -167,79 +135,20 @@ async def _announce(entry: Entry, metrics: Metrics) -> None:
         await asyncio.Event().wait()  # until the process ends
 
 
-def _limits(config: FrontConfig, front: Front) -> GenerationOptions:
+def _limits(process: Process, front: Front) -> GenerationOptions:
     rate = None if front.rate is None else RateLimit(front.rate, front.burst)
-    return GenerationOptions(config.keys, rate, front.stalled_seconds)
+    return GenerationOptions(process.keys(), rate, front.stalled_seconds)
 
 
-def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
-    """Adds the route that lists the metrics addresses of all processes, as Prometheus' `http_sd_configs` reads them; it
-    needs a key where there are keys."""
+class GrpcFront(ServerReplica):
+    """A replica of the gRPC front."""
 
-    @app.get(SCRAPE_PATH, include_in_schema=False)
-    async def groups(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[dict[str, Any]]:
-        try:
-            keys.holder(authorization)
-            _, entries = await directory.entries()
-        except KeyRefusedError:
-            response.status_code = 401
-            return []
-        except DirectoryGoneError:
-            response.status_code = 503
-            return []
-        return [{"targets": [one.metrics], "labels": one.labels} for one in entries if one.metrics]
-
-
-@dataclass(frozen=True)
-class GrpcFrontConfig(ServerConfig):
-    """The gRPC front."""
-
-    config: FrontConfig
-    grpc: Grpc
-
-    @staticmethod
-    def of(grpc: Grpc, configuration: Configuration) -> "GrpcFrontConfig":
-        """That of a cluster's gRPC fronts."""
-        config, grace = FrontConfig.of(configuration), configuration.grace_seconds
-        alone = replace(grpc, replicas=1)  # their number replaces none of them
-        files = [path for path in (grpc.ssl_certfile, grpc.ssl_keyfile) if path is not None]
-        return GrpcFrontConfig(
-            role=Role.GRPC,
-            model="",
-            name="",
-            port=grpc.port,
-            replicas=Scale(min=grpc.replicas or 1, max=grpc.replicas or 1),
-            resources=grpc.resources,
-            ranks=1,
-            log_format=config.log_format,
-            grace_seconds=grace,
-            digest=digest_of(config.digest, alone, grace, contents(files)),
-            config=config,
-            grpc=grpc,
-        )
-
-    @property
-    def host(self) -> str:
-        """As `ServerConfig.host`."""
-        return self.grpc.host
-
-    @property
-    def tls(self) -> FrontFiles | None:
-        """For clients; None: plaintext."""
-        certificate, key = self.grpc.ssl_certfile, self.grpc.ssl_keyfile
-        return None if certificate is None or key is None else FrontFiles(certificate, key)
-
-    def check_files(self) -> None:
-        """As `ServerConfig.check_files`."""
-        if self.config.api_keys is not None:
-            Keys.read(self.config.api_keys)
-        if self.tls is not None:
-            self.tls.load()
-
-    async def server(self, host: str) -> GenerationServer:
-        """As `ServerConfig.server`."""
-        listening = self.listening(limit=MessageLimit(self.grpc.max_message_mib), tls=self.tls)
-        front = await asyncio.to_thread(FrontBackend, self.config)
-        server = GenerationServer(front.backend, listening, _limits(self.config, self.grpc))
-        server.metrics = front.start(host)
+    async def server(self, process: Process) -> GenerationServer:
+        """As `ServerReplica.server`."""
+        own = process.own
+        assert isinstance(own, Grpc)
+        where = listening(process, limit=MessageLimit(own.max_message_mib), tls=certificate_of(own))
+        backend = await asyncio.to_thread(backend_of, process, metrics := Metrics())
+        server = GenerationServer(backend, where, _limits(process, own))
+        server.metrics = measuring(process, metrics)
         return server

@@ -2,26 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
 from typing import NoReturn
 
 from prometheus_client import Counter, Gauge
 
-from crossdraft.cluster.config import ANY_PORT, OrchestratorConfig
-from crossdraft.cluster.directory import (
-    DirectoryGoneError,
-    Entry,
-    FarDirectory,
-    Load,
-    Role,
-    announced,
-    entry_of,
-    node_address,
-)
-from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
+from crossdraft.cluster.config import ANY_PORT, Process
+from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
+from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
+from crossdraft.cluster.status import Entry, Load, Role
+from crossdraft.config.cluster import ServedService
+from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.log_context import about
@@ -36,7 +29,6 @@ log = logging.getLogger(__name__)
 LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
 FIRST_TARGET = 15.0  # seconds that a request waits for the first target to be known
 PAUSE = 0.5  # seconds before the directory is asked again after a failure
-PULSE = 0.5  # seconds: a stream is never silent for longer
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
@@ -46,21 +38,22 @@ keep_alive()  # now: Serve loads the class of a replica before it makes its serv
 class Orchestrator:
     """One replica. Must be made in a running event loop."""
 
-    def __init__(self, config: OrchestratorConfig) -> None:
+    def __init__(self, process: Process) -> None:
         self._logged = ExitStack()
-        self._logged.enter_context(logged(config.log_format))
-        self._config = config
-        self._options = LocalOptions(config.max_outputs, config.patience, config.tls, updated=True)
+        self._logged.enter_context(logged(process.log_format))
+        assert isinstance(process.own, ServedService)
+        self._served = process.own
+        waits = Patience(reply_seconds=process.reply_wait_seconds, target_seconds=process.target_wait_seconds)
+        self._options = LocalOptions(self._served.max_outputs, waits, process.tls, updated=True)
         self._backend: LocalBackend | None = None
         self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
         self._model: LocalModel | None = None  # the services in use
-        self._metrics = OrchestratorMetrics(config.model)
+        self._metrics = OrchestratorMetrics(process.model)
         LoopLag(self._metrics.registry, "orchestrator").start()
         self._exporter = Exporter(self._metrics.registry)
-        node = node_address()
-        metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
-        self._entry = entry = entry_of(Role.ORCHESTRATOR, config.model, "", "", metrics, node)
-        self._began = Began(entry.id)
+        metrics = self._exporter.start(node_address(), ANY_PORT) if process.metrics else ""
+        self._entry = entry_of(process, "", metrics)
+        self._began = Began(self._entry.id)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -73,24 +66,27 @@ class Orchestrator:
     async def written(self, asked: Asked, special: bool) -> Written | Refusal:
         """How the target's tokenizer writes a prompt, or an error that fronts expect."""
         try:
-            return await (await self._opened()).written(self._config.model, asked, special)
+            return await (await self._opened()).written(self._served.name, asked, special)
         except EXPECTED as error:
             return Refusal(error)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
-        """The replies of one output, at least one every PULSE. Errors that fronts expect are replies, too."""
+        """The replies of one output. Errors that fronts expect are replies, too."""
         yield (self._began,)
         with about(request=request.id):
             log.info("output requested: %d tokens are committed", len(request.generation.committed))
-        with self._metrics.output(resumed=bool(request.generation.committed)) as outcome:
-            try:
-                async with aclosing(batched(self._output(request))) as batches:
-                    async for replies in batches:
-                        yield replies
-                outcome.value = FINISHED
-            except EXPECTED as error:
-                outcome.value = type(error).__name__
-                yield (Refusal(error),)
+        self._metrics.began(resumed=bool(request.generation.committed))
+        outcome = ABANDONED
+        try:
+            async with aclosing(batched(self._output(request))) as batches:
+                async for replies in batches:
+                    yield replies
+            outcome = FINISHED
+        except EXPECTED as error:
+            outcome = type(error).__name__
+            yield (Refusal(error),)
+        finally:
+            self._metrics.ended(outcome)
 
     async def check_health(self) -> None:
         """Serve calls it; raises RuntimeError if the directory is not followed any more."""
@@ -109,7 +105,7 @@ class Orchestrator:
             async with asyncio.timeout(FIRST_TARGET):
                 await self._ready.wait()
         except TimeoutError:
-            raise Unreachable(f"no target of {self._config.model!r} is there") from None
+            raise Unreachable(f"no target of {self._served.name!r} is there") from None
         assert self._backend is not None
         return self._backend
 
@@ -118,16 +114,16 @@ class Orchestrator:
         async with announced(self._entry, self._load):
             while True:
                 try:
-                    version, entries = await directory.entries(version, LONG_POLL)
+                    version, entries = await directory.ask("entries", version, LONG_POLL, wait=LONG_POLL)
                 except DirectoryGoneError as error:
                     log.warning("%s", error)
                     await asyncio.sleep(PAUSE)
                     continue
-                await self._use([entry for entry in entries if entry.model == self._config.model])
+                await self._use([entry for entry in entries if entry.model == self._served.name])
 
     def _load(self) -> Load:
         outputs = 0 if self._backend is None else self._backend.running
-        return Load(outputs, outputs / self._config.max_outputs)
+        return Load(outputs, outputs / self._served.max_outputs)
 
     async def _use(self, entries: Sequence[Entry]) -> None:
         """Uses these services from now on."""
@@ -135,7 +131,7 @@ class Orchestrator:
         self._metrics.services(entries)
         if not targets:
             return  # those in use may still be there: sessions notice by themselves
-        model = LocalModel(self._config.model, targets, tuple(self._drafters(entries)))
+        model = LocalModel(self._served.name, targets, tuple(self._drafters(entries)))
         if model == self._model:
             return
         self._model = model
@@ -151,52 +147,37 @@ class Orchestrator:
         there = [entry for entry in entries if entry.role is Role.DRAFTER]
         return [
             NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
-            for one in self._config.drafters
+            for one in self._served.drafters
         ]
 
 
-async def batched(
-    replies: AsyncGenerator[Reply, None], pulse: float = PULSE
-) -> AsyncGenerator[tuple[Reply, ...], None]:
-    """The same replies in order, all that came since the last batch in one; `Alive` after `pulse` seconds without any.
+async def batched(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[tuple[Reply, ...], None]:
+    """The same replies in order, all that came since the last batch in one, as a message costs more than what it
+    carries.
 
-    A message through Ray costs more than what it carries. A reply waits for nothing but the reader. An error of
-    `replies` is raised after what came before it; closing the batches closes `replies`.
+    A reply waits for nothing but the reader. An error of `replies` is raised after what came before it; closing the
+    batches closes `replies`.
     """
-    waiting: list[Reply] = []
-    news = asyncio.Event()
-    reading = asyncio.create_task(_read(replies, waiting, news))
+    waiting: asyncio.Queue[Reply | None] = asyncio.Queue()  # None: all have come
+
+    async def read() -> None:
+        try:
+            async with aclosing(replies):
+                async for reply in replies:
+                    waiting.put_nowait(reply)
+        finally:
+            waiting.put_nowait(None)
+
+    reading, batch = asyncio.create_task(read()), list[Reply | None]()
     try:
-        while waiting or not reading.done():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pulse):
-                    await news.wait()
-            news.clear()
-            batch = tuple(waiting)
-            waiting.clear()
-            if batch or not reading.done():
-                yield batch or (Alive(),)
+        while None not in batch:
+            batch = [await waiting.get(), *(waiting.get_nowait() for _ in range(waiting.qsize()))]
+            if together := tuple(one for one in batch if one is not None):
+                yield together
         await reading
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-
-
-async def _read(replies: AsyncGenerator[Reply, None], waiting: list[Reply], news: asyncio.Event) -> None:
-    try:
-        async with aclosing(replies):
-            async for reply in replies:
-                waiting.append(reply)
-                news.set()
-    finally:
-        news.set()
-
-
-@dataclass
-class OutputOutcome:
-    """How an output ended: FINISHED, ABANDONED, or the class of an error."""
-
-    value: str = ABANDONED
 
 
 class OrchestratorMetrics:
@@ -213,17 +194,15 @@ class OrchestratorMetrics:
         self._ended = Counter(f"{name}outputs", "Outputs, by how they ended.", (*labels, "outcome"), registry=to)
         self._services = Gauge(f"{name}services", "Services that the directory lists.", (*labels, "role"), registry=to)
 
-    @contextmanager
-    def output(self, resumed: bool) -> Iterator[OutputOutcome]:
-        """Counts the block as one output."""
-        outcome = OutputOutcome()
+    def began(self, resumed: bool) -> None:
+        """An output."""
         self._resumed.labels(self._model).inc(resumed)
         self._running.labels(self._model).inc()
-        try:
-            yield outcome
-        finally:
-            self._running.labels(self._model).dec()
-            self._ended.labels(self._model, outcome.value).inc()
+
+    def ended(self, outcome: str) -> None:
+        """How: FINISHED, ABANDONED, or the class of an error."""
+        self._running.labels(self._model).dec()
+        self._ended.labels(self._model, outcome).inc()
 
     def services(self, entries: Sequence[Entry]) -> None:
         """Sets the numbers of services."""

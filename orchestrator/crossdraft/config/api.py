@@ -73,8 +73,9 @@ class ApiOptions(
     )
     workers: int = option(
         1,
-        "Processes that serve the port, beside the one of --target-model; one that dies is replaced. --max-outputs, --rate and --burst are divided among "
-        "them, and a connection stays with one: a client with one connection gets the share of one worker.",
+        "Processes that serve the port, beside the one of --target-model; one that dies is replaced. --max-outputs, "
+        "--rate and --burst are divided among them, and a connection stays with one: a client with one connection gets "
+        "the share of one worker.",
         min=1,
     )
     worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)

@@ -31,7 +31,6 @@ OLD |= {
     for old, new in (("most", "max_sessions"), ("per_peer", "max_sessions_per_peer"), ("idle_seconds", "idle_seconds"))
 }
 LIFTED = ("models.target.sessions", "models.drafters.sessions")  # groups whose keys now stand beside them
-SCALED = ("models.orchestrators", "models.target.replicas", "models.drafters.replicas")  # where a number is a Scale
 
 
 class PartError(ValueError):

@@ -33,7 +33,7 @@ OWN = ("--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-
 BOOT_SECONDS = 30.0
 OFF_SECONDS = 10.0
 PORT = 22
-COMMANDS = {"ray": "ray.scripts.scripts"}  # of an outfit, and the modules that they run
+COMMANDS = {"ray": "ray.scripts.scripts", "serve": "ray.serve.scripts"}  # of an outfit, and the modules that they run
 # Machines are made anew each time, so their keys cannot be known.
 SSH_OPTIONS = {
     "StrictHostKeyChecking": "no",

@@ -5,35 +5,35 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cluster import installed
+from crossdraft.cluster import status
 
 
 def test_a_package_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = installed.on_disk()
-    assert found == installed.on_disk() == installed.installed()
+    found = status.on_disk()
+    assert found == status.on_disk() == status.installed()
     part = tmp_path / "one" / "invented_package" / "part"
     (part / "__pycache__").mkdir(parents=True)
     (part / "__init__.py").write_text("ONE = 1\n")
     monkeypatch.syspath_prepend(tmp_path / "one")
-    monkeypatch.setattr(installed, "PACKAGE", "invented_package")
-    before = installed.on_disk()
+    monkeypatch.setattr(status, "PACKAGE", "invented_package")
+    before = status.on_disk()
     (part / "__pycache__" / "__init__.pyc").write_bytes(b"compiled")
-    assert installed.on_disk() == before
+    assert status.on_disk() == before
     (part / "__init__.py").write_text("ONE = 2\n")
-    changed = installed.on_disk()
+    changed = status.on_disk()
     (part / "more.py").touch()
-    whole = installed.on_disk()
+    whole = status.on_disk()
     assert len({before, changed, whole}) == 3
     laboratory = tmp_path / "one" / "invented_package" / "lab"
     laboratory.mkdir()
     (laboratory / "__init__.py").touch()
-    assert installed.on_disk() == whole  # a checkout is as good as a wheel of it
+    assert status.on_disk() == whole  # a checkout is as good as a wheel of it
 
 
 def test_a_folder_that_has_the_packages_name_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = installed.on_disk()
+    found = status.on_disk()
     (tmp_path / "crossdraft" / "venv").mkdir(parents=True)
     (tmp_path / "crossdraft" / "venv" / "many.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     assert str(tmp_path / "crossdraft") in list(import_module("crossdraft").__path__)
-    assert installed.on_disk() == found
+    assert status.on_disk() == found

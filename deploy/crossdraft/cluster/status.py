@@ -1,0 +1,182 @@
+"""What runs on a cluster, and which crossdraft a machine has.
+
+Imported by those that ask, who do not wait for what serves, and by nodes with any version: nothing else of crossdraft
+is imported here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "crossdraft"
+COMPILED = "__pycache__"
+LABORATORY = "lab"
+SHOWN = 12  # characters of the digest
+NAMESPACE = "crossdraft"  # of all actors
+DIRECTORY = "directory"  # an actor
+APPLICATION = "crossdraft"  # of Serve
+RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
+
+
+class Role(StrEnum):
+    """What a process does."""
+
+    TARGET = "target"
+    DRAFTER = "drafter"
+    ORCHESTRATOR = "orchestrator"
+    HTTP = "http"  # the ingress behind Serve's proxies
+    GRPC = "grpc"  # the front for gRPC clients
+    DIRECTORY = "directory"  # knows all others
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A process that serves."""
+
+    id: str  # of its actor; the same after a restart
+    role: Role
+    model: str  # name of the served model; empty for fronts
+    name: str  # of a drafter, else empty
+    address: str  # host:port of its gRPC server; empty where it has none
+    metrics: str  # host:port of its Prometheus metrics; empty: none
+    node: str  # the node's address
+    process: int  # process id on the node
+    version: str = ""  # of its crossdraft
+    since: float = 0.0  # when it began to serve, seconds of the epoch
+
+    @property
+    def what(self) -> str:
+        """Role and name, to be shown."""
+        return f"{self.role} {self.name}" if self.name else str(self.role)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """For Prometheus, of all its metrics."""
+        return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of a process now."""
+
+    sessions: int = 0  # that are open at a service; elsewhere outputs
+    busy: float = 0.0  # a model's share of the time; of an orchestrator's outputs, those that are taken
+
+
+@dataclass(frozen=True, order=True)
+class Hosted:
+    """A deployment of Serve's."""
+
+    name: str
+    state: str
+    replicas: int  # that serve
+    configured: int
+    message: str  # Serve's
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What runs now."""
+
+    processes: tuple[Entry, ...]  # in the directory
+    state: str  # Serve's, of the application
+    message: str  # Serve's, of the application
+    deployments: tuple[Hosted, ...]
+    loads: Mapping[str, Load]  # of processes, by their ids
+
+    @property
+    def missing(self) -> list[Hosted]:
+        """Of which not all serve."""
+        return [one for one in self.deployments if one.replicas < one.configured]
+
+    def plain(self) -> dict[str, object]:
+        """For JSON."""
+        processes = [
+            asdict(one) | {"role": one.role.value} | asdict(self.loads.get(one.id, Load())) for one in self.processes
+        ]
+        deployments, missing = map(asdict, self.deployments), map(asdict, self.missing)
+        state = {"state": self.state, "message": self.message}
+        return {"processes": processes, **state, "deployments": [*deployments], "missing": [*missing]}
+
+
+def deployed() -> Deployed:
+    """Raises ValueError if nothing is deployed."""
+    import ray
+
+    try:
+        directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
+    except ValueError:  # it is not started yet, or has ended
+        return deployed_with((), {})
+    found: Deployed = ray.get(directory.deployed.remote())
+    return found
+
+
+def deployed_with(entries: tuple[Entry, ...], loads: Mapping[str, Load]) -> Deployed:
+    """These, and what Serve says; raises ValueError if it has no such application."""
+    found = application_status()
+    if found is None:
+        raise ValueError("there is no application of this name")
+    deployments = sorted(hosted(name, one) for name, one in found.deployments.items())
+    return Deployed(entries, found.status.value, in_short(found.message), tuple(deployments), loads)
+
+
+def application_status() -> Any:
+    """Serve's `ApplicationStatusOverview`; None: it has no such application."""
+    from ray import serve
+
+    return serve.status().applications.get(APPLICATION)
+
+
+def hosted(name: str, deployment: Any) -> Hosted:
+    """Of a status of Serve's: replicas that it ends neither serve nor are to."""
+    states = deployment.replica_states.items()
+    serving = sum(count for state, count in states if state == RUNNING)
+    configured = sum(count for state, count in states if state != STOPPING)
+    return Hosted(name, deployment.status.value, serving, configured, in_short(deployment.message))
+
+
+def in_short(text: str) -> str:
+    """The first and the last line of what Ray says, without the traceback between them."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
+
+
+@cache
+def installed() -> str:
+    """`on_disk` at the first call in this process: what it runs."""
+    return on_disk()
+
+
+def on_disk() -> str:
+    """Version and digest of the package's files now; takes about 0.1 s."""
+    digest = sha256()
+    for name, path in sorted(_files()):
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return f"{_version()}+{digest.hexdigest()[:SHOWN]}"
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """Relative paths and files of the packages inside the namespace package, but the laboratory, which no wheel has.
+
+    Any folder named like it on Python's path belongs to it, also ~/crossdraft when a program runs in the home folder;
+    so only folders with an `__init__.py` count.
+    """
+    for folder in map(Path, import_module(PACKAGE).__path__):
+        for init in folder.glob("*/__init__.py"):
+            for path in init.parent.rglob("*"):
+                if COMPILED not in path.parts and path.is_file() and init.parent.name != LABORATORY:
+                    yield path.relative_to(folder).as_posix(), path
+
+
+def _version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return "0"
