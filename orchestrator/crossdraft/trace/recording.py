@@ -20,6 +20,7 @@ from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Command, Event, Finished, Lost, Replied
 from crossdraft.speculation import choice
 from crossdraft.speculation.choice import Choice
+from crossdraft.text import grammar
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.trace.codec import Codec, PackingError
 from crossdraft.types import messages, request, rows, trees
@@ -95,7 +96,7 @@ def _values_of(module: ModuleType) -> list[type]:
 
 
 KNOWN = (
-    *(known for module in (messages, events, choice, rows, trees, request) for known in _values_of(module)),
+    *(known for module in (messages, events, choice, rows, trees, request, grammar) for known in _values_of(module)),
     ChatTemplate,
     Counts,
     Kind,

@@ -29,6 +29,7 @@ from crossdraft.engine.distributions import (
     greedy,
     joined,
     log_probabilities_of,
+    logits_of,
     row_table,
     scores,
     tempered,
@@ -354,7 +355,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
     def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
-        logits = joined([one.nodes.logits for one in requests])
+        logits = logits_of([one.nodes for one in requests])
         found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
         at = Moments.of_keys([one.key for one in requests], [one.offsets for one in requests], logits.device)
         drawn, certain = _drawn(found, Warping.of(options, sizes, logits.device), width, self.clocks, at)
@@ -403,9 +404,10 @@ class RowRequest(_OfNodes[Found[Row]]):
     def launch(self, requests: "Sequence[RowRequest]") -> Fetching[list[Found[Row]]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
-        logits = None if self.likely is None else joined([one.nodes.logits for one in requests])
-        found = distributions([one.nodes for one in requests])
-        table = yield from row_table(found, self.head, listed, logits, self.likely or 0)
+        logits = logits_of([one.nodes for one in requests])
+        found = distributions([one.nodes for one in requests], logits)
+        own = None if self.likely is None else logits
+        table = yield from row_table(found, self.head, listed, own, self.likely or 0)
         return _sliced(table.nodes, sizes)
 
 

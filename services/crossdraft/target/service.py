@@ -5,22 +5,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, row_table
+from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, logits_of, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
 from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
-from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.text.letters import Side
+from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
+from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
 from crossdraft.types.messages import (
     MOST_RUN,
     MOST_SCORED,
@@ -45,6 +47,7 @@ TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
 MOST_WAITING_REQUESTS = 64  # requests of a session
+COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
 
 
@@ -63,19 +66,39 @@ class TargetService:
 
     running: RunningModel
     _beside: Beside = field(default_factory=partial(Beside, "options", small=SMALL_OPTIONS))
+    _compiling: Beside = field(default_factory=partial(Beside, "grammars", 2, small=0))
 
     @property
     def description(self) -> Description:
         return self.running.description
 
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
-        """A new session; raises ContextTooLong. What many ids are made into is made in a thread: others do not wait."""
+        """A new session. What many ids are made into is made in a thread, as grammars are: others do not wait.
+
+        Raises:
+            ContextTooLong: the prompt alone does not fit.
+            BadRequest: the grammar cannot be compiled.
+        """
         running, options = self.running, request.options
         ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
         device, size = running.thread.engine.device, running.description.vocabulary_size
         prompt = request.prompt if options.repetition_penalty != 1 else ()
         processor = await self._beside.run(ids + len(prompt), LogitsProcessor, options, size, device, prompt)
-        return TargetSession(running, request, processor, replies)
+        matcher = None if options.grammar is None else await self._matcher(options.grammar, request.stop_ids)
+        return TargetSession(running, request, processor, replies, matcher)
+
+    async def _matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarMatcher:
+        letters = self.running.tokenization.vocabulary.letters
+        ends = [token for token in stop_ids if not is_plain(letters[token])]
+        try:
+            async with asyncio.timeout(COMPILE_SECONDS):
+                return await self._compiling.run(
+                    len(grammar.text), lambda: self.running.grammars.matcher(grammar, ends)
+                )
+        except GrammarError as error:
+            raise BadRequest(str(error)) from error
+        except TimeoutError:
+            raise BadRequest(f"the grammar was not compiled within {COMPILE_SECONDS:g} s") from None
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
@@ -121,10 +144,17 @@ class TargetSession:
     """
 
     def __init__(
-        self, running: RunningModel, opening: OpenTarget, processor: LogitsProcessor, replies: Replies[Reply]
+        self,
+        running: RunningModel,
+        opening: OpenTarget,
+        processor: LogitsProcessor,
+        replies: Replies[Reply],
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self._running = running
         self._processor = processor
+        self._matcher = matcher  # of its grammar
+        self._text = NOTHING  # the output's letters, if there is a grammar
         self._opening = replace(opening, options=processor.warping)  # the others may be long
         self._replies = replies
         self._loop = asyncio.get_running_loop()
@@ -185,9 +215,21 @@ class TargetSession:
                 self._busy = self._running.thread.submit(self._score(request), self._replies.working)
             else:
                 self._begin(request)
-                job = self._run_job(request) if request.run > 1 else self._pass(request)
-                self._busy = self._running.thread.submit(job, self._replies.working)
+                if self._matcher is not None and self._matcher.slow:
+                    self._busy = asyncio.ensure_future(self._after_masks(request))
+                else:
+                    self._busy = self._running.thread.submit(self._job(request), self._replies.working)
             self._busy.add_done_callback(partial(self._ended, request))
+
+    async def _after_masks(self, request: Pass) -> Found | None:
+        """A pass whose masks may take long: the model thread must not wait for them."""
+        masks = self._masks(self._text, request)
+        assert masks is not None
+        await asyncio.wait([asyncio.wrap_future(masks)])
+        return await self._running.thread.submit(self._job(request, masks), self._replies.working)
+
+    def _job(self, request: Pass, masks: "Future[Bits] | None" = None) -> Job[Found | None]:
+        return self._run_job(request, masks) if request.run > 1 else self._pass(request, masks)
 
     def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run, or a prompt that was scored, has sent its replies by itself."""
@@ -239,6 +281,8 @@ class TargetSession:
         self._number = request.number
         self._context += request.committed
         self._offset += self._letters(request.committed)
+        if self._matcher is not None:
+            self._text = Letters(self._text + self._running.tokenization.letters_of(request.committed))
         self._answered, self._latest = (), None
 
     def _check_room(self, size: int, what: str) -> None:
@@ -248,10 +292,18 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return sum(map(self._lengths.__getitem__, ids))
 
-    def _pass(self, request: Pass) -> Job[Found]:
+    def _masks(self, text: Letters, request: Pass) -> "Future[Bits] | None":
+        """Of the nodes that a pass answers after this output: made beside its forward, in another thread."""
+        if self._matcher is None:
+            return None
+        paths = list(map(self._running.tokenization.letters_of, request.tree.paths()))
+        return self._matcher.begin(text, [paths[row] for row in request.answered])
+
+    def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[Found]:
         """Runs in the model thread."""
+        masks = masks or self._masks(self._text, request)
         answer: ForwardResult = yield ForwardRequest(self, self._context, request.tree, request.wanted)
-        asked = self._nodes(answer.logits, self._context, request)
+        asked = self._nodes(answer.logits, self._context, request, masks)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
         if request.draws:
@@ -265,34 +317,39 @@ class TargetSession:
         nodes = yield sampling
         return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued)
 
-    def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass) -> Nodes:
+    def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass, masks: "Future[Bits] | None") -> Nodes:
+        try:
+            mask = None if masks is None else masks.result()
+        except GrammarError as error:
+            raise BadRequest(str(error)) from error
         if not self._processor.looks_back:
-            return Nodes(logits, self._processor)
+            return Nodes(logits, self._processor, mask=mask)
         paths = tuple(request.tree.paths())
         output = context[len(self._opening.prompt) :]
-        return Nodes(logits, self._processor, History(output, [paths[row] for row in request.answered]))
+        return Nodes(logits, self._processor, History(output, [paths[row] for row in request.answered]), mask)
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
         return SampleRequest(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
 
-    def _run_job(self, request: Pass) -> Job[None]:
+    def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
         run = self._run = Run(request.run, False)
         while self._waiting and isinstance(change := self._waiting[0], RunTo):
             self._waiting.popleft()
             self._change_run(change)
         run.over = bool(self._waiting)
-        return self._draw_run(request, run)
+        return self._draw_run(request, run, masks)
 
-    def _draw_run(self, request: Pass, run: Run) -> Job[None]:
+    def _draw_run(self, request: Pass, run: Run, masks: "Future[Bits] | None") -> Job[None]:
         """Runs in the model thread."""
-        opening = self._opening
+        opening, text = self._opening, self._text
         context, offset, more, first, ended = self._context, self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
+            masks = masks or self._masks(text, request)
             answer: ForwardResult = yield ForwardRequest(self, context)
-            drawn = yield self._sampling(self._nodes(answer.logits, context, request), [offset])
+            drawn = yield self._sampling(self._nodes(answer.logits, context, request, masks), [offset])
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
@@ -301,6 +358,9 @@ class TargetSession:
             context += (token,)
             offset += self._lengths[token]
             more = first + 1 < run.tokens and token not in stops and not run.over
+            if self._matcher is not None:
+                text, masks = Letters(text + self._running.tokenization.letters_of([token])), None
+                more = more and not self._matcher.slow
             # The loop makes the reply: the model thread has other things to do.
             drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
@@ -350,9 +410,11 @@ def _fetched(
     logits, history = nodes.logits[place : place + 1], nodes.history
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
-    one = replace(nodes, logits=logits, history=history)
+    mask = None if nodes.mask is None else nodes.mask[place : place + 1]
+    one = replace(nodes, logits=logits, history=history, mask=mask)
+    logits = logits_of([one])
     logged = None if likely is None else logits
-    table = fetched(row_table(distributions([one]), head, listed, logged, likely or 0))
+    table = fetched(row_table(distributions([one], logits), head, listed, logged, likely or 0))
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
