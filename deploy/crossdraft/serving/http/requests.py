@@ -349,6 +349,8 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         try:
             changed["grammar"] = self._grammar()
             return SamplingOptions(**same(SamplingOptions, self) | changed)
+        except RequestError:
+            raise
         except ValueError as error:
             raise RequestError(str(error)) from error
 
