@@ -5,6 +5,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jsonschema import validate
 
 from crossdraft.client import Generation, GenerationRequest, Grammar, Reason
 from crossdraft.rpc.errors import BadRequest
+from crossdraft.text.grammar import GrammarError, of_letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.request import RequestError
 from tests.endtoend.reference import Case, Noise, Reference
@@ -74,7 +76,9 @@ async def test_it_is_what_the_target_writes_by_itself(
     ]
     assert same.count(False) <= 1
     assert checked(found)
-    if drafter is not None:
+    if drafter is None:  # what must follow is drawn together
+        assert all(0 < statistics(one).passes < len(one.ids) for one in found)
+    else:
         assert sum(statistics(one).accepted for one in found)
 
 
@@ -95,6 +99,62 @@ async def test_what_is_sampled_with_any_method_is_valid(
     assert checked(found)
     assert sum(statistics(one).accepted for one in found)
     assert not any(statistics(one).drafter_lost for one in found)
+
+
+def some_schema(random: Random, depth: int = 2) -> dict[str, Any]:
+    """Of few letters, mostly, so that outputs come to their end."""
+    low, few = random.randint(-20, 20), random.randint(0, 3)
+    kinds: list[dict[str, Any]] = [
+        {"type": "integer", "minimum": low, "maximum": low + random.randint(0, 900)},
+        {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+        {"type": "string", "minLength": few, "maxLength": few + 3},
+        {"type": "string", "pattern": random.choice(["^[a-c]{1,3}$", "^\\d+(é|ü)?$", '^"?x+$'])},
+        {"type": "string", "format": random.choice(["date", "uuid", "ipv4"])},
+        {"enum": random.sample(["a", "ab", "abc", 1, 12, None, True, ["é"], {"k": 1}], 4)},
+        {"const": random.choice(["x\\y", 'a"b', "🦄", 0.5, [], {}])},
+        {"type": ["boolean", "null"]},
+    ]
+    if depth:
+        inner = [some_schema(random, depth - 1) for _ in range(3)]
+        names = random.sample(["a", "ab", "b c", "é", '"', "z"], 3)
+        needed = random.sample(names, random.randint(0, 3))
+        kinds += 2 * [
+            {"type": "array", "items": inner[0], "minItems": few, "maxItems": few + 2},
+            {"type": "array", "prefixItems": inner, "items": False, "minItems": random.randint(0, 3)},
+            {
+                "type": "object",
+                "properties": dict(zip(names, inner, strict=True)),
+                "required": needed,
+                "additionalProperties": False,
+            },
+            {"type": "object", "additionalProperties": inner[1], "maxProperties": 2, "propertyNames": {"maxLength": 3}},
+            {"anyOf": inner},
+        ]
+    return random.choice(kinds)
+
+
+SCHEMAS = 100 if FULL else 6  # for each way to draft
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize(
+    ("method", "drafter", "settings"),
+    [("seeded", None, {}), ("coupled", "drafter-b", AHEAD), ("slem", "drafter-a", TREES), ("slem", NGRAM, ROUNDS)],
+)
+async def test_random_schemas(stack: Stack, method: str, drafter: str | None, settings: dict[str, Any]) -> None:
+    """All that ends is valid: five outputs of each, 2,000 in a full run."""
+    random, ended = Random(f"{method} {drafter}"), 0
+    for _ in range(SCHEMAS):
+        schema = some_schema(random)
+        grammar = Grammar.json(schema, whitespace_flexible=random.random() < 0.5)
+        options = SamplingOptions(random.choice([0.7, 1.0, 1.5]), grammar=grammar)
+        try:
+            of_letters().matcher(grammar)
+        except GrammarError:  # what the library does not know is refused
+            continue
+        asked = GenerationRequest(random.choice(TEXTS), options=options, method=method, max_tokens=64, **settings)
+        ended += checked(await stack.run(drafter, [asked] * 5), schema)
+    assert ended >= SCHEMAS
 
 
 WORDS = ("true", "tru", "truth", "false", "t")

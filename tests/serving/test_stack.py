@@ -178,7 +178,7 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
     """Whole, parsed and streamed; with log-probabilities, which are those of what may be written."""
     chat = stack.front.openai.chat.completions
     asked: Any = {"model": "demo", "messages": MESSAGES, "seed": 5, "max_completion_tokens": 200}
-    asked["extra_body"] = {"speculative": {"drafter": drafter}}
+    asked["extra_body"] = {"speculative": {"drafter": drafter}, "guided_whitespace_pattern": " ?"}
     parsed = await chat.parse(**asked, response_format=Point)
     assert parsed.choices[0].finish_reason == "stop"
     assert isinstance(point := parsed.choices[0].message.parsed, Point)

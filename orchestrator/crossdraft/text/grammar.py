@@ -37,7 +37,7 @@ SLOW = 0.01  # seconds of it for masks that somebody else should not wait for
 MASKS = ThreadPoolExecutor(4, thread_name_prefix="grammar masks")
 SLOW_MASKS = ThreadPoolExecutor(1, thread_name_prefix="slow grammar masks")
 # The model decides how letters become tokens: else forced letters would be forced tokens, too, and its law another.
-OPTIONS = '%llguidance {"no_forcing": true}\n'
+OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 
 class GrammarError(ValueError):
@@ -105,7 +105,7 @@ class Grammar:
     def source(self) -> str:
         """For the library; raises GrammarError."""
         try:
-            return LLMatcher.grammar_from_lark(OPTIONS + self._lark)
+            return LLMatcher.grammar_from_lark(self._lark + OPTIONS)
         except (ValueError, RecursionError, GbnfToLarkError) as error:
             raise _refused(str(error)) from error
 
@@ -140,7 +140,9 @@ def _choices(text: str) -> list[str]:
 
 
 def _refused(reason: str) -> GrammarError:
-    return GrammarError(f"Grammar error: {reason.strip()[:REASON]}")
+    """In one line, without the lines of the grammar that the library shows."""
+    said = reason.partition("\n   1 |")[0].replace("<non-verbose/>", "")
+    return GrammarError(f"Grammar error: {' '.join(said.split())[:REASON]}")
 
 
 class _Tokens:
@@ -190,7 +192,7 @@ class GrammarCompiler:
         if compiled is None:
             compiled = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
             if compiled.is_error():
-                raise _refused(compiled.get_error().replace(OPTIONS, ""))
+                raise _refused(compiled.get_error())
         with self._lock:
             self._compiled[grammar] = compiled
             while len(self._compiled) > COMPILED:

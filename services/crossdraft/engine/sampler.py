@@ -577,8 +577,8 @@ class DrawRequest(_Drawing[list[int]]):
             distribution = tempered(scores, warping)
             distances = -distribution.where(distribution > 0, -torch.inf)
         count = min(1 + self.count, scores.shape[-1])
-        near, best = distances.topk(count, largest=False), scores.topk(count).indices
-        return [torch.cat([near.indices, best], -1), torch.cat([near.values.isinf(), torch.zeros_like(best) > 0], -1)]
+        near, best = distances.topk(count, largest=False), scores.topk(count)
+        return [torch.cat([near.indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
 
 
 @dataclass(frozen=True, eq=False)

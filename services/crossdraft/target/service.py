@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any
 
 from crossdraft.engine.device import fetched
@@ -21,7 +22,7 @@ from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
+from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
 from crossdraft.types.messages import (
     MOST_RUN,
@@ -38,7 +39,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import TokenTree
+from crossdraft.types.trees import ROOT, TokenTree
 
 log = logging.getLogger(__name__)
 Request = Pass | FetchRow | RunTo | ScorePrompt
@@ -84,17 +85,20 @@ class TargetService:
         device, size = running.thread.engine.device, running.description.vocabulary_size
         prompt = request.prompt if options.repetition_penalty != 1 else ()
         processor = await self._beside.run(ids + len(prompt), LogitsProcessor, options, size, device, prompt)
-        matcher = None if options.grammar is None else await self._matcher(options.grammar, request.stop_ids)
-        return TargetSession(running, request, processor, replies, matcher)
+        matchers = () if options.grammar is None else await self._matchers(options.grammar, request.stop_ids)
+        return TargetSession(running, request, processor, replies, *matchers)
 
-    async def _matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarMatcher:
+    async def _matchers(self, grammar: Grammar, stop_ids: Sequence[int]) -> tuple[GrammarMatcher, GrammarMatcher]:
+        """For the target's tokens, and for letters alone."""
         letters = self.running.tokenization.vocabulary.letters
-        ends = [token for token in stop_ids if not is_plain(letters[token])]
+        ends, compiler = [token for token in stop_ids if not is_plain(letters[token])], self.running.grammars
+
+        def both() -> tuple[GrammarMatcher, GrammarMatcher]:
+            return compiler.matcher(grammar, ends), of_letters().matcher(grammar)
+
         try:
             async with asyncio.timeout(COMPILE_SECONDS):
-                return await self._compiling.run(
-                    len(grammar.text), lambda: self.running.grammars.matcher(grammar, ends)
-                )
+                return await self._compiling.run(len(grammar.text), both)
         except GrammarError as error:
             raise BadRequest(str(error)) from error
         except TimeoutError:
@@ -150,10 +154,11 @@ class TargetSession:
         processor: LogitsProcessor,
         replies: Replies[Reply],
         matcher: GrammarMatcher | None = None,
+        forcing: GrammarMatcher | None = None,
     ) -> None:
         self._running = running
         self._processor = processor
-        self._matcher = matcher  # of its grammar
+        self._matcher, self._forcing = matcher, forcing  # of its grammar: over its tokens, and over letters alone
         self._text = NOTHING  # the output's letters, if there is a grammar
         self._opening = replace(opening, options=processor.warping)  # the others may be long
         self._replies = replies
@@ -347,24 +352,40 @@ class TargetSession:
         context, offset, more, first, ended = self._context, self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
-            masks = masks or self._masks(text, request)
-            answer: ForwardResult = yield ForwardRequest(self, context)
-            drawn = yield self._sampling(self._nodes(answer.logits, context, request, masks), [offset])
+            # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
+            guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
+            asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1))), wanted=None)
+            masks = masks or self._masks(text, asked)
+            answer: ForwardResult = yield ForwardRequest(self, context, asked.tree)
+            offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
+            drawn = yield self._sampling(self._nodes(answer.logits, context, asked, masks), offsets)
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
-            found = Found(drawn, answer, ended - began, queued)
-            token = drawn()[0].token
-            context += (token,)
-            offset += self._lengths[token]
-            more = first + 1 < run.tokens and token not in stops and not run.over
+            samples: tuple[Sample, ...] = drawn()
+            held = takewhile(lambda pair: pair[0].token == pair[1] not in stops, zip(samples, guess, strict=False))
+            tokens = tuple(sample.token for sample in samples[: 1 + sum(1 for _ in held)])
+            context += tokens
+            offset += self._letters(tokens)
+            more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
             if self._matcher is not None:
-                text, masks = Letters(text + self._running.tokenization.letters_of([token])), None
+                text, masks = Letters(text + self._running.tokenization.letters_of(tokens)), None
                 more = more and not self._matcher.slow
             # The loop makes the reply: the model thread has other things to do.
+            found = Found(partial(samples.__getitem__, slice(len(tokens))), answer, ended - began, queued)
             drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
-            first += 1
+            first += len(tokens)
+
+    def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
+        """Tokens, so many at most, of what must follow an output by its grammar, if anything must."""
+        if self._forcing is None or self._forcing.slow or most < 1:
+            return ()
+        try:
+            letters = self._forcing.fitting(text, NOTHING)
+        except GrammarError:
+            return ()
+        return tuple(self._running.tokenization.encode_continuation(letters, leave_out=True)[:most])
 
     def _score(self, request: ScorePrompt) -> Job[None]:
         """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
