@@ -14,11 +14,10 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, Field
 
-from crossdraft.client import GenerationRequest, Grammar, Overlap, Pipeline, SamplingOptions, api, connect
+from crossdraft.client import GenerationRequest, Grammar, Overlap, Pipeline, RequestError, SamplingOptions, api, connect
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
@@ -224,7 +223,7 @@ async def test_a_schema_that_cannot_be_served_is_refused_before_anything_is_made
             await stack.complete(stream=stream, extra_body={"structured_outputs": schema})
         assert refused.value.param == "structured_outputs"
     bad = replace(GREEDY, options=SamplingOptions(grammar=Grammar.regex("(")))
-    with pytest.raises(BadRequest, match=r"Grammar error: .*unclosed group"):
+    with pytest.raises(RequestError, match=r"Grammar error: .*unclosed group"):
         async with stack.client.run(bad) as generation:
             await anext(generation)
     good = replace(GREEDY, options=SamplingOptions(0, grammar=Grammar.choice(["yes", "no"])), ignore_eos=False)

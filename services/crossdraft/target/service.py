@@ -354,7 +354,7 @@ class TargetSession:
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
-            asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1))), wanted=None)
+            asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1)))) if guess else request
             masks = masks or self._masks(text, asked)
             answer: ForwardResult = yield ForwardRequest(self, context, asked.tree)
             offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
@@ -364,7 +364,8 @@ class TargetSession:
             ended = time.perf_counter()
             samples: tuple[Sample, ...] = drawn()
             held = takewhile(lambda pair: pair[0].token == pair[1] not in stops, zip(samples, guess, strict=False))
-            tokens = tuple(sample.token for sample in samples[: 1 + sum(1 for _ in held)])
+            samples = samples[: 1 + sum(1 for _ in held)]
+            tokens = tuple(sample.token for sample in samples)
             context += tokens
             offset += self._letters(tokens)
             more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
@@ -372,7 +373,7 @@ class TargetSession:
                 text, masks = Letters(text + self._running.tokenization.letters_of(tokens)), None
                 more = more and not self._matcher.slow
             # The loop makes the reply: the model thread has other things to do.
-            found = Found(partial(samples.__getitem__, slice(len(tokens))), answer, ended - began, queued)
+            found = Found(partial(tuple, samples), answer, ended - began, queued)
             drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
             first += len(tokens)
