@@ -1,6 +1,8 @@
 """Grammars against languages that are listed word by word: which tokens of a vocabulary may follow any text."""
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -139,7 +141,11 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
         (Grammar.ebnf("start: other"), r"^Grammar error: at 1\(8\): unknown name: \"other\"$"),
         (Grammar.ebnf('root ::= "a" | )'), "GBNF|Expected"),
         (Grammar.json({"$ref": "http://example.com/schema"}), "http://example.com/schema"),
-        (Grammar.json('{"a":' * 20_000 + "1" + "}" * 20_000), "recursion"),
+        (
+            Grammar.json({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
+            "no output is possible",
+        ),
+        (Grammar.json('{"a":' * 10_000 + "1" + "}" * 10_000), "recursion"),
     ],
 )
 def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_librarys_reason(grammar: Grammar, reason: str) -> None:
@@ -147,6 +153,28 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_librarys_reason(g
         of_letters().matcher(grammar)
     assert str(refused.value).startswith("Grammar error: ")
     assert "no_forcing" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["rules", "terminals", "references"])
+def test_references_as_deep_as_a_grammar_may_have_do_not_end_the_process(kind: str) -> None:
+    """In a process of its own: they did."""
+    names = [f"r{at}" for at in range(1800 if kind == "references" else 4000)]
+    if kind == "references":
+        defined = {one: {"$ref": f"#/$defs/{other}"} for one, other in pairwise(names)} | {names[-1]: {"enum": ["ab"]}}
+        grammar = Grammar.json(json.dumps({"$defs": defined, "$ref": "#/$defs/r0"}, separators=(",", ":")))
+    else:
+        rules = "\n".join(f"{one}: {other}" for one, other in pairwise(names))
+        text = f'r0\n{rules}\n{names[-1]}: "ab"'
+        grammar = Grammar.ebnf(f"start: {text if kind == 'rules' else text.replace('r', 'R')}")
+    assert len(grammar.text) > LONGEST * 3 // 4
+    program = (
+        f"import sys; from crossdraft.text.grammar import *; g = Grammar({grammar.kind.value!r}, sys.stdin.read())"
+    )
+    program += "; m = of_letters().matcher(g); print(m.fitting(Letters(''), Letters('')))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=grammar.text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip(' "\n')) == (0, "ab"), done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "a" * (LONGEST + 1), 7, "\ud800"])

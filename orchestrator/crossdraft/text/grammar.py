@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
-from threading import Lock
+from threading import Barrier, Lock, stack_size
 from time import thread_time
 from typing import Any
 
@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, common_length, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
-LONGEST = 2**18  # characters of a grammar
+LONGEST = 2**16  # characters of a grammar: some take the square of them, up to 10 s
+COMPILING = 2  # threads
+STACK = 2**28  # bytes of each that may be used
 COMPILED = 64  # grammars that a compiler keeps
 SHOWN = 40  # letters of an output that an error shows, and
 REASON = 1000  # characters of the library's reason
@@ -142,6 +144,7 @@ def _choices(text: str) -> list[str]:
 def _refused(reason: str) -> GrammarError:
     """In one line, without the lines of the grammar that the library shows."""
     said = reason.partition("\n   1 |")[0].replace("<non-verbose/>", "")
+    said = "no output is possible by it" if said.startswith("NoExtension") else said
     return GrammarError(f"Grammar error: {' '.join(said.split())[:REASON]}")
 
 
@@ -190,14 +193,33 @@ class GrammarCompiler:
             compiled = self._compiled.pop(grammar, None)
             tokenizer = self._tokenizer
         if compiled is None:
-            compiled = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
-            if compiled.is_error():
-                raise _refused(compiled.get_error())
+            compiled = _compiling().submit(_compile, tokenizer, grammar).result()
         with self._lock:
             self._compiled[grammar] = compiled
             while len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
         return GrammarMatcher(compiled.deep_copy(), self, self.ends.union(ends))
+
+
+def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    compiled = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
+    if not compiled.is_error():
+        compiled.compute_bitmask()  # some limits are noticed only then
+    if compiled.is_error():
+        raise _refused(compiled.get_error())
+    return compiled
+
+
+@cache
+def _compiling() -> ThreadPoolExecutor:
+    """Threads with much room: the library follows references by recursion, and ends the process where there is none."""
+    threads = ThreadPoolExecutor(COMPILING, "grammars")
+    before, ready = stack_size(STACK), Barrier(COMPILING + 1)
+    for _ in range(COMPILING):
+        threads.submit(ready.wait)
+    stack_size(before)
+    ready.wait()
+    return threads
 
 
 @cache

@@ -115,7 +115,7 @@ HOW = "speculative"
             "structured_outputs.structural_tag is not served: leave it out",
         ),
         (COMPLETIONS, SAY | {"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
-        (COMPLETIONS, SAY | {"guided_regex": "a" * (2**18 + 1)}, None, "a text of 1 to 262144 characters"),
+        (COMPLETIONS, SAY | {"guided_regex": "a" * (2**16 + 1)}, None, "a text of 1 to 65536 characters"),
         (
             COMPLETIONS,
             {f"a{number}": None for number in range(2000)} | SAY | {"temprature": 0},

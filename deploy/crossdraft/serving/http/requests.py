@@ -351,7 +351,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             return SamplingOptions(**same(SamplingOptions, self) | changed)
         except RequestError:
             raise
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(str(error)) from error
 
     def _grammar(self) -> Grammar | None:
