@@ -28,6 +28,7 @@ Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come
 LONGEST = 2**16  # characters of a grammar: some take the square of them, up to 10 s
 COMPILING = 2  # threads
 STACK = 2**28  # bytes of each that may be used
+FORCED = 256  # letters that must follow, of those that are told
 COMPILED = 64  # grammars that a compiler keeps
 SHOWN = 40  # letters of an output that an error shows, and
 REASON = 1000  # characters of the library's reason
@@ -240,6 +241,7 @@ class GrammarMatcher:
         self._end_bits = np.packbits(self._ends, bitorder="little")
         self._text = NOTHING  # that the matcher has consumed
         self.slow = False  # whether the latest masks took long
+        self._fault = ""  # why it is of no use any more
 
     def begin(self, text: Letters, paths: Sequence[Letters], must: bool = True) -> "Future[Bits]":
         """As `masks`, in a thread."""
@@ -266,7 +268,7 @@ class GrammarMatcher:
         return np.stack([~self._end_bits if row is None else row for row in rows])
 
     def fitting(self, text: Letters, following: Letters) -> Letters:
-        """As much of what is to follow a text as fits the grammar, then all letters that it leaves no choice about.
+        """As much of what is to follow a text as fits the grammar, then letters that it leaves no choice about.
 
         Raises:
             GrammarError: a limit of the library is exceeded.
@@ -274,11 +276,9 @@ class GrammarMatcher:
         with self._lock:
             began, plain = thread_time(), is_plain(text)
             fits = plain and self._move(0, text) and self._move(len(text), Letters(text + following)) is not None
+            forced = self._matcher.compute_ff_bytes().decode("latin-1") if fits else ""
             self.slow = thread_time() - began > SLOW
-            if not fits:
-                return NOTHING
-            forced = Letters(self._matcher.compute_ff_bytes().decode("latin-1"))
-            return Letters(self._text[len(text) :] + forced)
+            return Letters(self._text[len(text) :] + forced[:FORCED]) if fits else NOTHING
 
     def _mask(self, text: Letters, path: Letters) -> Bits | None:
         """After a text and a path; None: no column may follow."""
@@ -299,6 +299,7 @@ class GrammarMatcher:
 
     def _move(self, known: int, text: Letters) -> bool:
         """Makes the matcher consume a text, of which so many letters are known to be consumed; whether it could."""
+        self._check()
         common = known + common_length(self._text[known:], text[known:])
         if len(self._text) > common:
             self._matcher.rollback(len(self._text) - common)
@@ -309,16 +310,19 @@ class GrammarMatcher:
             taken += count
             self._check()
             if thread_time() - began > TOO_SLOW:
-                raise GrammarError(f"the grammar is too ambiguous: {CHUNK} letters take more than {TOO_SLOW:g} s")
+                self._fault = f"the grammar is too ambiguous: {CHUNK} letters take over {TOO_SLOW:g} s"
+                self._check()
             if count < len(ids):
                 break
         self._text = Letters(text[:taken])
         return taken == len(text)
 
     def _check(self) -> None:
-        """Raises GrammarError if a limit of the library is exceeded: then it is of no use any more."""
-        if self._matcher.is_error():
-            raise _refused(self._matcher.get_error())
+        """Raises GrammarError if a limit has been exceeded."""
+        if not self._fault and self._matcher.is_error():
+            self._fault = str(_refused(self._matcher.get_error()))
+        if self._fault:
+            raise GrammarError(self._fault)
 
 
 def _before_control(letters: Letters) -> Letters:
