@@ -16,8 +16,8 @@ from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
 from crossdraft.trace.recording import FileRecorder, Header, Recording, Step
 from crossdraft.trace.replay import assignment_of
-from crossdraft.types.messages import Description, OpenDrafter, PassDone, Sample
-from crossdraft.types.request import GenerationRequest, Overlap
+from crossdraft.types.messages import Description, OpenDrafter, PassDone, Sample, SamplingOptions
+from crossdraft.types.request import GenerationRequest, Grammar, Overlap
 from crossdraft.types.rows import Row
 from crossdraft.verification.chooser import RandomChooser
 from tests.clock import Run, World, answers
@@ -36,8 +36,9 @@ def described(name: str) -> Description:
 def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: bool = True) -> Header:
     """What a recording of a small request begins with."""
     request = GenerationRequest(
-        "The quick", method=method, num_speculative_tokens=3, max_tokens=12, overlap=overlap, ignore_eos=True
-    )
+        "The quick", method=method, num_speculative_tokens=3, max_tokens=12, overlap=overlap, ignore_eos=True,
+        options=SamplingOptions(grammar=Grammar.regex("(?s:.*)")),
+    )  # fmt: skip
     drafter = described("llama2") if drafts else None
     return Header("1.2.3", 1.75e9, request, described("gpt2"), drafter, SECRETS)
 
