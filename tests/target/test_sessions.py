@@ -388,6 +388,7 @@ async def test_long_options_are_gone_through_once_and_not_in_the_event_loop(targ
     assert not threads
 
 
+ANYTHING = Grammar.regex("(?s:.*)")
 SETTINGS = {
     "greedy": OpenTarget(PROMPT, GREEDY, KEY),
     "keyed": OpenTarget(PROMPT, SamplingOptions(0.8), KEY, likely=5),
@@ -398,6 +399,8 @@ SETTINGS = {
     "rows": OpenTarget(PROMPT, SamplingOptions(0.8), None),
     "rows and log-probabilities": OpenTarget(PROMPT, SamplingOptions(0.9, top_p=0.9), None, head=8, likely=3),
     "greedy rows": OpenTarget(PROMPT, GREEDY, None),
+    "by a grammar": OpenTarget(PROMPT, SamplingOptions(0.8, grammar=ANYTHING), KEY, likely=5),
+    "rows by a grammar": OpenTarget(PROMPT, SamplingOptions(0.8, grammar=ANYTHING), None),
 }
 
 
