@@ -233,8 +233,10 @@ async def test_what_cannot_be_served_is_said(stack: Stack) -> None:
     wrong = tuple(pipeline.models.tokenization.encode_continuation(" maybe"))
     with pytest.raises(BadRequest, match="the grammar allows no token of this vocabulary after ' maybe'"):
         await stack.run(None, [GenerationRequest("a", options=stray, committed=wrong)])
-    with pytest.raises((BadRequest, Exception), match="leaves none to draw"):
-        await stack.run(None, [GenerationRequest("a", options=replace(stray, allowed_token_ids=(5,)))])
+    for limits in ({"allowed_token_ids": (5,)}, {"min_tokens": 20}):  # said at once: no other target is tried
+        for drafter in (None, "drafter-b"):
+            with pytest.raises(BadRequest, match="leave no id to draw"):
+                await stack.run(drafter, [GenerationRequest("a", options=replace(stray, **limits))])
     assert yes.text in ("yes", "no")
 
 

@@ -29,7 +29,7 @@ Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
 PART = 1 << 15  # ids that are read at once: the interpreter lock is held for 1 ms
 SPAN = 256  # ids whose probabilities are summed first when a tail is
-NOT_FINITE = "no id has a probability above 0: the model's logits are not finite, or the request leaves none to draw"
+NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 NUCLEUS = 256  # most probable ids that top_p looks at first on a CPU; seldom more are needed, and sorting all is slow
 NARROW = 256  # ids to which `top_k` may narrow a distribution so that the others are not looked at again
 # (256, 8): what is added to the logits of eight columns for each byte of a mask.

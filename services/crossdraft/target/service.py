@@ -12,7 +12,16 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, logits_of, row_table
+from crossdraft.engine.distributions import (
+    NOT_FINITE,
+    History,
+    Logits,
+    LogitsProcessor,
+    Nodes,
+    distributions,
+    logits_of,
+    row_table,
+)
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
@@ -49,6 +58,9 @@ TargetServer = Server[OpenTarget, Request, Reply]
 BATCHED_SECONDS = 0.008
 MOST_WAITING_REQUESTS = 64  # requests of a session
 COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
+LEAVES_NONE = (
+    "the grammar and the request's other limits (allowed_token_ids, bad_words, min_tokens) leave no id to draw"
+)
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
 
 
@@ -249,7 +261,8 @@ class TargetSession:
                 self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
         except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
-            self._replies.fail(error)
+            nothing = self._matcher is not None and str(error) == NOT_FINITE  # no other target could draw either
+            self._replies.fail(BadRequest(LEAVES_NONE) if nothing else error)
 
     def _change_run(self, request: RunTo) -> None:
         """Changes the length of the run under way, if it is that one."""
