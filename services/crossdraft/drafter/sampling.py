@@ -1,7 +1,7 @@
 """What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -83,9 +83,11 @@ class DrawSource(ABC):
         """An epoch begins: where the grammar takes long it is not kept to, as other sessions would wait for it."""
         self.masking = self._matcher is not None and not self._matcher.slow
 
-    def masks(self, text: Letters, paths: Sequence[Letters]) -> "Future[Bits] | None":
+    def masks(self, text: Letters, paths: Iterable[Letters]) -> "Future[Bits] | None":
         """By the grammar, for the rows after an output with each of some paths: made in another thread meanwhile."""
-        return self._matcher.begin(text, paths, must=False) if self.masking and self._matcher is not None else None
+        if self._matcher is None or not self.masking:
+            return None
+        return self._matcher.begin(text, list(paths), must=False)
 
     def masked(self, logits: Logits, masks: "Future[Bits] | None") -> Logits:
         """The rows (n, V) with their masks, but where a mask leaves no id that may be used: any draft is refused there.

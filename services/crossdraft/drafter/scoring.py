@@ -244,8 +244,7 @@ class Scoring:
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
-            letters = self._running.tokenization.letters_of
-            masks = self._source.masks(self._text, [letters(path) for path in ordered])
+            masks = self._source.masks(self._text, map(self._running.tokenization.letters_of, ordered))
             answer: ForwardResult = yield ForwardRequest(self._session, self._ids, self._tree.tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()

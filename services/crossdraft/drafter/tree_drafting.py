@@ -99,7 +99,7 @@ class TreeDrafting:
             if sum(exp(-node.cost) for node in nodes) < self._shape.least:
                 break
             source, context, offsets = self._state.source, self._state.context, [node.end for node in nodes]
-            masks = source.masks(context.letters(0, context.offset), [self._letters(node) for node in nodes])
+            masks = source.masks(context.letters(0, context.offset), map(self._letters, nodes))
             answer: ForwardResult = yield self._fed.work([node.tip for node in nodes])
             self._replies.waited(answer.queued)
             logits = source.masked(answer.logits, masks)
