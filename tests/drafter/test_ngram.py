@@ -29,9 +29,10 @@ from crossdraft.drafter.ngram import (
     likeliest,
     ngram_server,
 )
-from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.errors import BadRequest, ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
+from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.drafter.streaming import Epoch
@@ -342,3 +343,32 @@ async def test_output_is_that_without_it_in_fewer_passes(ngram: DrafterClient, t
 def test_it_needs_no_torch() -> None:
     program = "import sys, crossdraft.drafter.ngram; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("grammar", "written", "expected"),
+    [
+        (None, "", 'one two {"a": 1, "'),
+        (Grammar.regex("one (two|[a-z]+)"), "", "one two"),
+        (Grammar.regex("one (three|ten)"), "", "one t"),
+        (Grammar.choice(["zero or one"]), "", "zero or one"),  # nothing to copy: what must follow
+        (Grammar.json({"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}), '{"a"', ": "),
+        (Grammar.choice(["one"]), "one", ""),
+        (Grammar.choice(["one"]), "two", ""),
+    ],
+)
+async def test_what_is_copied_is_cut_by_the_grammar_and_what_must_follow_is_added(
+    ngram: DrafterClient, grammar: Grammar | None, written: str, expected: str
+) -> None:
+    prompt = from_bytes(b'say: one two {"a": 1, "b": 2} and say: ')
+    async with ngram.session(OpenDrafter(prompt, SamplingOptions(grammar=grammar), None, 8)) as session:
+        await session.send(Draft(1, 0, Letters(written), 18))
+        reply = await Epoch(1).hear(session)
+    assert text_of(reply) == expected
+    assert (reply.reason == "") == (len(expected) == 18)
+
+
+async def test_a_grammar_that_cannot_be_compiled_is_refused(ngram: DrafterClient) -> None:
+    with pytest.raises(BadRequest, match="unclosed group"):
+        async with ngram.session(replace(OPEN, options=SamplingOptions(grammar=Grammar.regex("(")))) as session:
+            await session.draft(Draft(1, 0, NOTHING, 3))

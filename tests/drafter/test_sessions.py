@@ -15,9 +15,10 @@ from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.errors import BadRequest, ProtocolBroken
+from crossdraft.text.grammar import Grammar, of_letters
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
+from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.drafter.streaming import Epoch, gated
 from tests.engine.gathering import nothing
 from tests.rpc.linked import Direct, Noted
@@ -246,3 +247,89 @@ async def test_what_cannot_be_ends_the_session(drafter: DrafterClient) -> None:
             await session.receive()
     async with drafter.session(OPEN) as session:
         assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["n"]}
+GRAMMAR = Grammar.json(SCHEMA)
+
+
+def fits(*parts: str) -> bool:
+    """Whether this text begins something that the grammar takes; an end of sequence ends it."""
+    text, end, rest = "".join(parts).partition(END)
+    taken = of_letters().matcher(GRAMMAR).fitting(NOTHING, Letters(text))
+    return taken.startswith(text) and not rest.strip(END) and not (end and text.count("}") != 1)
+
+
+END = "\ue000"
+SHAPES = [
+    Draft(1, 0, NOTHING, 9),
+    Draft(1, 0, NOTHING, 6, branch_depth=3, branch_width=2),
+    Draft(1, 0, NOTHING, 5, tree_nodes=14),
+]
+
+
+@pytest.mark.parametrize("request_", SHAPES, ids=["chain", "branches", "tree"])
+@pytest.mark.parametrize("width", [0, 8])
+async def test_drafts_and_what_is_prepared_beside_them_keep_to_the_grammar(
+    drafter: DrafterClient, drafter_model: RunningModel, request_: Draft, width: int
+) -> None:
+    letters = drafter_model.tokenization.vocabulary.letters_of
+    opening = OpenDrafter(PROMPT, replace(WARM, grammar=GRAMMAR), None, width)
+    for begun in ("", "{", '{"n"', '{ "n": 12'):
+        async with drafter.session(opening) as session:
+            await session.send(replace(request_, letters=Letters(begun)))
+            epoch = Epoch(1)
+            reply = await epoch.hear(session)
+            while len(epoch.draft_tokens) < request_.count and not reply.reason:
+                reply = await epoch.hear(session)
+        whole = letters(epoch.tokens)
+        assert fits(begun, whole)
+        for one in epoch.branches:
+            assert fits(begun, whole[: one.offset - len(begun)], one.letters, letters(one.tokens))
+        for place, one in enumerate(epoch.draft_tokens):
+            for token in one.row.ids.tolist() if one.row is not None else ():
+                assert fits(begun, letters([*epoch.tokens[:place], token]))
+
+
+async def test_rows_of_drafts_by_a_grammar_are_the_drafters_own_masked(drafter: DrafterClient) -> None:
+    async with drafter.session(
+        OpenDrafter(PROMPT, replace(WARM, grammar=Grammar.regex("[0-9]+")), KEY, 1000)
+    ) as session:
+        kept = (await session.draft(FIRST)).draft_tokens[0].row
+    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 1000)) as session:
+        free = (await session.draft(FIRST)).draft_tokens[0].row
+    assert 5 < len(kept.ids) < len(free.ids)
+    expected = free.probabilities_of(kept.ids) / free.probabilities_of(kept.ids).sum()
+    np.testing.assert_allclose(kept.probabilities, expected, atol=1e-5)
+
+
+async def test_where_no_allowed_token_fits_the_grammar_it_drafts_as_without(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
+    letters = drafter_model.tokenization.vocabulary.letters
+    ids = np.array([token for token, one in enumerate(letters) if one.isalpha() and one.isascii()])
+    openings = [OpenDrafter(PROMPT, replace(WARM, grammar=one), KEY, 8, ids) for one in (Grammar.regex("[0-9]+"), None)]
+    drafted = []
+    for opening in openings:
+        async with drafter.session(opening) as session:
+            drafted.append(await session.draft(FIRST))
+    same(*drafted)
+
+
+async def test_scores_are_of_the_drafts_by_the_grammar(drafter: DrafterClient) -> None:
+    opening = OpenDrafter(PROMPT, replace(WARM, grammar=Grammar.regex("[ab]{1,3}c")), None, 64)
+    async with drafter.session(opening) as session:
+        await session.draft(Draft(1, 0, NOTHING, 3))
+        scored = await session.score(Score(1, 0, tuple(map(Letters, ["a", "b", "c", "aa", "ab", "ac", "d"])), 3))
+    a, b, c, aa, ab, ac, d = scored.probabilities
+    assert a + b == pytest.approx(1, abs=1e-6)
+    assert aa + ab + ac == pytest.approx(a, abs=1e-6)
+    assert (c, d) == (0, 0)
+
+
+async def test_a_grammar_that_cannot_be_compiled_costs_the_session(drafter: DrafterClient) -> None:
+    with pytest.raises(BadRequest, match="unclosed group"):
+        async with drafter.session(
+            OpenDrafter(PROMPT, SamplingOptions(grammar=Grammar.regex("(")), None, 8)
+        ) as session:
+            await session.draft(FIRST)

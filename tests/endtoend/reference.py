@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -48,6 +49,28 @@ class Penalties(LogitsProcessor):
         return scores - self._options.presence_penalty * (counts > 0) - self._options.frequency_penalty * counts
 
 
+class Kept(LogitsProcessor):
+    """Tokens that a grammar allows, each tried by itself with the library's own reading of the tokenizer."""
+
+    def __init__(self, name: str, prompt_tokens: int, schema: str) -> None:
+        self._prompt_tokens = prompt_tokens
+        tokenizer = LLTokenizer((BUNDLED / name / "tokenizer.json").read_text())
+        self._matcher, self._eos = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema)), tokenizer.eos_token
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """scores (1, V), minus infinity where a token may not come."""
+        self._matcher.reset()
+        for token in input_ids[0, self._prompt_tokens :].tolist():
+            assert self._matcher.is_stopped() or self._matcher.consume_token(token)
+        kept = torch.full_like(scores, -torch.inf)
+        for token in range(scores.shape[1]):
+            if not self._matcher.is_stopped() and token != self._eos and self._matcher.validate_tokens([token]):
+                kept[0, token] = scores[0, token]
+        if self._matcher.is_accepting():
+            kept[0, self._eos] = scores[0, self._eos]
+        return kept
+
+
 class Noise:
     """Gumbel noise of one key: with it, the greedy choice is a draw at temperature 1."""
 
@@ -85,7 +108,7 @@ class Reference:
     """The target by itself, in float32."""
 
     def __init__(self, name: str) -> None:
-        self.tokenizer = tokenizer_of(name)
+        self._name, self.tokenizer = name, tokenizer_of(name)
         self._model = AutoModelForCausalLM.from_pretrained(BUNDLED / name, dtype=torch.float32).eval()
         self.continuation = cache(self._continuation)
 
@@ -131,6 +154,8 @@ class Reference:
 
     def _generate(self, ids: list[int], prompt_tokens: int, case: Case, max_new_tokens: int) -> Any:
         processors: list[LogitsProcessor] = [Penalties(prompt_tokens, case.options)]
+        if case.options.grammar is not None:
+            processors.append(Kept(self._name, prompt_tokens, case.options.grammar.text))
         ends = self._model.generation_config.eos_token_id
         ends = [*(ends if isinstance(ends, list) else [ends] * (ends is not None)), *case.stops]
         if case.options.min_tokens:

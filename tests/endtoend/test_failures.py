@@ -14,7 +14,18 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.cli.processes import Running, Wanted, patience, running
-from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
+from crossdraft.client import (
+    Generation,
+    GenerationRequest,
+    Grammar,
+    Kind,
+    Overlap,
+    Pipeline,
+    Reason,
+    SamplingOptions,
+    Statistics,
+    connect,
+)
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine import engine
 from crossdraft.engine.kv_cache import KVCache
@@ -36,9 +47,14 @@ SECONDS = 120.0
 PACE = "15,0"  # of a target: what is killed is in the middle of it
 
 
-def request(overlap: Overlap) -> GenerationRequest:
-    text = prompts()[3].text
-    return GenerationRequest(text, method="seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
+TEXTS = Grammar.json({"type": "array", "items": {"type": "string"}, "minItems": TOKENS})
+
+
+def request(overlap: Overlap, grammar: Grammar | None = None) -> GenerationRequest:
+    text, options = prompts()[3].text, SamplingOptions(grammar=grammar)
+    return GenerationRequest(
+        text, method="seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap, options=options
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,8 +71,8 @@ async def victim() -> AsyncIterator[Killable]:
         yield await Killable.started(Wanted("target", f"bundled:{TARGET}", 1, ("--pace", PACE)), stack)
 
 
-async def undisturbed(pipeline: Pipeline) -> str:
-    generation = pipeline.run(request(Overlap.OFF))
+async def undisturbed(pipeline: Pipeline, grammar: Grammar | None = None) -> str:
+    generation = pipeline.run(request(Overlap.OFF, grammar))
     async for _ in generation:
         pass
     return generation.text
@@ -99,13 +115,17 @@ async def test_drafters_that_are_killed_one_after_the_other(target: TargetServer
             assert figures.targets_lost == 0
 
 
-async def test_a_target_that_is_killed_is_replaced_by_another(target: TargetServer, victim: Killable) -> None:
+@pytest.mark.parametrize("grammar", [None, TEXTS], ids=["free", "in mid-object"])
+async def test_a_target_that_is_killed_is_replaced_by_another(
+    target: TargetServer, victim: Killable, grammar: Grammar | None
+) -> None:
     async with (
         await drafter_server(ServeDrafter(model("drafter-a"), AT_ONCE)) as drafter,
         connect([victim.address, target.address], drafter.address, needs_drafter=True) as pipeline,
     ):
-        wanted = await undisturbed(pipeline)
-        generations = [pipeline.run(request(Overlap.ON)) for _ in range(2)]  # one on each target
+        wanted = await undisturbed(pipeline, grammar)
+        assert grammar is None or wanted.lstrip().startswith("[")
+        generations = [pipeline.run(request(Overlap.ON, grammar)) for _ in range(2)]  # one on each target
         figures = await asyncio.gather(*(disturbed(generation, victim.running) for generation in generations))
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sorted(figure.targets_lost for figure in figures) == [0, 1]

@@ -88,6 +88,24 @@ def test_distributions_are_those_of_transformers(settings: tuple) -> None:
         assert torch.equal(found[row] > 0, torch.isfinite(scores[0]))
 
 
+@pytest.mark.parametrize("settings", SOME)
+def test_a_grammars_mask_comes_before_all_else(settings: tuple) -> None:
+    """Masked logits are the model's from then on: penalties, biases and truncations see what is left, as in vLLM."""
+    *numbers, logit_bias = settings
+    options = SamplingOptions(*numbers, logit_bias=logit_bias)
+    allowed = np.random.default_rng(5).random(LOGITS.shape) < 0.3
+    allowed[:, 3] = True
+    free = nodes(LOGITS, options, HISTORY, PROMPT)
+    kept = replace(free, mask=np.packbits(allowed, axis=1, bitorder="little"))
+    assert torch.equal(distributions([free, kept])[: len(LOGITS)], distributions([free]))
+    for parts in ([kept], [free, kept]):  # alone, and with one that has no grammar
+        found = distributions(parts)[-len(LOGITS) :]
+        for row, past in enumerate(PAST):
+            logits = LOGITS[row : row + 1].masked_fill(~torch.from_numpy(allowed[row]), -torch.inf)
+            scores = processors(options)(torch.tensor([past]), logits)
+            torch.testing.assert_close(found[row].float(), scores.softmax(-1)[0], atol=1e-6, rtol=1e-4)
+
+
 def test_min_p_comes_before_top_p_as_in_vllm() -> None:
     """What min_p leaves is what top_p is a share of: the first two of 0.5, 0.4 and 0.1, and then the first alone."""
     logits = torch.tensor([[0.5, 0.4, 0.1]], dtype=torch.float64).log()

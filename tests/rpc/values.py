@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import GRID
+from crossdraft.text.grammar import Grammar, GrammarKind
 from crossdraft.text.letters import ControlRole, Letters, Side
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -67,6 +68,7 @@ options = st.builds(
     bad_word_ids=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     min_tokens=st.integers(0, 1000),
     end_ids=st.lists(ids, max_size=3).map(tuple),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text(min_size=1, max_size=9)),
 )
 
 

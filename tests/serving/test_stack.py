@@ -1,17 +1,20 @@
 """Both fronts before the bundled models behind gRPC: the output is the pipeline's, and nothing is left open."""
 
 import asyncio
+import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from threading import current_thread
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel, Field
 
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, api, connect
+from crossdraft.client import GenerationRequest, Grammar, Overlap, Pipeline, RequestError, SamplingOptions, api, connect
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
@@ -155,6 +158,77 @@ async def test_over_http_what_cannot_be_served_is_said(stack: Stack) -> None:
         await stack.complete(prompt="word " * 2000)
     assert long.value.code == "context_length_exceeded"
     await stack.released()
+
+
+class Point(BaseModel):
+    """What an answer is to be."""
+
+    name: Literal["ab", "abc"]
+    x: int = Field(ge=0, le=99)
+    tags: list[Literal["a", "b"]] = Field(max_length=3)
+
+
+def as_schema(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize("drafter", ["none", "b"])
+async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) -> None:
+    """Whole, parsed and streamed; with log-probabilities, which are those of what may be written."""
+    chat = stack.front.openai.chat.completions
+    asked: Any = {"model": "demo", "messages": MESSAGES, "seed": 5, "max_completion_tokens": 200}
+    asked["extra_body"] = {"speculative": {"drafter": drafter}, "guided_whitespace_pattern": " ?"}
+    parsed = await chat.parse(**asked, response_format=Point)
+    assert parsed.choices[0].finish_reason == "stop"
+    assert isinstance(point := parsed.choices[0].message.parsed, Point)
+    assert point == Point.model_validate_json(parsed.choices[0].message.content or "")
+    shape = as_schema(Point.model_json_schema())
+    chunks = [chunk async for chunk in await chat.create(**asked, response_format=shape, stream=True)]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert Point.model_validate_json("".join(pieces)) == Point.model_validate_json(pieces_of(parsed))
+    async with chat.stream(**asked, response_format=Point) as stream:
+        assert (await stream.get_final_completion()).choices[0].message.parsed
+    done = await chat.create(**asked, response_format=shape, logprobs=True, top_logprobs=20)
+    assert done.choices[0].logprobs is not None
+    for token in done.choices[0].logprobs.content or ():
+        assert 0 < len(token.top_logprobs) <= 20
+        assert sum(math.exp(one.logprob) for one in token.top_logprobs) <= 1 + 1e-5
+        assert token.logprob > -9999
+
+
+def pieces_of(parsed: Any) -> str:
+    return str(parsed.choices[0].message.content)
+
+
+async def test_structured_outputs_by_vllms_names(stack: Stack) -> None:
+    """As vLLM's documentation shows them."""
+    for body, pattern in (
+        ({"structured_outputs": {"choice": ["positive", "negative"]}}, "positive|negative"),
+        ({"structured_outputs": {"regex": r"[a-z]{1,5}@[a-z]{1,5}\.com\n"}, "stop": ["\n"]}, r"[a-z]+@[a-z]+\.com"),
+        ({"guided_grammar": 'root ::= "SELECT " ("col_1" | "col_2")'}, "SELECT col_[12]"),
+        (
+            {"structured_outputs": {"json": Point.model_json_schema()} | {"disable_any_whitespace": True}},
+            r'\{"name":"abc?".*',
+        ),
+    ):
+        done = await stack.complete(seed=3, max_tokens=64, extra_body=DRAFTED | body)
+        assert re.fullmatch(pattern, done.choices[0].text), done
+        assert done.choices[0].finish_reason == "stop"
+
+
+async def test_a_schema_that_cannot_be_served_is_refused_before_anything_is_made(stack: Stack) -> None:
+    schema = {"json": {"not": {"type": "string"}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match=r"Grammar error: .*Unimplemented keys") as refused:
+            await stack.complete(stream=stream, extra_body={"structured_outputs": schema})
+        assert refused.value.param == "structured_outputs"
+    bad = replace(GREEDY, options=SamplingOptions(grammar=Grammar.regex("(")))
+    with pytest.raises(RequestError, match=r"Grammar error: .*unclosed group"):
+        async with stack.client.run(bad) as generation:
+            await anext(generation)
+    good = replace(GREEDY, options=SamplingOptions(0, grammar=Grammar.choice(["yes", "no"])), ignore_eos=False)
+    async with stack.client.run(good) as generation:
+        assert "".join([token.text async for token in generation]) in ("yes", "no")
 
 
 async def endless(stack: Stack, n: int) -> openai.AsyncStream[openai.types.Completion]:

@@ -4,6 +4,7 @@ from crossdraft.engine.distributions import LogitsProcessor
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.frames import Join
 from crossdraft.target.service import Reply, TargetSession
+from crossdraft.text.grammar import of_letters
 from crossdraft.types.messages import OpenTarget, Pass, PassDone
 from tests.rpc.linked import Direct
 
@@ -16,7 +17,9 @@ class Talk(Direct):
     def __init__(self, model: RunningModel, opening: OpenTarget) -> None:
         size, device = model.description.vocabulary_size, model.thread.engine.device
         processor = LogitsProcessor(opening.options, size, device, opening.prompt)
-        super().__init__(lambda replies: TargetSession(model, opening, processor, replies))
+        grammar = opening.options.grammar
+        matchers = [] if grammar is None else [one.matcher(grammar) for one in (model.grammars, of_letters())]
+        super().__init__(lambda replies: TargetSession(model, opening, processor, replies, *matchers))
 
     def send(self, reply: Reply, within: float = 0.0, join: Join[Reply] | None = None) -> None:
         super().send(reply, within)

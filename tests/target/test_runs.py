@@ -1,6 +1,7 @@
 """Runs of a target: the draws of passes one by one, as far as they are wanted, in replies that wait for each other."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.target import service
 from crossdraft.target.service import Request, joined
+from crossdraft.text.grammar import Grammar
 from crossdraft.types.messages import (
     MOST_RUN,
     FetchRow,
@@ -87,6 +89,23 @@ async def test_a_run_draws_what_passes_would(target: TargetClient, target_model:
     assert sum(done.forwards for done in replies) == 20
     assert [done.first for done in first] == [0, *accumulate(len(done.nodes) for done in first[:-1])]
     assert all(done.forwards == len(done.nodes) for done in replies)
+
+
+async def test_what_a_grammar_forces_is_drawn_together_and_as_one_by_one(target_model: RunningModel) -> None:
+    schema = {"type": "object", "properties": {"first": {"type": "boolean"}, "ok": {"enum": ["a", "ab"]}}}
+    schema |= {"required": ["first", "ok"], "additionalProperties": False}
+    options = replace(PENALISED, grammar=Grammar.json(schema, whitespace_flexible=False))
+    opening = replace(OPENING, options=options)
+    replies = await Talk(target_model, opening).draw(run_of(1, 40))
+    drawn = samples_of(replies)
+    same(drawn, await one_by_one(target_model, opening, len(drawn)))
+    text = target_model.tokenization.letters_of([one.token for one in drawn[:-1]])
+    assert json.loads(text)["ok"] in ("a", "ab")
+    assert drawn[-1].token in target_model.description.stops
+    assert sum(done.forwards for done in replies) == len(replies) < len(drawn)
+    assert [done.first for done in replies] == [0, *accumulate(len(done.nodes) for done in replies[:-1])]
+    few = await Talk(target_model, opening).draw(run_of(1, 3))  # no more than that, even if they are known
+    same(samples_of(few), drawn[:3])
 
 
 async def test_what_was_drawn_and_not_committed_is_drawn_again(target_model: RunningModel) -> None:

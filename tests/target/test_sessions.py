@@ -17,6 +17,8 @@ from crossdraft.rpc.frames import Join
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
+from crossdraft.text import grammar
+from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
 from crossdraft.types.messages import (
     MOST_SCORED,
     FetchRow,
@@ -386,6 +388,7 @@ async def test_long_options_are_gone_through_once_and_not_in_the_event_loop(targ
     assert not threads
 
 
+ANYTHING = Grammar.regex("(?s:.*)")
 SETTINGS = {
     "greedy": OpenTarget(PROMPT, GREEDY, KEY),
     "keyed": OpenTarget(PROMPT, SamplingOptions(0.8), KEY, likely=5),
@@ -396,6 +399,8 @@ SETTINGS = {
     "rows": OpenTarget(PROMPT, SamplingOptions(0.8), None),
     "rows and log-probabilities": OpenTarget(PROMPT, SamplingOptions(0.9, top_p=0.9), None, head=8, likely=3),
     "greedy rows": OpenTarget(PROMPT, GREEDY, None),
+    "by a grammar": OpenTarget(PROMPT, SamplingOptions(0.8, grammar=ANYTHING), KEY, likely=5),
+    "rows by a grammar": OpenTarget(PROMPT, SamplingOptions(0.8, grammar=ANYTHING), None),
 }
 
 
@@ -425,3 +430,81 @@ async def test_a_step_waits_for_the_device_once(
     assert (calls, target_model.thread.steps - steps) == (["cpu"], 1)
     for session, _ in sessions:
         session.close()
+
+
+@pytest.mark.parametrize("draws", [False, True])
+async def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target_model: RunningModel, draws: bool) -> None:
+    """Rows, draws, and rows that are fetched later: the model's, masked and normalized; other paths as they are."""
+    letters = target_model.tokenization.vocabulary.letters
+    (end,) = target_model.description.stops
+    a, b, c = [token for token, one in enumerate(letters) if one.isascii() and one.isalpha() and len(one) > 1][:3]
+    words = [letters[a] + letters[b], letters[a] + letters[c] + "x", letters[c]]
+    tree = TokenTree((a, b, c, c, 5), (ROOT, 0, 0, ROOT, 0))
+    paths = list(map(target_model.tokenization.letters_of, tree.paths()))
+    opening = OpenTarget(PROMPT, WARM, KEY, head=50, likely=20)
+    plain, kept = (replace(opening, options=replace(WARM, grammar=one)) for one in (None, Grammar.choice(words)))
+    whole = replace(opening, options=SamplingOptions(temperature=0.7), head=1000)
+    free = (await Talk(target_model, whole).passed(Pass(1, (), tree))).nodes
+    talk = Talk(target_model, kept)
+    nodes = (await talk.passed(Pass(1, (), tree, draws=draws))).nodes
+    alone = (await Talk(target_model, plain).passed(Pass(1, (), tree, draws=draws))).nodes
+    for place, (path, node, row) in enumerate(zip(paths, nodes, free, strict=True)):
+        allowed = [at for at, one in enumerate(letters) if any(word.startswith(path + one) for word in words)]
+        allowed += [end] if path in words else []
+        if not any(word.startswith(path) for word in words):  # nothing that fits leads there
+            assert token_of(node) == token_of(alone[place]) != end
+            continue
+        assert isinstance(row, Row)
+        shares = row.probabilities_of(np.array(allowed))
+        if isinstance(node, Sample):
+            assert node.token in allowed
+            assert len(node.likely) == min(20, len(allowed))
+            assert node.log_probability <= 1e-6
+            continue
+        assert set(node.ids.tolist()) <= set(allowed)
+        np.testing.assert_allclose(node.probabilities_of(np.array(allowed)), shares / shares.sum(), atol=1e-5)
+        fetched = await talk.answer(FetchRow(1, place))
+        assert isinstance(fetched, RowFetched)
+        same_row(fetched.row, node)
+    stray = Talk(target_model, kept)
+    with pytest.raises(BadRequest, match="the grammar allows no token of this vocabulary after"):
+        await stray.answer(Pass(1, (b,), TokenTree()))
+
+
+async def test_a_grammar_is_compiled_when_a_session_opens_and_refused_if_it_cannot_be(target: TargetClient) -> None:
+    bad = OpenTarget(PROMPT, SamplingOptions(grammar=Grammar.regex("(")), KEY)
+    with pytest.raises(BadRequest, match="unclosed group"):
+        async with target.session(bad) as session:
+            await session.run(Pass(1, (), TokenTree()))
+
+
+async def test_masks_that_take_long_are_made_before_the_model_thread_has_the_pass(
+    target_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that was slow waits for its own masks, and no other does; what it draws is the same."""
+    options = SamplingOptions(grammar=Grammar.regex("[ab ]{30}"))
+    opening = OpenTarget(PROMPT, options, KEY)
+    due = [one for done in await Talk(target_model, opening).draw(RUN) for one in done.nodes]
+    monkeypatch.setattr(grammar, "SLOW", -1.0)
+    talk, drawn = Talk(target_model, opening), list[Row | Sample]()
+    while len(drawn) < 12:
+        (done,) = await talk.draw(replace(RUN, number=1 + len(drawn), committed=tuple(map(token_of, drawn[-1:]))))
+        drawn += done.nodes
+    assert list(map(token_of, drawn)) == list(map(token_of, due))
+    entered, release = threading.Event(), threading.Event()
+
+    def stand_still(*_: object) -> Bits:
+        entered.set()
+        assert release.wait(60)
+        raise GrammarError("enough")
+
+    monkeypatch.setattr(GrammarMatcher, "masks", stand_still)
+    talk.ask(replace(RUN, number=13, committed=(token_of(drawn[-1]),)))
+    assert await asyncio.to_thread(entered.wait, 60)
+    await Talk(target_model, OpenTarget(PROMPT, WARM, KEY)).passed(Pass(1, (), TREE))  # comes to its end meanwhile
+    release.set()
+    with pytest.raises(BadRequest, match="enough"):
+        await talk.drawn(13)
+
+
+RUN = Pass(1, (), TokenTree(), draws=True, run=12)

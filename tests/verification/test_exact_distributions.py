@@ -1,13 +1,17 @@
 """The output distribution of whole sessions, by enumeration of every random choice, against the target's own."""
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from crossdraft.text.letters import Letters, Side
 from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import (
@@ -24,9 +28,23 @@ from crossdraft.verification.methods import (
     Method,
 )
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_residual, next_draft_token, target_row
-from tests.tables import ToyDrafter
+from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import distance, distribution_of, few_or_full, full
-from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, bias, error, wanted
+from tests.verification.toys import (
+    ALIKE,
+    END,
+    ENDING,
+    EXACT,
+    NESTED,
+    SAME,
+    TEXTS,
+    TOYS,
+    Setup,
+    Toy,
+    bias,
+    error,
+    wanted,
+)
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
@@ -95,6 +113,46 @@ def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Met
     assert error(setup) < EXACT
     assert not any(1 in output[:2] for output in wanted(setup))
     assert distance(wanted(setup), wanted(replace(setup, options=None))) > 0.05
+
+
+@pytest.mark.parametrize("head", [1, 99])
+@pytest.mark.parametrize("toy", [ENDING, NESTED], ids=lambda toy: toy.name)
+@pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
+def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(
+    method: Method, toy: Toy, head: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row of a pass by the path that leads to it, and the drafter's rows by the same letters."""
+    setup = Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3, head=head)
+    grammar, free, drafted = Grammar.regex("(ab|ba|b)+"), ToyTarget.distribution, ToyDrafter.distribution
+
+    def matcher_of(letters: Sequence[str]) -> GrammarMatcher:
+        ends = [token for token, one in enumerate(letters) if one == END]
+        return GrammarCompiler([*map(Letters, letters)], ends).matcher(grammar)
+
+    def kept(matcher: GrammarMatcher, text: str, weights: np.ndarray) -> np.ndarray:
+        bits = matcher.masks(Letters(text), [Letters("")], must=False)
+        found = weights * np.unpackbits(bits[0], count=len(weights), bitorder="little")
+        return found / found.sum() if found.any() else weights
+
+    ours, theirs = matcher_of(setup.toy.target), matcher_of(setup.toy.drafter)
+
+    def of_target(toy: ToyTarget, path: tuple[int, ...]) -> np.ndarray:
+        return kept(ours, "".join(setup.toy.target[token] for token in path), free(toy, path))
+
+    def of_drafter(toy: ToyDrafter, text: Letters) -> Row:
+        row, weights = drafted(toy, text), np.zeros(len(toy.letters))
+        weights[row.ids] = row.probabilities
+        return Row(row.ids, kept(theirs, text, weights)[row.ids])
+
+    plain = wanted(setup)
+    monkeypatch.setattr(ToyTarget, "distribution", of_target)
+    monkeypatch.setattr(ToyDrafter, "distribution", of_drafter)
+    law = wanted(setup)
+    assert error(setup) < EXACT
+    assert distance(law, plain) > 0.05
+    texts = ["".join(setup.toy.target[token] for token in path) for path, weight in law.items() if weight]
+    assert all(re.fullmatch("(ab|ba|b)*a?", text.rstrip(END)) for text in texts)
+    assert all(re.fullmatch("(ab|ba|b)+", text.rstrip(END)) for text in texts if text.endswith(END))
 
 
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)

@@ -5,7 +5,7 @@ from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.output import Token
-from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap, RequestError
+from crossdraft.types.request import Chat, GenerationRequest, Grammar, Message, Overlap, RequestError
 from crossdraft.types.statistics import Kind, Statistics
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Choice",
     "Generation",
     "GenerationRequest",
+    "Grammar",
     "Kind",
     "Message",
     "Overlap",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from crossdraft.session.models import Models, with_defaults
 from crossdraft.text.chat_template import ChatTemplateError
+from crossdraft.text.grammar import GrammarError, of_letters
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description, SamplingOptions
@@ -48,10 +49,15 @@ def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
     """The options with the ids that only the tokenizer knows. Takes as long as there are many: call it in a thread.
 
     Raises:
-        RequestError: no id is left that may be drawn, or one is not the target's.
+        RequestError: no id is left that may be drawn, or one is not the target's; or the grammar cannot be compiled.
     """
     _check_ids(request, models)
     tokenization, options = models.tokenization, models.target.defaults.fill(request.options)
+    if options.grammar is not None:
+        try:
+            of_letters().matcher(options.grammar)
+        except GrammarError as error:
+            raise RequestError(str(error), "structured_outputs") from error
     words = [ids for word in request.bad_words for ids in _bad_word_ids(word, tokenization)]
     ends = sorted(tokenization.vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
     allowed = frozenset(options.allowed_token_ids)

@@ -200,8 +200,8 @@ class Session:
 
     def _passed(self, lane: Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done, self._now)
-        # The first token of a run was counted when it was asked for.
-        further = len(done.nodes) - (not flight.drawn) if flight.sent.run > 1 else 0
+        # The first forward of a run was counted when it was asked for.
+        further = done.forwards - (not flight.drawn) if flight.sent.run > 1 else 0
         self.counts.add(target_seconds=done.seconds, passes=further)
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
             self._observe(flight.seen(done, self._now))

@@ -303,7 +303,7 @@ def name_of(value: Event | Request | Reply | None) -> str:
             what = f"{len(value.tree)} nodes" if value.run == 1 else f"up to {value.run} tokens"
             return f"pass {number}, {what}"
         case PassDone(number):
-            return f"rows of pass {number}" if value.forwards == 1 else f"{value.forwards} tokens of pass {number}"
+            return f"rows of pass {number}" if value.forwards == 1 else f"{len(value.nodes)} tokens of pass {number}"
         case RunTo(number, tokens):
             return f"pass {number} goes on to {tokens} tokens" if tokens else f"end the run of pass {number}"
     return type(value).__name__.lower()

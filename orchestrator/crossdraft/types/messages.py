@@ -13,6 +13,7 @@ from crossdraft.config.fields import LeftOut as LeftOut
 from crossdraft.config.fields import check
 from crossdraft.config.request import Sampling
 from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
@@ -46,9 +47,12 @@ class SamplingOptions(Sampling):
     allowed_token_ids: tuple[int, ...] = ()  # the only ids that may be drawn; none: all
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # of each the last id is not drawn after the others, in the output
     end_ids: tuple[int, ...] = ()  # filled in by the session: all ids that may end an output, if there is a min_tokens
+    grammar: Grammar | None = None  # of the output (structured outputs)
 
     def __post_init__(self) -> None:
         check(self)
+        if not isinstance(self.grammar, Grammar | None):
+            raise ValueError(f"grammar must be a Grammar, got {self.grammar!r}")
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if not all(self.bad_word_ids):
@@ -65,7 +69,7 @@ class SamplingOptions(Sampling):
     @property
     def of_drafter(self) -> "SamplingOptions":
         """Without what is for the target's logits only."""
-        return SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p)
+        return SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p, grammar=self.grammar)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from crossdraft.config.fields import OptionError, check, option
 from crossdraft.config.request import ALIASES, Output, Reading, Speculation, Watching
 from crossdraft.config.request import Overlap as Overlap
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
+from crossdraft.text.grammar import Grammar as Grammar
 from crossdraft.types.messages import LeftOut, SamplingOptions
 
 
@@ -78,6 +79,7 @@ LONGEST = {
     "stop": 64, "stop_token_ids": 1024, "bad_words": 1024, "logit_bias": 1024, "bad_word_ids": 2048,
     "allowed_token_ids": 2**20,
 }  # fmt: skip
+COMPILING = 2048  # bytes of text that take as long as compiling a small grammar
 MOST_TEXT = 2**16  # characters of all stop strings and bad words, or ids of all bad_word_ids
 
 
@@ -257,6 +259,7 @@ def sampling_size(request: GenerationRequest) -> int:
     """About how many bytes of text take as long as what depends on the lists of a request."""
     options = request.options
     ids = len(options.allowed_token_ids) + len(options.logit_bias) + len(options.bad_word_ids)
+    ids += 0 if options.grammar is None else COMPILING + len(options.grammar.text)
     return ids + sum(64 + len(word) for word in request.bad_words)
 
 

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from crossdraft.rpc.errors import ProtocolBroken, ServiceError
+from crossdraft.rpc.errors import BadRequest, ProtocolBroken, ServiceError
 from crossdraft.rpc.handlers import Replies
+from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarError, GrammarMatcher
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.types.rows import DraftToken
 
@@ -25,6 +26,14 @@ Send = Callable[[Drafted], None]  # called in the event loop; returns at once
 MOST_UNREAD_TOKENS = 2 * MOST_DRAFT_TOKENS
 UNREAD_SCORES = 16  # scores that wait for the client to read them
 MOST_BEHIND_SCORE = 64  # requests behind a score
+
+
+def matcher_of(compiler: GrammarCompiler, grammar: Grammar) -> GrammarMatcher:
+    """Of a session's grammar; raises BadRequest if it cannot be compiled."""
+    try:
+        return compiler.matcher(grammar)
+    except GrammarError as error:
+        raise BadRequest(str(error)) from error
 
 
 class DraftProgress:

@@ -8,6 +8,7 @@ distribution. Keys are text: after a control symbol there is little to continue.
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -20,6 +21,7 @@ from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Draws, PathResult, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.text.grammar import Bits
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Branch, Draft, Drafted
@@ -273,9 +275,10 @@ class Drafting:
                     continue
                 due, drafts = list(self._open_branches), self._drafts
                 tips = [*([self._tip] if drafts else ()), *(branch.tip for branch in due)]
+                masks = self._masks(due, drafts)
                 answer: ForwardResult = yield self._tree.work(tips)
                 self._replies.waited(answer.queued)
-                yield from self._take(answer.logits, due, drafts)
+                yield from self._take(self._state.source.masked(answer.logits, masks), due, drafts)
                 self._send(send)
         except NoRoomError as error:
             # This depends on what was drawn, but everything drawn is sent, and the rest is missed only after that.
@@ -329,6 +332,18 @@ class Drafting:
         moved = self._tree.move_root(self._tree.ancestor(self._tip.node, kept))
         for tip in (self._tip, *(branch.tip for branch in self._open_branches)):
             tip.node = moved[tip.node]
+
+    def _masks(self, due: Sequence[OpenBranch], drafts: bool) -> "Future[Bits] | None":
+        """By the grammar, for a step's rows in their order."""
+        source, context, letters = self._state.source, self._state.context, self._state.vocabulary.letters_of
+        if not source.masking:
+            return None
+        first = min([context.offset, *(branch.offset for branch in due)])
+        paths = [context.letters(first, context.offset)] if drafts else []
+        for branch in due:
+            drafted = letters(one.token for one in branch.draft_tokens)
+            paths.append(Letters(context.letters(first, branch.offset) + branch.letters + drafted))
+        return source.masks(context.letters(0, first), paths)
 
     def _take(self, logits: Logits, due: list[OpenBranch], drafts: bool) -> SamplerSteps[None]:
         """A step's rows: the draft's if it takes part, then those of the branches that are due."""

@@ -24,11 +24,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from crossdraft.config.engine import NgramOptions
-from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send
+from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send, matcher_of
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.text.letters import Letters, Side, common_length, from_bytes
+from crossdraft.text.grammar import GrammarError, GrammarMatcher, of_letters
+from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_bytes
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
 from crossdraft.types.rows import DraftToken, Row
@@ -175,6 +176,8 @@ class NgramSession:
         self._text = to_text(opening.prompt)
         self._origin = len(self._text)  # letters
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
+        grammar = opening.options.grammar
+        self._matcher = None if grammar is None else matcher_of(of_letters(), grammar)
         self._epoch: DraftProgress | None = None
         self._replies: ReplyBuffer
 
@@ -203,7 +206,10 @@ class NgramSession:
     async def _draft(self, epoch: DraftProgress, send: Send) -> None:
         self._replies.resume()
         missing = epoch.count - self._replies.made
-        ids = [byte_ids()[letter] for letter in from_bytes(self._copied(missing))]
+        copied = from_bytes(self._copied(missing))
+        if self._matcher is not None:
+            copied = self._fitting(self._matcher, copied)
+        ids = [byte_ids()[letter] for letter in copied[:missing]]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text += to_text(byte_vocabulary().letters_of(ids))
@@ -213,6 +219,13 @@ class NgramSession:
             send(reply)
         if len(ids) < missing:
             send(self._replies.last("no earlier text goes on from here that far"))
+
+    def _fitting(self, matcher: GrammarMatcher, copied: Letters) -> Letters:
+        """What of it fits the grammar, then what that leaves no choice about; nothing once that has taken long."""
+        try:
+            return NOTHING if matcher.slow else matcher.fitting(from_bytes(self._text[self._origin :]), copied)
+        except GrammarError:
+            return NOTHING
 
     def _copied(self, missing: int) -> bytes:
         """What is drafted next."""
@@ -255,13 +268,20 @@ class NgramService:
         )
 
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
-        """A new session; raises ProtocolBroken if it is to draw a target's tokens."""
+        """A new session.
+
+        Raises:
+            ProtocolBroken: it is to draw a target's tokens.
+            BadRequest: its grammar cannot be compiled.
+        """
         if request.redistribute:
             raise ProtocolBroken(
                 "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
                 "`crossdraft affinity`, or use another method"
             )
-        return Conversation(NgramSession(self, request), replies)
+        if request.options.grammar is None:
+            return Conversation(NgramSession(self, request), replies)
+        return Conversation(await asyncio.to_thread(NgramSession, self, request), replies)
 
     async def close(self) -> None:
         """What is to be remembered has been."""

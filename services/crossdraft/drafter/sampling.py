@@ -1,13 +1,15 @@
 """What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 
-from crossdraft.drafter.context import Context
-from crossdraft.engine.distributions import Columns, Logits, narrowed
+from crossdraft.drafter.context import Context, NoRoomError
+from crossdraft.drafter.conversation import matcher_of
+from crossdraft.engine.distributions import Columns, Logits, masked, narrowed
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Clocks,
@@ -22,6 +24,8 @@ from crossdraft.engine.sampler import (
 )
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
+from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
+from crossdraft.text.letters import Letters
 from crossdraft.types.messages import OpenDrafter, SamplingOptions
 from crossdraft.types.rows import Ids, Whose
 from crossdraft.verification.noise import KeyedNoise
@@ -46,6 +50,9 @@ class DrawSource(ABC):
         opening: of the session.
         noise: of the vocabulary whose ids the draft tokens use.
         allowed: the drafter's ids that may be used; None: all.
+
+    Raises:
+        BadRequest: the grammar cannot be compiled.
     """
 
     whose: Whose  # whose ids the draft tokens use
@@ -64,6 +71,40 @@ class DrawSource(ABC):
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
+        self._usable, self.masking = (
+            columns,
+            False,
+        )  # whether drafts are kept to the grammar: the same in all of an epoch
+        self._matcher: GrammarMatcher | None = None
+        if opening.options.grammar is not None:
+            self._matcher = matcher_of(running.grammars, opening.options.grammar)
+
+    def begin(self) -> None:
+        """An epoch begins: where the grammar takes long it is not kept to, as other sessions would wait for it."""
+        self.masking = self._matcher is not None and not self._matcher.slow
+
+    def masks(self, text: Letters, paths: Iterable[Letters]) -> "Future[Bits] | None":
+        """By the grammar, for the rows after an output with each of some paths: made in another thread meanwhile."""
+        if self._matcher is None or not self.masking:
+            return None
+        return self._matcher.begin(text, list(paths), must=False)
+
+    def masked(self, logits: Logits, masks: "Future[Bits] | None") -> Logits:
+        """The rows (n, V) with their masks, but where a mask leaves no id that may be used: any draft is refused there.
+
+        Raises:
+            NoRoomError: the grammar has exceeded a limit.
+        """
+        if masks is None or not len(logits):
+            return logits
+        try:
+            found = masks.result()
+        except GrammarError as error:
+            raise NoRoomError(str(error)) from error
+        usable = np.unpackbits(found, 1, logits.shape[1], "little")[
+            :, slice(None) if self._usable is None else self._usable
+        ]
+        return masked(logits, np.where(usable.any(1, keepdims=True), found, np.uint8(0xFF)))
 
     @abstractmethod
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
@@ -112,7 +153,8 @@ class OwnTokens(DrawSource):
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
         super().__init__(running, opening, running.noise, opening.allowed)
-        self.path = self._path
+        if opening.options.grammar is None:
+            self.path = self._path
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)

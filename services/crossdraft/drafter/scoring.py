@@ -182,6 +182,7 @@ class Scoring:
         source: what the draft is drawn from.
         session: the engine's name for it.
         ids: what the model was fed when the draft began.
+        text: of the output then.
     """
 
     def __init__(
@@ -191,12 +192,13 @@ class Scoring:
         source: DrawSource,
         session: Hashable,
         ids: Path,
+        text: Letters = NOTHING,
     ) -> None:
         self._running = running
         self._index = index
         self._source = source
         self._session = session
-        self._ids = ids
+        self._ids, self._text = ids, text
         self._drawn: dict[Path, Distribution] = {}
         self._distributions: dict[Path, SortedDistribution] = {}
         self._held = 0  # ids of those
@@ -242,10 +244,11 @@ class Scoring:
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
+            masks = self._source.masks(self._text, map(self._running.tokenization.letters_of, ordered))
             answer: ForwardResult = yield ForwardRequest(self._session, self._ids, self._tree.tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()
-            distributions = yield from self._source.distributions(answer.logits)
+            distributions = yield from self._source.distributions(self._source.masked(answer.logits, masks))
             found.update(zip(ordered, distributions, strict=True))
             seconds += time.perf_counter() - began
         return found, seconds

@@ -20,7 +20,7 @@ from crossdraft.engine.model_thread import Job
 from crossdraft.engine.sampler import Draws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.event_loop import SMALL, Beside
 from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
@@ -88,6 +88,7 @@ class DrafterService:
                 f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
         size = len(request.prompt) + (0 if request.allowed is None else len(request.allowed))
+        size += 0 if request.options.grammar is None else SMALL + len(request.options.grammar.text)
         return Conversation(await self._beside.run(size, DrafterSession, self, request, replies.working), replies)
 
     async def close(self) -> None:
@@ -172,7 +173,10 @@ class DrafterSession:
             state.context.append(adopted.key)
         state.context.fit(request.count + shape.room if tree is None else 1 + tree.room)
         service = self._service
-        scoring = Scoring(service.running, lambda: service.index, state.source, self, state.context.ids)
+        state.source.begin()
+        context = state.context
+        text = context.letters(0, context.offset)
+        scoring = Scoring(service.running, lambda: service.index, state.source, self, context.ids, text)
         if tree is not None:
             return TreeDrafting(state, epoch, tree, self._draws(epoch.number)), scoring
         drafting = Drafting(state, epoch, shape, self._draws(epoch.number), scoring)

@@ -98,10 +98,12 @@ class TreeDrafting:
             nodes = [self._draft[-1], *self._heaviest(self._shape.width - 1)]
             if sum(exp(-node.cost) for node in nodes) < self._shape.least:
                 break
+            source, context, offsets = self._state.source, self._state.context, [node.end for node in nodes]
+            masks = source.masks(context.letters(0, context.offset), map(self._letters, nodes))
             answer: ForwardResult = yield self._fed.work([node.tip for node in nodes])
             self._replies.waited(answer.queued)
-            offsets = [node.end for node in nodes]
-            found = yield from self._state.source.likeliest(answer.logits, self._draws, offsets, self._shape.width)
+            logits = source.masked(answer.logits, masks)
+            found = yield from source.likeliest(logits, self._draws, offsets, self._shape.width)
             for node, likeliest in zip(nodes, found, strict=True):
                 self._expand(node, likeliest)
         self._finish()
@@ -109,6 +111,11 @@ class TreeDrafting:
             send(reply)
         if self._epoch.wanted:
             send(self._replies.last("a further draft token is unlikely to hold"))
+
+    def _letters(self, node: Node) -> Letters:
+        """Of the path from the root to a node."""
+        path = [] if node is self._draft[0] else node.path({self._draft[0]})
+        return self._state.vocabulary.letters_of(one.token for one in path)
 
     def _heaviest(self, count: int) -> Iterator[Node]:
         """The heaviest nodes besides the draft's tip that are not expanded yet, if what follows them may be sent; a

@@ -1,7 +1,7 @@
 """From logits to distributions, as transformers and vLLM define them, then to what travels and is drawn from.
 
-Bias and ids that may be drawn, penalties (presence and frequency as in vLLM), ids that may not be drawn yet or here,
-temperature, min_p, top_k, top_p, in this order.
+A grammar's mask, bias and ids that may be drawn, penalties (presence and frequency as in vLLM), ids that may not be
+drawn yet or here, temperature, min_p, top_k, top_p, in this order.
 A row's distribution is bitwise the same whatever rows are computed beside it. Nothing here waits for the device.
 
 Probabilities are float64, as a row's tail and the sums of a nucleus are less than what many float32 would lose: of all
@@ -11,6 +11,7 @@ ids where the whole distribution is wanted, or drawn from; of few ids where `top
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from itertools import pairwise, repeat
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.device import Fetching, sent
+from crossdraft.text.grammar import Bits
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import Path
@@ -30,6 +32,9 @@ SPAN = 256  # ids whose probabilities are summed first when a tail is
 NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 NUCLEUS = 256  # most probable ids that top_p looks at first on a CPU; seldom more are needed, and sorting all is slow
 NARROW = 256  # ids to which `top_k` may narrow a distribution so that the others are not looked at again
+# (256, 8): what is added to the logits of eight columns for each byte of a mask.
+ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little"), 0, -np.inf)
+ADDED = ADDED.astype(np.float32)
 LEAST_WIDTH = 32  # of such a distribution, so that few differ in it
 
 
@@ -164,16 +169,43 @@ class Nodes:
     logits: Tensor  # floating (n, V), as the model gives them
     processor: LogitsProcessor
     history: History | None = None  # may be left out where the options do not look back
+    mask: Bits | None = None  # of the grammar, a row for each; None: there is none
+
+
+def masked(logits: Tensor, mask: Bits) -> Tensor:
+    """Logits (n, V) with those of columns that a grammar does not allow at minus infinity."""
+    if logits.is_cpu:
+        added = torch.from_numpy(ADDED.take(mask, 0))  # torch takes ten times as long for it
+    else:
+        added = _added(logits.device)[sent(torch.from_numpy(mask), logits.device).int()]
+    return logits + added.flatten(1)[:, : logits.shape[1]]
+
+
+@cache
+def _added(device: torch.device) -> Tensor:
+    return torch.from_numpy(ADDED).to(device)
+
+
+def logits_of(parts: Sequence[Nodes]) -> Tensor:
+    """The logits of several trees, masked by their grammars: floating (n, V)."""
+    logits, width = joined([part.logits for part in parts]), parts[0].logits.shape[1]
+    if all(part.mask is None for part in parts):
+        return logits
+    free = np.full((1, -(-width // 8)), 0xFF, dtype=np.uint8)
+    masks = [free.repeat(len(one.logits), 0) if one.mask is None else one.mask for one in parts]
+    return masked(logits, np.concatenate(masks))
 
 
 @torch.inference_mode()
-def distributions(parts: Sequence[Nodes]) -> Tensor:
+def distributions(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """What a token is drawn from at nodes of several trees of one kind: float64 (n, V), rows sum to one.
+
+    `logits` as in `scores`.
 
     Raises:
         ValueError: the history is missing.
     """
-    found = scores(parts)
+    found = scores(parts, logits)
     sizes = [part.logits.shape[0] for part in parts]
     return tempered(found, Warping.of([part.processor.warping for part in parts], sizes, found.device))
 
@@ -182,11 +214,13 @@ def distributions(parts: Sequence[Nodes]) -> Tensor:
 def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """Logits with biases, penalties and bans, for nodes of several trees: floating (n, V).
 
-    `logits` are those of all parts, if they are joined already. Raises as `distributions`.
+    `logits` are `logits_of` all parts, if these are known already. Raises as `distributions`.
     """
+    logits = logits_of(parts) if logits is None else logits
     if not any(part.processor.changes for part in parts):
-        return joined([part.logits for part in parts]) if logits is None else logits
-    return joined([part.processor.scores(part.logits, part.history) for part in parts])
+        return logits
+    each = zip(parts, logits.split([len(part.logits) for part in parts]), strict=True)
+    return joined([part.processor.scores(own, part.history) for part, own in each])
 
 
 def width_of(options: SamplingOptions, columns: int) -> int:
@@ -325,7 +359,7 @@ class Likely:
 
     def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
         for ids, values in zip(self.ids[begin:end].tolist(), self.log_probabilities[begin:end].tolist(), strict=True):
-            yield tuple(zip(ids, values, strict=True))
+            yield tuple((token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,7 +389,7 @@ class RowTable:
 
 
 def log_probabilities_of(logits: Tensor) -> Tensor:
-    """The model's own, float32 (n, V): temperature 1, no penalties, no truncation."""
+    """The model's own, float32 (n, V): temperature 1, no penalties, no truncation; with a grammar, by that."""
     return logits.float().log_softmax(-1)
 
 

@@ -29,6 +29,7 @@ from crossdraft.engine.distributions import (
     greedy,
     joined,
     log_probabilities_of,
+    logits_of,
     row_table,
     scores,
     tempered,
@@ -354,7 +355,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
     def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
-        logits = joined([one.nodes.logits for one in requests])
+        logits = logits_of([one.nodes for one in requests])
         found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
         warping, at = Warping.of(options, sizes, logits.device), None
         if not warping.greedy:
@@ -406,9 +407,10 @@ class RowRequest(_OfNodes[Found[Row]]):
     def launch(self, requests: "Sequence[RowRequest]") -> Fetching[list[Found[Row]]]:
         sizes = [one.nodes.logits.shape[0] for one in requests]
         listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
-        logits = None if self.likely is None else joined([one.nodes.logits for one in requests])
-        found = distributions([one.nodes for one in requests])
-        table = yield from row_table(found, self.head, listed, logits, self.likely or 0)
+        logits = logits_of([one.nodes for one in requests])
+        found = distributions([one.nodes for one in requests], logits)
+        own = None if self.likely is None else logits
+        table = yield from row_table(found, self.head, listed, own, self.likely or 0)
         return _sliced(table.nodes, sizes)
 
 
@@ -578,8 +580,8 @@ class DrawRequest(_Drawing[list[int]]):
             distribution = tempered(scores, warping)
             distances = -distribution.where(distribution > 0, -torch.inf)
         count = min(1 + self.count, scores.shape[-1])
-        near, best = distances.topk(count, largest=False), scores.topk(count).indices
-        return [torch.cat([near.indices, best], -1), torch.cat([near.values.isinf(), torch.zeros_like(best) > 0], -1)]
+        near, best = distances.topk(count, largest=False), scores.topk(count)
+        return [torch.cat([near.indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
 
 
 @dataclass(frozen=True, eq=False)

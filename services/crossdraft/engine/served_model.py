@@ -23,6 +23,7 @@ from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
+from crossdraft.text.grammar import GrammarCompiler
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import NEUTRAL
@@ -184,6 +185,15 @@ class RunningModel:
     @cached_property
     def lengths(self) -> Sequence[int]:
         return [len(letters) for letters in self.tokenization.vocabulary.letters]
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """For the columns of its logits; the model's stop ids end outputs."""
+        letters, stops = self.tokenization.vocabulary.letters, self.description.stops
+        ids = range(len(letters)) if self.kept is None else self.kept.tolist()
+        return GrammarCompiler(
+            [letters[token] for token in ids], [at for at, token in enumerate(ids) if token in stops]
+        )
 
     def columns(self, allowed: Ids | None) -> Ids | None:
         """The columns of logits whose ids are among `allowed` (None: all); None: every column."""

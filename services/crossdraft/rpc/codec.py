@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
 from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingDefaults, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
@@ -112,8 +113,9 @@ def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
     """Sampling options, in full: a field that is left to its default is zero."""
     bias = [pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias]
     words = [pb.Ids(ids=word) for word in options.bad_word_ids]
-    zeros = {"top_k": options.top_k or None, "min_p": options.min_p or None}
-    return pb.SamplingOptions(**vars(options) | zeros | {"logit_bias": bias, "bad_word_ids": words})
+    changed: dict[str, Any] = {"top_k": options.top_k or None, "min_p": options.min_p or None}
+    changed["grammar"] = options.grammar and pb.Grammar(**vars(options.grammar))
+    return pb.SamplingOptions(**vars(options) | changed | {"logit_bias": bias, "bad_word_ids": words})
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
@@ -132,6 +134,7 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
     given["logit_bias"] = tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True))
     given["bad_word_ids"] = tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids)
     try:
+        given["grammar"] = Grammar(message.grammar.kind, message.grammar.text) if message.HasField("grammar") else None
         return SamplingOptions(**given)
     except ValueError as error:
         raise BadMessage(f"options: {error}") from error

@@ -383,9 +383,12 @@ def _weight_of_node(node: Row | Sample) -> int:
     return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
-def _weight_of_open(begin: BeginSession[OpenDrafter]) -> int:
-    allowed = begin.opening.allowed
-    return len(begin.opening.prompt) + (0 if allowed is None else len(allowed))
+def _weight_of_open(begin: BeginSession[OpenTarget | OpenDrafter]) -> int:
+    opening, grammar = begin.opening, begin.opening.options.grammar
+    allowed = opening.allowed if isinstance(opening, OpenDrafter) else None
+    return (
+        len(opening.prompt) + (0 if allowed is None else len(allowed)) + (0 if grammar is None else len(grammar.text))
+    )
 
 
 def _weight_of_drafted(reply: Drafted) -> int:
@@ -403,7 +406,7 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         target_pb.VerifyRequests,
         "requests",
         (
-            Kind(BeginSession, "open", _write_open_target, _read_open_target, lambda begin: len(begin.opening.prompt)),
+            Kind(BeginSession, "open", _write_open_target, _read_open_target, _weight_of_open),
             Kind(
                 Pass,
                 "next_pass",

@@ -5,22 +5,34 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, distributions, row_table
+from crossdraft.engine.distributions import (
+    NOT_FINITE,
+    History,
+    Logits,
+    LogitsProcessor,
+    Nodes,
+    distributions,
+    logits_of,
+    row_table,
+)
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
 from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
-from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.text.letters import Side
+from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
+from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
 from crossdraft.types.messages import (
     MOST_RUN,
     MOST_SCORED,
@@ -36,7 +48,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import TokenTree
+from crossdraft.types.trees import ROOT, TokenTree
 
 log = logging.getLogger(__name__)
 Request = Pass | FetchRow | RunTo | ScorePrompt
@@ -45,6 +57,10 @@ TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
 MOST_WAITING_REQUESTS = 64  # requests of a session
+COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
+LEAVES_NONE = (
+    "the grammar and the request's other limits (allowed_token_ids, bad_words, min_tokens) leave no id to draw"
+)
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
 
 
@@ -63,19 +79,42 @@ class TargetService:
 
     running: RunningModel
     _beside: Beside = field(default_factory=partial(Beside, "options", small=SMALL_OPTIONS))
+    _compiling: Beside = field(default_factory=partial(Beside, "grammars", 2, small=0))
 
     @property
     def description(self) -> Description:
         return self.running.description
 
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
-        """A new session; raises ContextTooLong. What many ids are made into is made in a thread: others do not wait."""
+        """A new session. What many ids are made into is made in a thread, as grammars are: others do not wait.
+
+        Raises:
+            ContextTooLong: the prompt alone does not fit.
+            BadRequest: the grammar cannot be compiled.
+        """
         running, options = self.running, request.options
         ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
         device, size = running.thread.engine.device, running.description.vocabulary_size
         prompt = request.prompt if options.repetition_penalty != 1 else ()
         processor = await self._beside.run(ids + len(prompt), LogitsProcessor, options, size, device, prompt)
-        return TargetSession(running, request, processor, replies)
+        matchers = () if options.grammar is None else await self._matchers(options.grammar, request.stop_ids)
+        return TargetSession(running, request, processor, replies, *matchers)
+
+    async def _matchers(self, grammar: Grammar, stop_ids: Sequence[int]) -> tuple[GrammarMatcher, GrammarMatcher]:
+        """For the target's tokens, and for letters alone."""
+        letters = self.running.tokenization.vocabulary.letters
+        ends, compiler = [token for token in stop_ids if not is_plain(letters[token])], self.running.grammars
+
+        def both() -> tuple[GrammarMatcher, GrammarMatcher]:
+            return compiler.matcher(grammar, ends), of_letters().matcher(grammar)
+
+        try:
+            async with asyncio.timeout(COMPILE_SECONDS):
+                return await self._compiling.run(len(grammar.text), both)
+        except GrammarError as error:
+            raise BadRequest(str(error)) from error
+        except TimeoutError:
+            raise BadRequest(f"the grammar was not compiled within {COMPILE_SECONDS:g} s") from None
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
@@ -121,10 +160,18 @@ class TargetSession:
     """
 
     def __init__(
-        self, running: RunningModel, opening: OpenTarget, processor: LogitsProcessor, replies: Replies[Reply]
+        self,
+        running: RunningModel,
+        opening: OpenTarget,
+        processor: LogitsProcessor,
+        replies: Replies[Reply],
+        matcher: GrammarMatcher | None = None,
+        forcing: GrammarMatcher | None = None,
     ) -> None:
         self._running = running
         self._processor = processor
+        self._matcher, self._forcing = matcher, forcing  # of its grammar: over its tokens, and over letters alone
+        self._text = NOTHING  # the output's letters, if there is a grammar
         self._opening = replace(opening, options=processor.warping)  # the others may be long
         self._replies = replies
         self._loop = asyncio.get_running_loop()
@@ -185,9 +232,21 @@ class TargetSession:
                 self._busy = self._running.thread.submit(self._score(request), self._replies.working)
             else:
                 self._begin(request)
-                job = self._run_job(request) if request.run > 1 else self._pass(request)
-                self._busy = self._running.thread.submit(job, self._replies.working)
+                if self._matcher is not None and self._matcher.slow:
+                    self._busy = asyncio.ensure_future(self._after_masks(request))
+                else:
+                    self._busy = self._running.thread.submit(self._job(request), self._replies.working)
             self._busy.add_done_callback(partial(self._ended, request))
+
+    async def _after_masks(self, request: Pass) -> Found | None:
+        """A pass whose masks may take long: the model thread must not wait for them."""
+        masks = self._masks(self._text, request)
+        assert masks is not None
+        await asyncio.wait([asyncio.wrap_future(masks)])
+        return await self._running.thread.submit(self._job(request, masks), self._replies.working)
+
+    def _job(self, request: Pass, masks: "Future[Bits] | None" = None) -> Job[Found | None]:
+        return self._run_job(request, masks) if request.run > 1 else self._pass(request, masks)
 
     def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run, or a prompt that was scored, has sent its replies by itself."""
@@ -202,7 +261,8 @@ class TargetSession:
                 self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
         except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
-            self._replies.fail(error)
+            nothing = self._matcher is not None and str(error) == NOT_FINITE  # no other target could draw either
+            self._replies.fail(BadRequest(LEAVES_NONE) if nothing else error)
 
     def _change_run(self, request: RunTo) -> None:
         """Changes the length of the run under way, if it is that one."""
@@ -239,6 +299,8 @@ class TargetSession:
         self._number = request.number
         self._context += request.committed
         self._offset += self._letters(request.committed)
+        if self._matcher is not None:
+            self._text = Letters(self._text + self._running.tokenization.letters_of(request.committed))
         self._answered, self._latest = (), None
 
     def _check_room(self, size: int, what: str) -> None:
@@ -248,10 +310,18 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return sum(map(self._lengths.__getitem__, ids))
 
-    def _pass(self, request: Pass) -> Job[Found]:
+    def _masks(self, text: Letters, request: Pass) -> "Future[Bits] | None":
+        """Of the nodes that a pass answers after this output: made beside its forward, in another thread."""
+        if self._matcher is None:
+            return None
+        paths = list(map(self._running.tokenization.letters_of, request.tree.paths()))
+        return self._matcher.begin(text, [paths[row] for row in request.answered])
+
+    def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[Found]:
         """Runs in the model thread."""
+        masks = masks or self._masks(self._text, request)
         answer: ForwardResult = yield ForwardRequest(self, self._context, request.tree, request.wanted)
-        asked = self._nodes(answer.logits, self._context, request)
+        asked = self._nodes(answer.logits, self._context, request, masks)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
         if request.draws:
@@ -265,46 +335,71 @@ class TargetSession:
         nodes = yield sampling
         return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued)
 
-    def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass) -> Nodes:
+    def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass, masks: "Future[Bits] | None") -> Nodes:
+        try:
+            mask = None if masks is None else masks.result()
+        except GrammarError as error:
+            raise BadRequest(str(error)) from error
         if not self._processor.looks_back:
-            return Nodes(logits, self._processor)
+            return Nodes(logits, self._processor, mask=mask)
         paths = tuple(request.tree.paths())
         output = context[len(self._opening.prompt) :]
-        return Nodes(logits, self._processor, History(output, [paths[row] for row in request.answered]))
+        return Nodes(logits, self._processor, History(output, [paths[row] for row in request.answered]), mask)
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
         return SampleRequest(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
 
-    def _run_job(self, request: Pass) -> Job[None]:
+    def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
         run = self._run = Run(request.run, False)
         while self._waiting and isinstance(change := self._waiting[0], RunTo):
             self._waiting.popleft()
             self._change_run(change)
         run.over = bool(self._waiting)
-        return self._draw_run(request, run)
+        return self._draw_run(request, run, masks)
 
-    def _draw_run(self, request: Pass, run: Run) -> Job[None]:
+    def _draw_run(self, request: Pass, run: Run, masks: "Future[Bits] | None") -> Job[None]:
         """Runs in the model thread."""
-        opening = self._opening
+        opening, text = self._opening, self._text
         context, offset, more, first, ended = self._context, self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
-            answer: ForwardResult = yield ForwardRequest(self, context)
-            drawn = yield self._sampling(self._nodes(answer.logits, context, request), [offset])
+            # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
+            guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
+            asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1)))) if guess else request
+            masks = masks or self._masks(text, asked)
+            answer: ForwardResult = yield ForwardRequest(self, context, asked.tree)
+            offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
+            drawn = yield self._sampling(self._nodes(answer.logits, context, asked, masks), offsets)
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
-            found = Found(drawn, answer, ended - began, queued)
-            token = drawn()[0].token
-            context += (token,)
-            offset += self._lengths[token]
-            more = first + 1 < run.tokens and token not in stops and not run.over
+            samples: tuple[Sample, ...] = drawn()
+            held = takewhile(lambda pair: pair[0].token == pair[1] not in stops, zip(samples, guess, strict=False))
+            samples = samples[: 1 + sum(1 for _ in held)]
+            tokens = tuple(sample.token for sample in samples)
+            context += tokens
+            offset += self._letters(tokens)
+            more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
+            if self._matcher is not None:
+                text, masks = Letters(text + self._running.tokenization.letters_of(tokens)), None
+                more = more and not self._matcher.slow
             # The loop makes the reply: the model thread has other things to do.
+            found = Found(partial(tuple, samples), answer, ended - began, queued)
             drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
-            first += 1
+            first += len(tokens)
+
+    def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
+        """Tokens, so many at most, of what must follow an output by its grammar, if anything must."""
+        if self._forcing is None or self._forcing.slow or most < 1:
+            return ()
+        try:
+            letters = self._forcing.fitting(text, NOTHING)
+        except GrammarError:
+            return ()
+        return tuple(self._running.tokenization.encode_continuation(letters, leave_out=True)[:most])
 
     def _score(self, request: ScorePrompt) -> Job[None]:
         """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
@@ -350,9 +445,11 @@ def _fetched(
     logits, history = nodes.logits[place : place + 1], nodes.history
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
-    one = replace(nodes, logits=logits, history=history)
+    mask = None if nodes.mask is None else nodes.mask[place : place + 1]
+    one = replace(nodes, logits=logits, history=history, mask=mask)
+    logits = logits_of([one])
     logged = None if likely is None else logits
-    table = fetched(row_table(distributions([one]), head, listed, logged, likely or 0))
+    table = fetched(row_table(distributions([one], logits), head, listed, logged, likely or 0))
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 

@@ -1,9 +1,11 @@
 """/v1/chat/completions, as the official client sees it."""
 
+import json
 from typing import Any
 
 import pytest
 
+from crossdraft.client import Grammar
 from crossdraft.serving.http.requests import MAX_TOKENS
 from crossdraft.types.request import Chat, Message
 from tests.serving.fakes import FakeBackend
@@ -82,6 +84,53 @@ async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, out
     assert outputs.requests[0].generation.prompt == Chat(
         (Message("user", "Say"),), False, True, '{"enable_thinking": false}'
     )
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ü"]}}}
+TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, Grammar.json({"type": "object"})),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "s", "strict": True, "schema": SCHEMA},
+                }
+            },
+            Grammar.json(SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, Grammar.json(SCHEMA)),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)} | TIGHT}, Grammar.json(SCHEMA, whitespace_flexible=False)),
+        (
+            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"},
+            Grammar.json({"type": "object"}, whitespace_pattern=" ?"),
+        ),
+        ({"structured_outputs": {"regex": "a+", "json_object": False}}, Grammar.regex("a+")),
+        ({"structured_outputs": {"choice": ["a", "ü"]}}, Grammar.choice(["a", "ü"])),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar.ebnf('root ::= "a"')),
+        ({"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar"}, Grammar.json(SCHEMA)),
+        ({"guided_regex": "a+"}, Grammar.regex("a+")),
+        ({"guided_choice": ["a"]}, Grammar.choice(["a"])),
+        ({"guided_grammar": 'start: "a"'}, Grammar.ebnf('start: "a"')),
+    ],
+)
+async def test_structured_outputs_by_openais_and_vllms_names(
+    served: Front, outputs: FakeBackend, body: dict[str, Any], grammar: Grammar
+) -> None:
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=body)
+    await served.openai.completions.create(model="toy", prompt="Say", extra_body=body)
+    for order in outputs.requests:
+        found = order.generation.options.grammar
+        assert found is not None
+        assert found.kind is grammar.kind
+        if grammar.kind != "json":
+            assert found == grammar
+        else:  # in the order of its keys, which is that of the output
+            assert json.dumps(json.loads(found.text)) == json.dumps(json.loads(grammar.text))
 
 
 NOTHING: dict[str, Any] = {

@@ -33,7 +33,7 @@ from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
 from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
-from crossdraft.types.request import Chat, Message, Prompt
+from crossdraft.types.request import Chat, Grammar, Message, Prompt
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 WHAT_FITS = LeftOutInt(MAX_TOKENS)
@@ -44,19 +44,20 @@ MAX_MESSAGES = 4096
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
+ONE_KIND = "one kind of structured outputs constraint"
+OLDER = ("json", "regex", "choice", "grammar")  # kinds that vLLM called guided_json and so on
 EMPTY: Sequence[object] = (False, "", [], {})  # 0 is equal to the first
 # Fields of OpenAI's and vLLM's requests, and values with which they ask for nothing. Those that are neither here nor
 # served are taken for mistakes.
 UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     (
-        "add_special_tokens", "audio", "chat_template", "documents", "early_stopping", "echo", "functions",
-        "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_regex", "kv_transfer_params",
-        "logits_processors", "mm_processor_kwargs", "moderation", "prediction", "priority", "prompt_embeds",
-        "request_id", "return_tokens_as_token_ids", "structured_outputs", "use_beam_search", "vllm_xargs",
-        "web_search_options",
+        "add_special_tokens", "audio", "chat_template", "disable_additional_properties", "documents", "early_stopping",
+        "echo", "functions", "kv_transfer_params", "logits_processors", "mm_processor_kwargs", "moderation",
+        "prediction", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids", "structural_tag",
+        "use_beam_search", "vllm_xargs", "web_search_options",
     ), EMPTY,
 ) | {
-    "function_call": ("none", "auto"), "guided_json": (), "include_reasoning": (False, True), "length_penalty": (1,),
+    "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
     "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip
@@ -172,10 +173,59 @@ class StreamOptions(Body):
     include_obfuscation: StrictBool = False  # accepted, and without effect
 
 
-class ResponseFormat(Body):
-    """Only text is served."""
+class JsonSchema(Body):
+    """Of which an answer is to be."""
 
-    type: Literal["text"]
+    name: Name
+    description: str | None = None
+    asked: dict[str, Any] | None = Field(None, alias="schema")
+    strict: StrictBool | None = Field(None, description="Without effect: every schema is kept to.")
+
+
+class ResponseFormat(Body):
+    """What an answer is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.asked is None):
+            raise ValueError("json_schema must be provided when type is 'json_schema', with a schema")
+        return self
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As of `StructuredOutputs`."""
+        if self.type == "json_object":
+            return {"json_object": True}
+        return {} if self.json_schema is None or self.type == "text" else {"json": self.json_schema.asked}
+
+
+class StructuredOutputs(Body):
+    """What an output is to be, one of the first five."""
+
+    json_schema: Text | dict[str, Any] | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
+    grammar: Text | None = Field(None, description="Lark as llguidance has it, or GBNF.")
+    json_object: StrictBool | None = None
+    whitespace_pattern: Text | None = Field(None, description="Of JSON: what may stand between its parts.")
+    disable_any_whitespace: StrictBool = Field(False, description="Of JSON: nothing may.")
+    disable_fallback: StrictBool = False  # accepted, and without effect
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Those of the first five that are given."""
+        names = ("json", "regex", "choice", "grammar", "json_object")
+        values = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
+        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+
+    @property
+    def white_space(self) -> dict[str, Any]:
+        """Of JSON, as options of `Grammar.json`."""
+        pattern = {} if self.whitespace_pattern is None else {"whitespace_pattern": self.whitespace_pattern}
+        return pattern | ({"whitespace_flexible": False} if self.disable_any_whitespace else {})
 
 
 class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",))):  # type: ignore[misc]
@@ -192,8 +242,15 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Text | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json.")
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
+    guided_grammar: Text | None = None
+    guided_whitespace_pattern: Text | None = None
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
+    guided_decoding_backend: str | None = None
     user: str | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     store: bool | None = None
@@ -290,9 +347,37 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
         try:
+            changed["grammar"] = self._grammar()
             return SamplingOptions(**same(SamplingOptions, self) | changed)
-        except ValueError as error:
+        except RequestError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise RequestError(str(error)) from error
+
+    def _grammar(self) -> Grammar | None:
+        """What the output is to be, whichever way it is said; raises ValueError."""
+        format, outputs = self.response_format, self.structured_outputs
+        if outputs is not None and not outputs.asked:
+            raise RequestError(f"You must use {ONE_KIND} but none are specified", "structured_outputs")
+        older = {name: value for name in OLDER if (value := getattr(self, f"guided_{name}")) is not None}
+        ways = [older, {} if format is None else format.asked, {} if outputs is None else outputs.asked]
+        given = [one for way in ways for one in way.items()]
+        if len(given) > 1:
+            kinds = ", ".join(name for name, _ in given)
+            raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
+        pattern = self.guided_whitespace_pattern
+        space = {} if pattern is None else {"whitespace_pattern": pattern}
+        space |= {} if outputs is None else outputs.white_space
+        match given:
+            case [("json_object", _)]:
+                return Grammar.json({"type": "object"}, **space)
+            case [("json", schema)]:
+                return Grammar.json(schema, **space)
+            case [("choice", texts)]:
+                return Grammar.choice(texts)
+            case [(kind, text)]:
+                return Grammar(kind, text)
+        return None
 
 
 def same(record: type, body: Body) -> dict[str, Any]:

@@ -1,0 +1,330 @@
+"""Grammars: what an output must be, and which tokens of a vocabulary keep it so (structured outputs).
+
+A grammar is over bytes, and so is where an output stands in it: a function of its letters, whatever tokens wrote them.
+Each model has its own compiler, for its own columns of logits; the engine below is llguidance. A column may come next
+if its letters do, whatever columns the tokenizer itself would write them with; one that ends outputs where the grammar
+accepts, and only there.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache, cached_property
+from threading import Barrier, Lock, stack_size
+from time import thread_time
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from numpy.typing import NDArray
+
+from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, common_length, is_plain, to_bytes
+
+Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
+LONGEST = 2**16  # characters of a grammar: some take the square of them, up to 10 s
+COMPILING = 2  # threads
+STACK = 2**28  # bytes of each that may be used
+FORCED = 256  # letters that must follow, of those that are told
+COMPILED = 64  # grammars that a compiler keeps
+SHOWN = 40  # letters of an output that an error shows, and
+REASON = 1000  # characters of the library's reason
+# What compiling and a mask may take: about 20 ms, 15 ms and 100 MB. Without the state of the parser in error texts.
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
+CHUNK = 16  # letters that are consumed together, which keeps the interpreter; masks leave it to others
+TOO_SLOW = 0.1  # seconds of processor time for these: a letter takes some µs; in very ambiguous grammars, up to 50 ms
+SLOW = 0.01  # seconds of it for masks that somebody else should not wait for
+MASKS = ThreadPoolExecutor(4, thread_name_prefix="grammar masks")
+SLOW_MASKS = ThreadPoolExecutor(1, thread_name_prefix="slow grammar masks")
+# The model decides how letters become tokens: else forced letters would be forced tokens, too, and its law another.
+OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be compiled, or an output cannot go on by it; the text says why."""
+
+
+class GrammarKind(StrEnum):
+    """In what a grammar is written."""
+
+    JSON = "json"  # a JSON schema
+    REGEX = "regex"  # a regular expression, as Rust's regex has it
+    CHOICE = "choice"  # a JSON list of texts
+    EBNF = "grammar"  # llguidance's variant of Lark, or GBNF
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an output must be; a stop string or `max_tokens` may still cut it.
+
+    Raises:
+        ValueError: it is too long, or no text.
+    """
+
+    kind: GrammarKind | str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in [*GrammarKind]:
+            raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
+        object.__setattr__(self, "kind", GrammarKind(self.kind))
+        if not (isinstance(self.text, str) and 0 < len(self.text) <= LONGEST):
+            raise ValueError(f"a grammar must be a text of 1 to {LONGEST} characters")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a grammar must be Unicode text: {error.reason} at character {error.start}") from None
+
+    @staticmethod
+    def json(schema: str | dict[str, Any] | bool, **options: Any) -> "Grammar":
+        """JSON by a schema, as text or plain values.
+
+        Args:
+            schema: of the output.
+            options: of llguidance, such as `whitespace_flexible` false: no white space outside of texts.
+        """
+        text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        return Grammar(GrammarKind.JSON, json.dumps(_schema(text) | {"x-guidance": options}) if options else text)
+
+    @staticmethod
+    def regex(pattern: str) -> "Grammar":
+        """The whole output matches a regular expression."""
+        return Grammar(GrammarKind.REGEX, pattern)
+
+    @staticmethod
+    def choice(texts: Sequence[str]) -> "Grammar":
+        """The output is one of these."""
+        return Grammar(GrammarKind.CHOICE, json.dumps([*texts], ensure_ascii=False))
+
+    @staticmethod
+    def ebnf(text: str) -> "Grammar":
+        """By a context-free grammar."""
+        return Grammar(GrammarKind.EBNF, text)
+
+    @property
+    def source(self) -> str:
+        """For the library; raises GrammarError."""
+        try:
+            return LLMatcher.grammar_from_lark(self._lark + OPTIONS)
+        except (ValueError, RecursionError, GbnfToLarkError) as error:
+            raise _refused(str(error)) from error
+
+    @property
+    def _lark(self) -> str:
+        match self.kind:
+            case GrammarKind.JSON:
+                return f"start: %json {json.dumps(_schema(self.text))}"
+            case GrammarKind.REGEX:
+                own: str = json.loads(LLMatcher.grammar_from_regex(self.text))["grammars"][0]["lark_grammar"]
+                return own
+            case GrammarKind.CHOICE:
+                return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in _choices(self.text))
+        text: str = any_to_lark(self.text)
+        return text
+
+
+def _schema(text: str) -> dict[str, Any]:
+    schema = json.loads(text)
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema must be an object")
+    return schema
+
+
+def _choices(text: str) -> list[str]:
+    choices = json.loads(text)
+    if not (isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices)):
+        raise ValueError("a choice must be a list of texts, at least one")
+    return choices
+
+
+def _refused(reason: str) -> GrammarError:
+    """In one line, without the lines of the grammar that the library shows."""
+    said = reason.partition("\n   1 |")[0].replace("<non-verbose/>", "")
+    said = "no output is possible by it" if said.startswith("NoExtension") else said
+    return GrammarError(f"Grammar error: {' '.join(said.split())[:REASON]}")
+
+
+class _Tokens:
+    """What the library wants to know of a tokenizer: what it would write is never asked, as nothing is forced."""
+
+    bos_token_id = None
+    special_token_ids: Sequence[int] = ()
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens, self.eos_token_id = tokens, len(tokens) - 1
+
+    def __call__(self, text: str) -> list[int]:
+        return []
+
+
+class GrammarCompiler:
+    """Compiles grammars for a model's columns. May be used by several threads, and not in an event loop.
+
+    Args:
+        letters: of each column of the model's logits; none: for letters alone.
+        ends: columns that end outputs.
+    """
+
+    def __init__(self, letters: Sequence[Letters] = (), ends: Collection[int] = ()) -> None:
+        self.letters, self.ends = letters, frozenset(ends)
+        self.bytes_at = -(-len(letters) // 8) * 8  # after the columns, and what fills up their last byte: all bytes
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()  # the one used last is the last
+        self._lock = Lock()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        # 0xFF, which is nowhere in UTF-8, begins what the library takes for a special token.
+        columns = [to_bytes(one) if is_plain(one) and not one.startswith("\xff") else b"" for one in self.letters]
+        padding = [b""] * (self.bytes_at - len(columns))
+        every = [*columns, *padding, *(bytes([value]) for value in range(255)), b"", b""]
+        return LLTokenizer(TokenizerWrapper(_Tokens(every)))
+
+    def matcher(self, grammar: Grammar, ends: Collection[int] = ()) -> "GrammarMatcher":
+        """Follows one output, which further columns may end, too.
+
+        Raises:
+            GrammarError: it cannot be compiled.
+        """
+        with self._lock:
+            compiled = self._compiled.pop(grammar, None)
+            tokenizer = self._tokenizer
+        if compiled is None:
+            compiled = _compiling().submit(_compile, tokenizer, grammar).result()
+        with self._lock:
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+        return GrammarMatcher(compiled.deep_copy(), self, self.ends.union(ends))
+
+
+def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    compiled = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
+    if not compiled.is_error():
+        compiled.compute_bitmask()  # some limits are noticed only then
+    if compiled.is_error():
+        raise _refused(compiled.get_error())
+    return compiled
+
+
+@cache
+def _compiling() -> ThreadPoolExecutor:
+    """Threads with much room: the library follows references by recursion, and ends the process where there is none."""
+    threads = ThreadPoolExecutor(COMPILING, "grammars")
+    before, ready = stack_size(STACK), Barrier(COMPILING + 1)
+    for _ in range(COMPILING):
+        threads.submit(ready.wait)
+    stack_size(before)
+    ready.wait()
+    return threads
+
+
+@cache
+def of_letters() -> GrammarCompiler:
+    """The compiler that knows no columns: says whether a grammar can be compiled, and which letters it takes."""
+    return GrammarCompiler()
+
+
+class GrammarMatcher:
+    """Where one output, and what may follow it, stand in a grammar. Its methods may be called from any thread."""
+
+    def __init__(self, matcher: LLMatcher, compiler: GrammarCompiler, ends: Collection[int]) -> None:
+        self._matcher, self._compiler, self._lock = matcher, compiler, Lock()
+        self._size = compiler.bytes_at // 8
+        self._end_letters = {compiler.letters[column] for column in ends}
+        self._ends = np.zeros(8 * self._size, dtype=np.bool_)
+        self._ends[[*ends]] = True
+        self._end_bits = np.packbits(self._ends, bitorder="little")
+        self._text = NOTHING  # that the matcher has consumed
+        self.slow = False  # whether the latest masks took long
+        self._fault = ""  # why it is of no use any more
+
+    def begin(self, text: Letters, paths: Sequence[Letters], must: bool = True) -> "Future[Bits]":
+        """As `masks`, in a thread."""
+        return (SLOW_MASKS if self.slow else MASKS).submit(self.masks, text, paths, must)
+
+    def masks(self, text: Letters, paths: Sequence[Letters], must: bool = True) -> Bits:
+        """Which columns may follow an output `text` with each of some paths after it.
+
+        Where no column may, as after a path that does not fit the grammar itself, all but those that end outputs may:
+        nothing that the target has drawn leads there.
+
+        Raises:
+            GrammarError: no column may follow the text itself, and one `must`; or a limit of the library is exceeded.
+        """
+        with self._lock:
+            began = thread_time()
+            rows = [self._mask(text, path) for path in paths]
+            self.slow = thread_time() - began > SLOW
+            if must and any(row is None and not path for row, path in zip(rows, paths, strict=True)):
+                shown = to_bytes(text)[-SHOWN:].decode("utf-8", "replace")
+                raise GrammarError(f"the grammar allows no token of this vocabulary after {shown!r}")
+            if self._text.startswith(text):
+                self._move(len(text), text)  # what is asked next begins with it, most likely
+        return np.stack([~self._end_bits if row is None else row for row in rows])
+
+    def fitting(self, text: Letters, following: Letters) -> Letters:
+        """As much of what is to follow a text as fits the grammar, then letters that it leaves no choice about.
+
+        Raises:
+            GrammarError: a limit of the library is exceeded.
+        """
+        with self._lock:
+            began, plain = thread_time(), is_plain(text)
+            fits = plain and self._move(0, text) and self._move(len(text), Letters(text + following)) is not None
+            forced = self._matcher.compute_ff_bytes().decode("latin-1") if fits else ""
+            self.slow = thread_time() - began > SLOW
+            return Letters(self._text[len(text) :] + forced[:FORCED]) if fits else NOTHING
+
+    def _mask(self, text: Letters, path: Letters) -> Bits | None:
+        """After a text and a path; None: no column may follow."""
+        whole = Letters(text + path)
+        plain = whole if is_plain(whole) else _before_control(whole)
+        if not self._move(len(text) if self._text.startswith(text) else 0, plain):
+            return None
+        found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        end = self._compiler.bytes_at + 256  # the library's own end of sequence
+        accepts = bool(found[end // 8] >> end % 8 & 1)
+        if plain is not whole:
+            return self._end_bits if accepts and whole[len(plain)] in self._end_letters else None
+        row = found[: self._size] & ~self._end_bits
+        if accepts:
+            row |= self._end_bits
+        return row if row.any() else None
+
+    def _move(self, known: int, text: Letters) -> bool:
+        """Makes the matcher consume a text, of which so many letters are known to be consumed; whether it could."""
+        self._check()
+        common = known + common_length(self._text[known:], text[known:])
+        if len(self._text) > common:
+            self._matcher.rollback(len(self._text) - common)
+        taken, first = common, self._compiler.bytes_at
+        while taken < len(text):
+            ids, began = [first + ord(letter) for letter in text[taken : taken + CHUNK]], thread_time()
+            count = self._matcher.try_consume_tokens(ids)
+            taken += count
+            self._check()
+            if thread_time() - began > TOO_SLOW:
+                self._fault = f"the grammar is too ambiguous: {CHUNK} letters take over {TOO_SLOW:g} s"
+                self._check()
+            if count < len(ids):
+                break
+        self._text = Letters(text[:taken])
+        return taken == len(text)
+
+    def _check(self) -> None:
+        """Raises GrammarError if a limit has been exceeded."""
+        if not self._fault and self._matcher.is_error():
+            self._fault = str(_refused(self._matcher.get_error()))
+        if self._fault:
+            raise GrammarError(self._fault)
+
+
+def _before_control(letters: Letters) -> Letters:
+    """Up to the first control symbol."""
+    return Letters(letters[: next(at for at, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL)])

@@ -1,0 +1,222 @@
+"""Grammars against languages that are listed word by word: which tokens of a vocabulary may follow any text."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossdraft.text.grammar import LONGEST, Bits, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, of_letters
+from crossdraft.text.letters import NOTHING, ControlRole, Letters, Side, from_bytes
+
+EOS = ControlRole.END_OF_SEQUENCE.letter
+OTHER = Side.TARGET.control(0)  # a control symbol that ends nothing
+WORDS = st.text('ab"é', min_size=1, max_size=4)
+LANGUAGES = st.lists(WORDS, min_size=1, max_size=5, unique=True)
+VOCABULARIES = st.lists(st.binary(min_size=1, max_size=3) | WORDS.map(str.encode), max_size=12)
+
+
+def spelled(texts: list[str]) -> list[Letters]:
+    return [from_bytes(text.encode()) for text in texts]
+
+
+def matcher_of(grammar: Grammar, columns: list[Letters]) -> GrammarMatcher:
+    return GrammarCompiler(columns, [at for at, one in enumerate(columns) if one == EOS]).matcher(grammar)
+
+
+def columns_in(bits: Bits, count: int) -> list[list[int]]:
+    return [np.flatnonzero(row).tolist() for row in np.unpackbits(bits, axis=1, count=count, bitorder="little")]
+
+
+def allowed(words: list[Letters], columns: list[Letters], text: Letters) -> list[int]:
+    """Those after which the text still begins a word; ends where it is one, or has ended."""
+    if text.endswith(EOS):
+        return [at for at, one in enumerate(columns) if one == EOS] if text[:-1] in words else []
+    return [
+        at
+        for at, one in enumerate(columns)
+        if (text in words if one == EOS else any(word.startswith(text + one) for word in words))
+    ]
+
+
+def written(words: list[str], kind: int) -> Grammar:
+    match kind:
+        case 0:
+            return Grammar.choice(words)
+        case 1:
+            return Grammar.regex("|".join(words))
+        case 2:
+            return Grammar.ebnf("start: " + " | ".join(map(json.dumps, words)))
+    return Grammar.json({"enum": words})
+
+
+@given(LANGUAGES, VOCABULARIES, st.integers(0, 3), st.data())
+@settings(max_examples=150, deadline=None)
+def test_masks_are_the_tokens_after_which_a_word_can_still_be_written(
+    texts: list[str], tokens: list[bytes], kind: int, data: st.DataObject
+) -> None:
+    """At any place of any word, in any order, along trees of paths, and after the end."""
+    grammar = written(texts, kind)
+    words = spelled([json.dumps(text, ensure_ascii=False) for text in texts] if kind == 3 else texts)
+    columns = [*map(from_bytes, tokens), EOS, *sorted({Letters(one) for word in words for one in word}), OTHER, EOS]
+    matcher = matcher_of(grammar, columns)
+    places = [Letters(word[:at]) for word in words for at in range(len(word) + 1)] + [Letters(w + EOS) for w in words]
+    for text in data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=6)):
+        following = [place[len(text) :] for place in places if place.startswith(text)]
+        paths = [Letters(""), *map(Letters, data.draw(st.lists(st.sampled_from(following), max_size=4)))]
+        found = columns_in(matcher.masks(text, paths), len(columns))
+        assert found == [allowed(words, columns, Letters(text + path)) for path in paths]
+
+
+def test_a_path_that_does_not_fit_gets_all_tokens_that_do_not_end_the_output() -> None:
+    columns = [*spelled(["a", "b"]), EOS]
+    matcher = matcher_of(Grammar.choice(["ab"]), columns)
+    paths = [NOTHING, *map(Letters, ["b", "aa", EOS, "ab" + OTHER, "a"])]
+    assert columns_in(matcher.masks(NOTHING, paths), 3) == [[0], [0, 1], [0, 1], [0, 1], [0, 1], [1]]
+
+
+def test_a_state_without_a_token_is_an_error_that_names_it() -> None:
+    columns = [*spelled(["a", "b"]), EOS]
+    matcher = matcher_of(Grammar.choice(["abc"]), columns)
+    assert columns_in(matcher.masks(NOTHING, [NOTHING, Letters("ab")]), 3) == [[0], [0, 1]]
+    with pytest.raises(GrammarError, match="the grammar allows no token of this vocabulary after 'ab'"):
+        matcher.masks(Letters("ab"), [NOTHING])
+    assert columns_in(matcher.masks(Letters("ab"), [NOTHING], must=False), 3) == [[0, 1]]
+    assert columns_in(matcher.masks(NOTHING, [NOTHING]), 3) == [[0]]  # nothing is spoilt by it
+
+
+def test_a_text_that_may_end_is_ended_by_further_columns_too() -> None:
+    columns = [*spelled(["a"]), OTHER, EOS]
+    compiler = GrammarCompiler(columns, [2])
+    matcher = compiler.matcher(Grammar.regex("a+"), ends=[1])
+    assert columns_in(matcher.masks(NOTHING, [NOTHING, Letters("a")]), 3) == [[0], [0, 1, 2]]
+    assert columns_in(compiler.matcher(Grammar.regex("a+")).masks(Letters("a"), [NOTHING]), 3) == [[0, 2]]
+
+
+@given(LANGUAGES, WORDS, st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_fits_of_a_guess_and_what_is_forced_after_it(texts: list[str], guess: str, data: st.DataObject) -> None:
+    words = spelled(texts)
+    text = Letters((word := data.draw(st.sampled_from(words)))[: data.draw(st.integers(0, len(word)))])
+    (following,) = spelled([guess])
+    fits = max(
+        (Letters(following[:at]) for at in range(len(following) + 1)),
+        key=lambda part: len(part) * any(one.startswith(text + part) for one in words),
+    )
+    while text + fits not in words:
+        (*nexts,) = {one[len(text + fits)] for one in words if one.startswith(text + fits)}
+        if len(nexts) > 1:
+            break
+        fits = Letters(fits + nexts[0])
+    assert of_letters().matcher(Grammar.choice(texts)).fitting(text, following) == fits
+
+
+OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def test_white_space_is_free_unless_it_is_not_wanted() -> None:
+    columns = spelled([" ", "\n", '"', "}"])
+    free, none = (matcher_of(Grammar.json(OBJECT, **more), columns) for more in ({}, {"whitespace_flexible": False}))
+    paths = spelled(["{", '{"n":', '{"n":1'])
+    assert columns_in(free.masks(NOTHING, paths), 4) == [[0, 1, 2], [0, 1], [0, 1, 3]]
+    assert columns_in(none.masks(NOTHING, paths), 4)[::2] == [[2], [3]]
+    assert of_letters().matcher(Grammar.json(OBJECT, whitespace_flexible=False)).fitting(NOTHING, NOTHING) == '{"n":'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar.json({"type": "obj"}), "Invalid type: obj"),
+        (Grammar.json({"not": {"type": "string"}}), "Unimplemented keys"),
+        (Grammar.json("[]"), "a JSON schema must be an object"),
+        (Grammar.json('{"a'), "Unterminated string"),
+        (Grammar.regex("(ab"), "unclosed group"),
+        (Grammar.regex("^(?=a)b"), "look-around"),
+        (Grammar.json('{"const": "\\ud800"}'), "hex escape"),
+        (Grammar("choice", "[]"), "a choice must be a list of texts, at least one"),  # type: ignore[arg-type]
+        (Grammar.ebnf("start: other"), r"^Grammar error: at 1\(8\): unknown name: \"other\"$"),
+        (Grammar.ebnf('root ::= "a" | )'), "GBNF|Expected"),
+        (Grammar.json({"$ref": "http://example.com/schema"}), "http://example.com/schema"),
+        (
+            Grammar.json({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
+            "no output is possible",
+        ),
+        (Grammar.json('{"a":' * 10_000 + "1" + "}" * 10_000), "recursion"),
+    ],
+)
+def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_librarys_reason(grammar: Grammar, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason) as refused:
+        of_letters().matcher(grammar)
+    assert str(refused.value).startswith("Grammar error: ")
+    assert "no_forcing" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["rules", "terminals", "references"])
+def test_references_as_deep_as_a_grammar_may_have_do_not_end_the_process(kind: str) -> None:
+    """In a process of its own: they did."""
+    names = [f"r{at}" for at in range(1800 if kind == "references" else 4000)]
+    if kind == "references":
+        defined = {one: {"$ref": f"#/$defs/{other}"} for one, other in pairwise(names)} | {names[-1]: {"enum": ["ab"]}}
+        grammar = Grammar.json(json.dumps({"$defs": defined, "$ref": "#/$defs/r0"}, separators=(",", ":")))
+    else:
+        rules = "\n".join(f"{one}: {other}" for one, other in pairwise(names))
+        text = f'r0\n{rules}\n{names[-1]}: "ab"'
+        grammar = Grammar.ebnf(f"start: {text if kind == 'rules' else text.replace('r', 'R')}")
+    assert len(grammar.text) > LONGEST * 3 // 4
+    program = (
+        f"import sys; from crossdraft.text.grammar import *; g = Grammar({grammar.kind.value!r}, sys.stdin.read())"
+    )
+    program += "; m = of_letters().matcher(g); print(m.fitting(Letters(''), Letters('')))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=grammar.text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip(' "\n')) == (0, "ab"), done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "a" * (LONGEST + 1), 7, "\ud800"])
+def test_a_grammar_is_a_text_of_limited_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a grammar must be (a text of 1 to|Unicode)"):
+        Grammar.regex(text)
+    with pytest.raises(ValueError, match="must be one of json, regex, choice, grammar, got 'xml'"):
+        Grammar("xml", "a")  # type: ignore[arg-type]
+
+
+def test_recursive_schemas_and_large_ones_are_compiled() -> None:
+    tree = {"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}
+    large = {"type": "object", "properties": {f"field{at}": {"type": "string"} for at in range(2000)}}
+    columns = spelled(["[", "]", "{"])
+    assert columns_in(matcher_of(Grammar.json(tree), columns).masks(NOTHING, spelled(["", "[[]"])), 3) == [[0], [1]]
+    assert columns_in(matcher_of(Grammar.json(large), columns).masks(NOTHING, [NOTHING]), 3) == [[2]]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "reason"),
+    [
+        (Grammar.json({"properties": {f"f{at}": {} for at in range(2000)}}), "{", "items; max is 2000"),
+        (Grammar.ebnf('start: a\na: "x" a "x" a | "x" | a "y" | a a a a | '), "x" * 500, "items; max is|too ambiguous"),
+    ],
+)
+def test_what_takes_too_long_on_the_way_is_refused_and_says_so(grammar: Grammar, text: str, reason: str) -> None:
+    matcher = matcher_of(grammar, spelled(["a"]))
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=reason):
+            matcher.masks(Letters(text), [NOTHING])
+    with pytest.raises(GrammarError, match=reason):  # where it stands is not known any more
+        matcher.masks(NOTHING, [NOTHING])
+
+
+def test_a_matcher_stays_where_it_is_told_however_often_it_is_moved() -> None:
+    """A long text with many turns back: nothing is left of what was tried and dropped."""
+    schema = {"type": "array", "items": {"enum": ["ab", "abc", "b"]}}
+    columns = [*spelled(list('[]",abc ')), EOS]
+    grammar = Grammar.json(schema, whitespace_flexible=False)
+    (text,) = spelled([json.dumps(["ab", "abc", "b"] * 40, separators=(",", ":"))])
+    moved = matcher_of(grammar, columns)
+    for short, long in pairwise(range(0, len(text) + 1, 7)):
+        for at in (long, short, long):
+            fresh = matcher_of(grammar, columns)
+            assert (moved.masks(Letters(text[:at]), [NOTHING]) == fresh.masks(Letters(text[:at]), [NOTHING])).all()
