@@ -66,7 +66,7 @@ def test_pages_name_modules_that_exist_and_the_architecture_counts_its_walks() -
     absent = {name for name in named if not any((place / name).exists() for place in places)}
     assert absent == {"vllm/utils/cpu_triton_utils.py"}  # vLLM's own
 
-    walks = re.findall(r"^### A .*: (\d+) modules, (\d+) shapes$(.*?)(?=^#)", text, re.MULTILINE | re.DOTALL)
+    walks = re.findall(r"^### A [^\n]*: (\d+) modules, (\d+) shapes$(.*?)(?=^#)", text, re.MULTILINE | re.DOTALL)
     for modules, shapes, steps in walks:
         assert re.findall(r"^(\d+)\. `", steps, re.MULTILINE) == [str(step + 1) for step in range(int(modules))]
         assert len(set(re.findall(r"[^*]\*(\w+)\*", steps))) == int(shapes)
