@@ -23,8 +23,8 @@ LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever b
     "lines of the laboratory": 5_350,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
-    "test lines": 41_200,
-    "test lines of the laboratory": 2_400,
+    "test lines": 41_000,
+    "test lines of the laboratory": 2_310,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports
 
