@@ -51,9 +51,7 @@ def test_nothing_imports_the_laboratory() -> None:
 
 def test_programs_that_only_measure_can_be_started() -> None:
     """One process for all: most of what they import takes seconds."""
-    programs = re.findall(
-        r"^python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text("utf-8"), re.MULTILINE
-    )
+    programs = re.findall(r"`python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text("utf-8"))
     command = [sys.executable, "-c", STARTED, *sorted({*programs})]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     assert said.count("usage: ") == len(programs) > 3
@@ -68,3 +66,19 @@ def test_links_between_documents_can_be_followed_in_a_clone() -> None:
         if not (page.parent / target).exists()
     }
     assert links == set()
+
+
+def test_pages_name_modules_that_exist_and_the_architecture_counts_its_walks() -> None:
+    architecture, *others = (REPOSITORY / "ARCHITECTURE.md", *(REPOSITORY / "docs").glob("*.md"))
+    text = architecture.read_text("utf-8")
+    places = [REPOSITORY, *(REPOSITORY / root for root in ROOTS), *(REPOSITORY / root / "crossdraft" for root in ROOTS)]
+    named = {f"{name}.py" for name in re.findall(r"`([a-z]\w*(?:/\w+)+)`", text)}
+    named |= {name for page in others for name in re.findall(r"`((?:\w+/)+[a-z]\w*\.py)`", page.read_text("utf-8"))}
+    absent = {name for name in named if not any((place / name).exists() for place in places)}
+    assert absent == {"vllm/utils/cpu_triton_utils.py"}  # vLLM's own
+
+    walks = re.findall(r"^### A [^\n]*: (\d+) modules, (\d+) shapes$(.*?)(?=^#)", text, re.MULTILINE | re.DOTALL)
+    for modules, shapes, steps in walks:
+        assert re.findall(r"^(\d+)\. `", steps, re.MULTILINE) == [str(step + 1) for step in range(int(modules))]
+        assert len(set(re.findall(r"[^*]\*(\w+)\*", steps))) == int(shapes)
+    assert len(walks) == 2

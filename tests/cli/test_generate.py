@@ -92,7 +92,6 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     [
         (("--method", "guess"), "unknown method 'guess'; this pair of models can do union, tli, coupled"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
-        (("-k", "0"), "--num-speculative-tokens must be between 1 and"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),

@@ -143,6 +143,26 @@ def test_a_wrong_value_is_told_alike_by_every_command(cli: Cli, flag: str, value
     assert tried
 
 
+def below_ranges() -> Iterator[tuple[str, Any, str]]:
+    """Of each option with a least value, one that is less, and what is said of it."""
+    for one in (one for kind in STATED for one in fields(kind) if "description" in one.metadata):
+        least = next(
+            (one.metadata[bound] for bound in ("ge", "gt", "each_ge", "each_gt") if bound in one.metadata), None
+        )
+        if least is not None:
+            yield f"--{one.name.replace('_', '-')}", least - 1, fault_of(one.metadata, type(least)(least - 1))
+
+
+@pytest.mark.parametrize(("flag", "value", "fault"), sorted({*below_ranges()}))
+def test_a_value_below_its_range_is_refused(cli: Cli, flag: str, value: float, fault: str) -> None:
+    """By the first command that takes the option; a demonstration has ranges of its own."""
+    lines = [(group, name, flags) for group, names in LINES.items() for name, flags in names.items() if name != "demo"]
+    for group, command, _ in [line for line in lines if flag in line[2]][:1]:
+        ended = cli(*group, command, *GIVEN.get(command, []), f"{flag}={value}")
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{flag} {fault.split(', got')[0]}" in ended.err
+
+
 MAIN = typer.main.get_command(app)
 LINES: dict[tuple[str, ...], dict[str, set[str]]] = {
     group: {one.name: {flag for param in one.params for flag in param.opts} for one in within.commands.values()}

@@ -80,7 +80,6 @@ def test_a_target_that_drafts_for_itself_is_always_right(
         (("--prompts", "nowhere.jsonl"), "cannot read the prompts"),
         (("--method", "guess"), "unknown method"),
         (("--temperature", "-1"), "temperature must be 0 or more"),
-        (("-k", "0"), "num_speculative_tokens must be between"),
         (("--vocab-keep", "9"), "--vocab-keep needs the file of `crossdraft frequencies`"),
         (("--frequencies", "a=b"), "--frequencies names the drafter 'a', and the drafters are bundled:drafter-a"),
     ],

@@ -13,6 +13,11 @@ At temperature 0 every distribution is one-hot, and the walk compares texts.
 
 Rows are truncated. A target row lists its head and, where the draft token begins at the same letter, the target ids of
 that token's row. The target's tail is one more event, which no draft shows; it is decided before any letter.
+
+Token by token, not in blocks as `rejection`: blocks enumerate exact here too, but may accept less. A refused draft
+token is still worth something, as its letters go on, and the draft tokens behind it, which a block has looked at, agree
+less with the target than fresh ones. Over rounds of two draft tokens, 12 random pairs of distributions each,
+`coupled-shared` in blocks made 0.035 tokens a round less to 0.091 more, and 0.025 less to 0.116 more with other tokens.
 """
 
 from collections.abc import Generator

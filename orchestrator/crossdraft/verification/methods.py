@@ -36,7 +36,11 @@ def method_named(name: str) -> Method:
 
 
 def default_method(temperature: float, seeded: bool, same_vocabulary: bool) -> Method:
-    """`slem` at temperature 0; else `seeded`, which drafts trees, or with one vocabulary and no seed `standard`."""
+    """`slem` at temperature 0; else `seeded`, which drafts trees, or with one vocabulary and no seed `standard`.
+
+    In chains `coupled` makes more tokens a pass, but draft trees, which only methods have whose output does not depend
+    on what is drafted, make more than either. `slem` sends least.
+    """
     if temperature == 0:
         return SLEM
     return STANDARD if same_vocabulary and not seeded else SEEDED

@@ -182,7 +182,8 @@ class KVCache(Cache):
         dtype: of the model.
         device: of the model.
         gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
-            attention): then only the slots that the forward reads are returned.
+            attention): then only the slots that the forward reads are returned. The model itself expands them:
+            absorbing the expansion into queries would be code for one architecture.
         pool_of: of each layer, the number of the pool that it is in; None: there is one.
         ranks: processes that share the model, each with a cache for its heads.
     """

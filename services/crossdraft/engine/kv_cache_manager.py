@@ -241,7 +241,9 @@ class KVCacheManager:
     """Allocates the slots of one KV cache to sessions.
 
     Layers with a window have a pool of slots of their own, in which a session's extent holds the end of its text: once
-    it is full, what is still read moves to its front. The slots of ended sessions are reused least recently used first.
+    it is full, what is still read moves to its front: so keys stay one strided view, where a ring would need a mask in
+    every pass. Going back beyond what is kept, and a prefix of an older text, compute everything again, as the hidden
+    states of the kept tokens depend on lost ones. The slots of ended sessions are reused least recently used first.
     A new session never sees another one's numbers beyond a common prefix: slots are cleared, since a masked NaN is
     still a NaN.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli.prompts import Prompt, read, texts_of
+from crossdraft.cli.prompts import Prompt, prompts_of, read, texts_of
 from crossdraft.cli.running import UsageError
 from crossdraft.lab.loadtest.benchmark import LoadTest, requests_over
 from crossdraft.lab.loadtest.clients import body_of
@@ -92,6 +92,10 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
     )
     why, short = Message("user", "Why?"), (Message("system", "Be short."), Message("user", "W"))
     assert read(file) == (Prompt("text", "def f("), Prompt("qa", Chat((why,))), Prompt("qa", Chat(short)))
+    with pytest.raises(UsageError, match="has chats"):
+        prompts_of(file, None)
+    file.write_text('{"text": "a", "file": "f"}\n\n{"text": "b"}\n{"text": "c"}\n')
+    assert (prompts_of(file, 2), prompts_of(file, None)) == (("a", "b"), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +105,7 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         ('{"text": "a"}\n{"txt": "b"}', "line 2 is no prompt"),
         ('{"turns": []}', "line 1 is no prompt"),
         ('{"text": ""}', "its text is empty"),
+        ("text", "line 1 is no prompt"),
         ('{"messages": []}', "the chat has no messages"),
         ("[1]", "line 1 is no prompt"),
     ],
@@ -110,5 +115,7 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, complaint: str) -> None
     file.write_text(content)
     with pytest.raises(ValueError, match=complaint):
         read(file)
-    with pytest.raises(ValueError, match="cannot read the prompts"):
-        read(tmp_path / "elsewhere")
+    file.write_bytes(b"\xff")
+    for unreadable in (file, tmp_path / "elsewhere"):
+        with pytest.raises(UsageError, match="cannot read the prompts"):
+            prompts_of(unreadable, None)
