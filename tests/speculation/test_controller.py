@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crossdraft.speculation.arms import arms_for
-from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Judged, PassSeen, Started
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, DraftSeen, Ended, Fixed, Judged, PassSeen, Started
 from crossdraft.speculation.contest import Record
 from crossdraft.speculation.controller import ASIDE_FOR, SILENT, Arms, OutputController, TargetController
 from tests.speculation.simulator import (
@@ -125,6 +125,21 @@ def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: 
     due = 0.98 * plain * 400 * world.pass_base - 64 * outputs
     assert simulation.speed(400 * world.pass_base) * 400 * world.pass_base >= due
     assert simulation.speed(400 * world.pass_base) >= 0.94 * plain
+
+
+SHARED = World(0.4, pass_each=0.0002, step_base=0.003, step_each=0.0001, shared=True)
+
+
+@pytest.mark.parametrize("prompt", [0, 400])
+@pytest.mark.parametrize("outputs", [full(1), 4, full(16)])
+def test_so_it_does_where_services_share_a_processor_and_outputs_are_short(outputs: int, prompt: int) -> None:
+    """What a trial displaces is charged: drafts slow passes down, and those that were asked for go on after it."""
+    world, number = replace(SHARED, prompt=prompt), 6 * outputs
+    for seed in range(3):
+        plain = Simulation(world, lambda: Fixed(PLAIN), 128, outputs, seed).until_ended(number)
+        auto = Simulation(world, controllers(), 128, outputs, seed).until_ended(number)
+        each = plain / (128 * 6)  # seconds of a token of each output, prompts included
+        assert auto <= 1.02 * plain + 60 * each, (auto / plain, seed)
 
 
 TURNED = {
@@ -307,7 +322,7 @@ def test_a_drafter_is_wanted_while_one_may_be_used() -> None:
 
 def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
     shared, (hard, *others) = usual(rounds_of(5), 3)
-    shared.costs.steps[False].add(0.004)
+    shared.costs.steps.add(0.004)
     for _ in range(20):
         for output in (hard, *others):
             output.choose(0.0)
@@ -326,7 +341,7 @@ def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
 
 def test_an_explanation_has_what_each_arm_was_expected_to_bring_and_has_brought() -> None:
     shared, (output,) = usual(rounds_of(5))
-    shared.contest.records[rounds_of(5)] = Record(4.0, 4.0, 40.0, 40.0)
+    shared.contest.records[rounds_of(5)] = Record(4.0, 4.0, 4.0)
     lines = output.explain()
     assert lines[0] == "a pass of 1 outputs takes 10 ms; 75% of draft tokens are accepted"
     rows = {line[:44].strip(): line[44:].split() for line in lines[2:-1]}
