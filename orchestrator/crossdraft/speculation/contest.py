@@ -141,7 +141,7 @@ class Contest:
         account.add(EARNED * tokens)
         if self.trial is not None:
             account.add(tokens - seconds * max(plain, speeds[self.usual]))
-        elif arm.drafts or not pure:
+        elif arm.drafts or self._trails:
             account.compare(tokens - seconds * plain)
             if arm.drafts and not account.spare:  # it loses what it has won: what it brought before says little
                 self._record(arm).keep(min(1.0, 1.0 / max(self.seen(arm), 1e-9)))
