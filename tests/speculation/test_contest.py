@@ -158,6 +158,29 @@ def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
     assert contest.account.credit < CREDIT
 
 
+def test_what_drafts_displace_after_a_trial_is_charged_and_a_slow_round_without_any_is_not() -> None:
+    contest = contest_of()
+    for _ in range(3):
+        contest.add(PASS, 1.0, True, guessed(), 1)
+    assert contest.current.drafts
+    contest.end_trial()
+    for _ in range(5):  # no draft was made yet
+        contest.add(2 * PASS, 1.0, False, guessed(), 1)
+        assert contest.account.credit == CREDIT
+    contest.trial = ARMS[0]
+    contest.add(PASS, 1.0, True, guessed(), 1)
+    contest.end_trial()
+    for _ in range(5):  # what was asked for still takes time
+        credit = contest.account.credit
+        contest.add(2 * PASS, 1.0, True, guessed(), 1)
+        assert credit - contest.account.credit == pytest.approx(1, abs=EARNED + 1e-9)
+    assert contest.seen(PLAIN) == pytest.approx(0.5, abs=0.01)  # ... and is not taken for what no drafter brings
+    contest.add(PASS, 1.0, True, guessed(), 1)
+    credit = contest.account.credit
+    contest.add(2 * PASS, 1.0, True, guessed(), 1)
+    assert contest.account.credit > credit
+
+
 def test_passes_that_share_a_processor_with_drafts_do_not_make_no_drafter_slower() -> None:
     """Drafting brings two tokens a round of four passes' time; what a pass is thought to take rises with it."""
     contest, seconds, emitted, shown = contest_of(), 0.0, 0.0, PASS
