@@ -82,30 +82,24 @@ class Processor:
     """What services compute on: of several steps at once each is as much slower."""
 
     def __init__(self, agenda: Agenda) -> None:
-        self._agenda = agenda
-        self._running: list[tuple[float, Callable[[], None]]] = []  # seconds left of each alone, and what follows
-        self._since = 0.0  # seconds: when these were left
-        self._planned = 0
+        self._agenda, self._since, self._planned = agenda, 0.0, 0
+        self._running: list[tuple[float, int, Callable[[], None]]] = []  # seconds left of each alone, and what follows
 
     def compute(self, seconds: float, done: Callable[[], None]) -> None:
-        self._running = [*self._left(), (seconds, done)]
-        self._plan()
+        self._plan((seconds, self._planned, done))
 
-    def _left(self) -> list[tuple[float, Callable[[], None]]]:
+    def _plan(self, *new: tuple[float, int, Callable[[], None]]) -> None:
         passed = (self._agenda.now - self._since) / max(1, len(self._running))
-        self._since = self._agenda.now
-        return [(seconds - passed, done) for seconds, done in self._running]
-
-    def _plan(self) -> None:
-        self._planned += 1
-        planned = self._planned
+        left = [(seconds - passed, *one) for seconds, *one in self._running]
+        self._since, self._planned, planned = self._agenda.now, self._planned + 1, self._planned + 1
+        self._running = sorted([*left, *new], key=lambda one: one[:2])  # type: ignore[list-item]
         if self._running:
-            least = min(seconds for seconds, _ in self._running) * len(self._running)
-            self._agenda.after(max(0.0, least), lambda: self._finish() if planned == self._planned else None)
+            least = max(0.0, self._running[0][0]) * len(self._running)
+            self._agenda.after(least, lambda: self._finish() if planned == self._planned else None)
 
     def _finish(self) -> None:
-        left = sorted(self._left(), key=lambda one: one[0])
-        (_, done), self._running = left[0], left[1:]
+        self._plan()
+        _, _, done = self._running.pop(0)
         self._plan()
         done()
 

@@ -38,9 +38,8 @@ def test_first_uses_of_two_sizes_in_one_octave_say_nothing_of_it() -> None:
 
 def test_rounding_makes_no_time_negative() -> None:
     times = Times()
-    for seconds, size in ((0.48592769656281265, 1.0), (0.0, 7.0)):
-        for _ in range(3):
-            times.add(seconds, size)
+    for seconds, size in 3 * [(0.48592769656281265, 1.0), (0.0, 7.0)]:
+        times.add(seconds, size)
     assert times.seconds(7.0) == 0.0
 
 
@@ -86,14 +85,11 @@ def test_it_begins_hopeful_and_hopes_again_after_a_time_without_a_drafter() -> N
 
 def test_a_text_is_taken_for_a_usual_one_until_it_clearly_differs() -> None:
     fared = Share(memory=60.0)
-    for _ in range(3):
-        fared.add(0, 1)
+    fared.add(0, 3)
     assert fared.factor(0.5) == 1
-    for _ in range(40):
-        fared.add(0, 1)
+    fared.add(0, 40)
     assert fared.factor(0.5) < 0.2
     fared.fade(60.0)
     assert fared.factor(0.5) == 1
-    for _ in range(60):
-        fared.add(1, 1)
+    fared.add(60, 60)
     assert 1.5 < fared.factor(0.5) < 2
