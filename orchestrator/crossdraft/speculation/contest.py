@@ -23,7 +23,6 @@ STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window of it was seen
-EXPECTED = 0.5  # of a lock-step round's tokens that are those expected: acceptance is known from many more of them
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MOST_ARMS = 64  # with a record: requests may ask for any numbers of draft tokens
@@ -166,8 +165,8 @@ class Contest:
             kept.keep(KEPT ** (part if other == arm else 0.2 * part if other.drafts else 0.0))
         record.windows += part
         record.seconds += part * seconds
-        if arm.drafts and not arm.overlap:
-            tokens += EXPECTED * (guess.tokens - tokens)
+        if arm.drafts and not arm.overlap:  # acceptance is known from many more tokens, until the arm is
+            tokens += (guess.tokens - tokens) * GUESS / (GUESS + self.seen(arm))
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
 
     def interrupt(self) -> None:

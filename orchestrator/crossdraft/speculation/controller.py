@@ -66,10 +66,11 @@ class TargetController:
         self._recent = Share(memory=RECENT)
         self._pass = (0, 0, 0.0)  # sessions, tokens and seconds of the latest pass
         # The running round: when it began in seconds, what was emitted and how many passes returned, seconds in which
-        # prompts were read, of which outputs, tokens of each in a pass, and whether all used one arm before.
+        # prompts were read, outputs with a first token and those that share the arm, tokens of each in a pass, and
+        # whether all used one arm before.
         self._began: float | None = None
         self._tokens = self._passes = self._reading = 0.0
-        self._each = 1
+        self._number, self._each = 0, 1
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
 
@@ -125,8 +126,8 @@ class TargetController:
             self.contest.interrupt()
 
     def _end_round(self, now: float) -> None:
-        contest, number = self.contest, len(self._sharing)
-        if self._began is not None and number:
+        contest, number = self.contest, self._number
+        if self._began is not None and self._sharing:
             arm, guesses = contest.current, self.guesses(self._sharing, {*self.arms, contest.current, contest.usual})
             seconds, tokens = max(0.0, now - self._began - self._reading), self._tokens / number
             contest.add(seconds, tokens, self._pure, guesses, number)
@@ -136,7 +137,8 @@ class TargetController:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
         self._choose_contest()
         sharing = self._sharing = [one for one in self.outputs if one.shares]
-        late = sum(one.used != self.contest.current for one in sharing) + sum(not one.under_way for one in self.outputs)
+        self._number = sum(one.under_way for one in self.outputs)
+        late = sum(one.used != self.contest.current for one in sharing) + len(self.outputs) - self._number
         self._began, self._pure = now, late <= len(sharing) // 10
         arms = {self.contest.current, *(one.used for one in sharing)}
         self._each = max(1 + (arm.tree_nodes or arm.max_draft_tokens) for arm in arms)
