@@ -99,7 +99,7 @@ def test_what_usually_comes_soon_is_waited_for() -> None:
 
 
 def test_a_wait_lasts_as_long_as_most_replies_take_and_not_as_the_slowest() -> None:
-    until = pacing_of().wait([offer(pace_of(0.15, *[0.0002] * 9, 0.003), 0, asked=NOW)], NOW)
+    until = pacing_of().wait([offer(pace_of(0.12, *[0.0002] * 9, 0.003), 0, asked=NOW)], NOW)
     assert NOW + 0.0002 <= until < NOW + 0.003
 
 

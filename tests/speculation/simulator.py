@@ -52,6 +52,8 @@ class World:
     noise: float = 0.0  # standard deviation of the logarithm of a step's seconds
     stall: float = 0.0  # seconds more that a step takes whose size, within an octave, is new
     pause: float = 0.0  # seconds more that each twelfth step of the drafter takes
+    shared: bool = False  # both services compute on one processor, each at half speed while both do
+    prompt: int = 0  # tokens that each service reads before its first step of an output
 
 
 class Agenda:
@@ -74,6 +76,32 @@ class Agenda:
             self.now, _, _, call = heapq.heappop(self._calls)
             call()
         self.now = max(self.now, until) if until < inf else self.now
+
+
+class Processor:
+    """What services compute on: of several steps at once each is as much slower."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda, self._since, self._planned = agenda, 0.0, 0
+        self._running: list[tuple[float, int, Callable[[], None]]] = []  # seconds left of each alone, and what follows
+
+    def compute(self, seconds: float, done: Callable[[], None]) -> None:
+        self._plan((seconds, self._planned, done))
+
+    def _plan(self, *new: tuple[float, int, Callable[[], None]]) -> None:
+        passed = (self._agenda.now - self._since) / max(1, len(self._running))
+        left = [(seconds - passed, *one) for seconds, *one in self._running]
+        self._since, self._planned, planned = self._agenda.now, self._planned + 1, self._planned + 1
+        self._running = sorted([*left, *new], key=lambda one: one[:2])  # type: ignore[list-item]
+        if self._running:
+            least = max(0.0, self._running[0][0]) * len(self._running)
+            self._agenda.after(least, lambda: self._finish() if planned == self._planned else None)
+
+    def _finish(self) -> None:
+        self._plan()
+        _, _, done = self._running.pop(0)
+        self._plan()
+        done()
 
 
 @dataclass(frozen=True)
@@ -99,7 +127,10 @@ class Wanted:
 class Service:
     """Computes steps of all that is ready, one after the other."""
 
-    def __init__(self, agenda: Agenda, cost: Callable[[int], float], stall: float = 0.0) -> None:
+    def __init__(
+        self, agenda: Agenda, cost: Callable[[int], float], stall: float = 0.0, processor: Processor | None = None
+    ) -> None:
+        self._compute = agenda.after if processor is None else processor.compute
         self.cost = cost  # seconds of a step of so many tokens
         self.steps = 0
         self.stalled = 0.0  # seconds, in steps of new sizes
@@ -151,7 +182,7 @@ class Service:
             seconds += self._stall
         if seconds < inf:
             self._busy = True
-            self._agenda.after(seconds, lambda: self._done(chosen, fed, now))
+            self._compute(seconds, lambda: self._done(chosen, fed, now))
 
     def _done(self, chosen: list[Wanted], fed: int, began: float) -> None:
         self._busy = False
@@ -183,13 +214,18 @@ class Simulation:
         self.emitted = 0  # tokens of all outputs
         self.ended: list[float] = []  # when outputs were over, in seconds
         self.rng = np.random.default_rng(seed)
+        processor = Processor(self.agenda) if world.shared else None
         self.target = Service(
-            self.agenda, lambda fed: self._noise() * (self.world.pass_base + self.world.pass_each * fed), world.stall
+            self.agenda,
+            lambda fed: self._noise() * (self.world.pass_base + self.world.pass_each * fed),
+            world.stall,
+            processor,
         )
         self.drafter = Service(
             self.agenda,
             lambda fed: self._noise() * (self.world.step_base + self.world.step_each * fed) + self._pause(),
             world.stall,
+            processor,
         )
         self._free = 0.0  # seconds: when the orchestrator has handled what came before
         self.live = 0  # outputs
@@ -256,6 +292,7 @@ class SimulatedDraft:
         self._epoch = self._asked = self._made = self._sent = 0
         self._choice = PLAIN
         self._busy = False
+        self._unread = simulation.world.prompt
         self._seconds = self._queued = 0.0  # since the latest reply
 
     def told(self, epoch: int, asked: int, choice: Choice) -> None:
@@ -270,7 +307,8 @@ class SimulatedDraft:
     def _go_on(self) -> None:
         if not self._busy and self._made < self._asked:
             self._busy, epoch = True, self._epoch
-            self._simulation.drafter.submit(self, self._choice.width, lambda done: self._drafted(epoch, done))
+            fed, self._unread = self._choice.width + self._unread, 0
+            self._simulation.drafter.submit(self, fed, lambda done: self._drafted(epoch, done))
 
     def _drafted(self, epoch: int, done: StepDone) -> None:
         self._busy = False
@@ -311,6 +349,7 @@ class Output:
         self._begun = self._impatient = False
         self._flight: Flight | None = None
         self._drafting = False  # the drafter was asked for the latest epoch
+        self._unread = simulation.world.prompt
         self._stalled: float | None = None
         self._stall = 0  # number of the latest
         self._asked_at: float | None = None
@@ -508,7 +547,8 @@ class Output:
             flight.half = flight.run // 2
         self._flight = flight
         delay = self._simulation.delay(self._simulation.world.target_trip)
-        fed = 1 + (self._choice.tree_nodes or known) if known else 1
+        fed = self._unread + (1 + (self._choice.tree_nodes or known) if known else 1)
+        self._unread = 0
         self._simulation.agenda.after(delay, lambda: self._forward(flight, fed))
 
     def _forward(self, flight: Flight, tokens: int) -> None:

@@ -24,10 +24,10 @@ class Outputs:
         """Tokens that no drafter would have made in the same time."""
         seconds = 0.0
         for number in range(outputs):
-            name, trial = self.choice.begun("kind", self.gains)
+            name, trial = self.choice.begun(self.gains)
             speed = speeds(number)[name]
             self.gains[name] = speed
-            self.choice.ended("kind", name, trial, TOKENS, self.gains)
+            self.choice.ended(name, trial, TOKENS, self.gains)
             self.used.append(name)
             seconds += TOKENS / speed
         return seconds
@@ -55,26 +55,18 @@ def test_one_that_turns_good_is_found_and_one_that_turns_useless_is_left() -> No
 
 def test_nothing_is_tried_before_the_usual_one_was_seen_and_one_output_tries_at_a_time() -> None:
     choice, unseen = DrafterChoice(), {"a": 0.0, "b": 0.0}
-    assert {choice.begun("kind", unseen) for _ in range(5)} == {("a", False)}
+    assert {choice.begun(unseen) for _ in range(5)} == {("a", False)}
     seen = unseen | {"a": 1.5}
-    assert [choice.begun("kind", seen) for _ in range(3)] == [("b", True), ("a", False), ("a", False)]
-    choice.ended("kind", "b", True, 0, seen)
-    assert choice.begun("kind", seen) == ("b", True)  # it has shown nothing
+    assert [choice.begun(seen) for _ in range(3)] == [("b", True), ("a", False), ("a", False)]
+    choice.ended("b", True, 0, seen)
+    assert choice.begun(seen) == ("b", True)  # it has shown nothing
 
 
-def test_one_that_cannot_serve_an_output_is_not_used_for_it() -> None:
+def test_one_that_cannot_serve_an_output_is_not_used_for_it_and_one_that_is_as_fast_changes_nothing() -> None:
     choice = DrafterChoice()
-    both = {"a": 1.1, "b": 2.0}
-    assert choice.usual("kind", both) == "b"
-    assert choice.begun("kind", {"a": both["a"]}) == ("a", False)
-    assert choice.usual("kind", both) == "b"
-
-
-def test_kinds_of_requests_have_drafters_of_their_own() -> None:
-    choice = DrafterChoice()
-    assert choice.usual("greedy", {"a": 1.0, "b": 2.0}) == "b"
-    assert choice.usual("drawn", {"a": 1.5, "b": 1.51}) == "a"  # as fast: nothing changes
-    assert choice.usual("greedy", {"a": 1.5, "b": 1.51}) == "b"
+    assert [choice.usual({"a": fast, "b": 1.51}) for fast in (1.5, 1.1, 1.5)] == ["a", "b", "b"]
+    assert choice.begun({"a": 1.1}) == ("a", False)
+    assert choice.usual({"a": 1.1, "b": 1.51}) == "b"
 
 
 GOOD, USELESS = World(0.9, pass_base=0.02), World(0.02, pass_base=0.02)
@@ -102,9 +94,9 @@ class Pipelines:
         """The drafter and the seconds of each."""
         found = []
         for _ in range(outputs):
-            name, trial = self.choice.begun("kind", self.gains())
+            name, trial = self.choice.begun(self.gains())
             found.append((name, self.seconds(name, tokens)))
-            self.choice.ended("kind", name, trial, tokens, self.gains())
+            self.choice.ended(name, trial, tokens, self.gains())
         return found
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from crossdraft.speculation.arms import Costs, Round
 from crossdraft.speculation.choice import PLAIN, Choice
-from crossdraft.speculation.estimates import HOPED, LATEST, MEMORY, Acceptance, Fared, Times
+from crossdraft.speculation.estimates import HOPED, LATEST, MEMORY, Share, Times
 
 
 def test_a_step_of_any_size_is_on_the_line_between_those_that_were_seen() -> None:
@@ -38,9 +38,8 @@ def test_first_uses_of_two_sizes_in_one_octave_say_nothing_of_it() -> None:
 
 def test_rounding_makes_no_time_negative() -> None:
     times = Times()
-    for seconds, size in ((0.48592769656281265, 1.0), (0.0, 7.0)):
-        for _ in range(3):
-            times.add(seconds, size)
+    for seconds, size in 3 * [(0.48592769656281265, 1.0), (0.0, 7.0)]:
+        times.add(seconds, size)
     assert times.seconds(7.0) == 0.0
 
 
@@ -56,52 +55,41 @@ def test_rounds_cost_what_their_steps_do() -> None:
     costs = Costs()
     for seconds, tokens in 3 * [(0.02, 1), (0.03, 11)]:
         costs.target.add(seconds, tokens)
-    costs.steps[False].add(0.002)
-    costs.trips[False].add(0.005)
+    costs.steps.add(0.002)
+    costs.trips.add(0.005)
 
     def round_of(arm: Choice, chance: float = 1.0) -> Round:
-        return costs.round(arm, 1, 1, [chance] * 16, 1.0)
+        return costs.round(arm, 1, 1, chance)
 
-    assert round_of(Choice(4, 4, False)) == (5, pytest.approx(0.024 + 0.005 + 4 * 0.002))
+    assert round_of(Choice(4, 4, False)) == (pytest.approx(5), pytest.approx(0.024 + 0.005 + 4 * 0.002))
     assert round_of(PLAIN) == (1, 0.02)
     good, bad = (round_of(Choice(16, 0, True), chance) for chance in (0.9, 0.1))
     assert good.tokens / good.seconds > 2 * bad.tokens / bad.seconds
     assert bad.tokens / bad.seconds == pytest.approx(50, rel=0.25)
-    full = round_of(Choice(16, 0, True))  # half of those that may be ahead are in each pass
-    assert full.tokens == 9
-
-
-def test_acceptance_is_known_by_place() -> None:
-    acceptance = Acceptance()
-    for number in range(200):
-        acceptance.add(0, 1 + number % 2, number % 2 == 0)
-        acceptance.add(4, 2, False)
-    chances = acceptance.chances()
-    assert chances[0] > 0.9
-    assert 0.4 < chances[1] < 0.6
-    assert chances[5] > 0.9
+    far = Costs()
+    far.target.add(0.02)
+    far.steps.add(0.0001)
+    far.trips.add(0.16)
+    speeds = [one.tokens / one.seconds for one in (far.round(Choice(ahead, 4, True), 1, 1, 0.99) for ahead in (8, 16))]
+    assert speeds[0] < 0.7 * speeds[1] < 0.7 * 16 / 0.16  # no more than may be ahead are on their way
 
 
 def test_it_begins_hopeful_and_hopes_again_after_a_time_without_a_drafter() -> None:
-    acceptance = Acceptance()
-    assert acceptance.chances()[0] == HOPED
-    for _ in range(40):
-        acceptance.add(0, 0, True)
-    assert acceptance.mean < 0.15
+    acceptance = Share()
+    assert acceptance.mean() == HOPED
+    acceptance.add(0, 40)
+    assert acceptance.mean() < 0.15
     acceptance.fade(MEMORY)
-    assert acceptance.mean == HOPED
+    assert acceptance.mean() == HOPED
 
 
 def test_a_text_is_taken_for_a_usual_one_until_it_clearly_differs() -> None:
-    fared = Fared(60.0)
-    for _ in range(3):
-        fared.add(0, [0.5])
-    assert fared.factor == 1
-    for _ in range(40):
-        fared.add(0, [0.5])
-    assert fared.factor < 0.2
+    fared = Share(memory=60.0)
+    fared.add(0, 3)
+    assert fared.factor(0.5) == 1
+    fared.add(0, 40)
+    assert fared.factor(0.5) < 0.2
     fared.fade(60.0)
-    assert fared.factor == 1
-    for _ in range(60):
-        fared.add(1, [0.5])
-    assert 1.5 < fared.factor < 2
+    assert fared.factor(0.5) == 1
+    fared.add(60, 60)
+    assert 1.5 < fared.factor(0.5) < 2

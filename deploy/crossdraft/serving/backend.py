@@ -325,16 +325,16 @@ class LocalBackend:
     def _choosing(self, request: OutputRequest) -> Iterator[tuple[OutputRequest, list[int]]]:
         """The request with the name of its drafter; and where the tokens that the block emits are counted."""
         model, asked, emitted = self._model(request.model), request.generation, list[int]()
-        kind, name = (asked.method, asked.greedy), request.drafter
+        name = request.drafter
         if name not in (None, AUTO) or not (gains := self._gains(model, asked)):
             yield replace(request, drafter=model.default_drafter if name in (None, AUTO) else name), emitted
             return
         choice = self._choices[model.name]
-        name, trial = choice.begun(kind, gains)
+        name, trial = choice.begun(gains)
         try:
             yield replace(request, drafter=name), emitted
         finally:
-            choice.ended(kind, name, trial, sum(emitted), self._gains(model, asked))
+            choice.ended(name, trial, sum(emitted), self._gains(model, asked))
 
     def _gains(self, model: LocalModel, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""

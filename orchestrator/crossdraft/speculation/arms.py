@@ -5,8 +5,6 @@ The model only orders the arms and says what a trial may cost: what an arm bring
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
 from crossdraft.speculation.choice import PLAIN, Choice
@@ -72,53 +70,50 @@ class Costs:
 
     def __init__(self) -> None:
         self.target = Times()  # by tokens of all sessions in a pass
-        self.handling = Times()  # of a pass, outside of the target, by outputs
-        # Of a draft token by nodes of all outputs, and of round trips by outputs; overlapped or not.
-        self.steps, self.trips = ({False: Times(), True: Times()} for _ in range(2))
+        self.steps = Times()  # of a draft token, by nodes of all outputs
+        self.trips = Times()  # from asking to the first reply, without its steps, by outputs
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        steps = self.steps[arm.overlap] if self.steps[arm.overlap].known else self.steps[not arm.overlap]
-        return steps.seconds(drafting * arm.width) if steps.known else UNKNOWN_STEP * self.target.seconds(drafting)
+        known = self.steps.known
+        return self.steps.seconds(drafting * arm.width) if known else UNKNOWN_STEP * self.target.seconds(drafting)
 
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
         """From asking for so many draft tokens to their arrival."""
-        trips = self.trips[arm.overlap] if self.trips[arm.overlap].known else self.trips[not arm.overlap]
-        return trips.seconds(drafting) + tokens * self.step(arm, drafting)
+        return self.trips.seconds(drafting) + tokens * self.step(arm, drafting)
 
-    def round(self, arm: Choice, outputs: float, drafting: float, chances: Sequence[float], worth: float) -> Round:
+    def round(self, arm: Choice, outputs: float, drafting: float, chance: float, worth: float = 1.0) -> Round:
         """What is expected of an arm.
 
         Args:
             outputs: that share a pass.
             drafting: ... share the drafter.
-            chances: of each place that its draft token is accepted, if all before it were.
+            chance: that a draft token of a chain is accepted if all before it were.
             worth: target tokens of an accepted draft token.
         """
         depth, wait, nodes = arm.max_draft_tokens, arm.min_draft_tokens, arm.tree_nodes
-        missed = (depth / nodes) ** BRANCHED if nodes else 1.0
-        alive = list(accumulate((1 - missed * (1 - chance) for chance in chances[:depth]), mul, initial=1.0))
+        chance = min(1 - 1e-9, 1 - (1 - chance) * (depth / nodes) ** BRANCHED if nodes else chance)
 
-        def passed(drafted: int) -> Round:
-            fed = outputs * (1 + (nodes or drafted * worth))
-            return Round(
-                1 + worth * sum(alive[1 : drafted + 1]), self.handling.seconds(drafting) + self.target.seconds(fed)
-            )
+        def passed(drafted: float) -> Round:
+            accepted = chance * (1 - chance**drafted) / (1 - chance)
+            return Round(1 + worth * accepted, self.target.seconds(outputs * (1 + (nodes or drafted * worth))))
 
-        first = passed(depth if not arm.overlap else wait)
-        if not depth:
+        first = passed(wait if arm.overlap else depth)
+        if not arm.drafts:
             return first
+        again = self.arrival(arm, drafting, max(1, wait if arm.overlap else depth))
         if not arm.overlap:
-            return Round(first.tokens, first.seconds + self.arrival(arm, drafting, depth))
-        # The first pass after a refusal has as many draft tokens as it waits for, others what was drafted meanwhile.
-        step, again = self.step(arm, drafting), self.arrival(arm, drafting, max(1, wait))
-        # Half of those that may be ahead are in a pass while the others are drafted.
-        ahead = max(1, wait, min(depth // 2, int(first.seconds / max(step, 1e-6))))
-        full, refused = passed(ahead), 1 - alive[ahead]
-        alone = 1.0 if wait else max(1.0, again / max(first.seconds, 1e-9))  # passes before there is a draft
-        begun = refused / (refused + alive[wait])
+            return Round(first.tokens, first.seconds + again)
+        # A pass without a refusal before it has what was drafted meanwhile. Of those that may be ahead some are in a
+        # pass, others drafted during it, and others on their way.
+        step, life = self.step(arm, drafting), 2 * first.seconds + self.trips.seconds(drafting)
+        ahead = max(wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
+        full, refused = passed(ahead), 1 - chance**ahead
+        alone = 1.0 if wait else max(1.0, again / max(first.seconds, 1e-9))  # passes until there is a draft
+        begun = refused / (refused + chance ** (wait or alone))  # passes before a draft, or behind which one must come
         passes = begun * alone + 1 - begun
         tokens = begun * alone * first.tokens + (1 - begun) * full.tokens
-        waited = begun * (alone * first.seconds + (again if wait else 0.0))
-        seconds = waited + (1 - begun) * max(full.seconds, wait * step)
+        seconds = begun * (alone * first.seconds + (again if wait else 0.0)) + (1 - begun) * max(
+            full.seconds, wait * step, wait * life / depth
+        )
         return Round(tokens / passes, seconds / passes * outputs**CROWDED)

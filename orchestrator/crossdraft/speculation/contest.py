@@ -7,10 +7,10 @@ used. So EARNED of all tokens and CREDIT of each output are lost at most, and wh
 of that no more than CREDIT is earned again, else an outage of minutes kept drafters away for hours.
 
 A round that takes STALL times as long as expected is nobody's, as a capture, a garbage collection or a first use is:
-it counts as one that took as long as expected. EXCUSES rounds are so excused, and one in PER_EXCUSE further ones.
+it counts as one that took as long as expected. EXCUSES rounds are so excused, and EARNED of further ones.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossdraft.speculation.arms import Round
@@ -19,13 +19,13 @@ from crossdraft.speculation.choice import Choice
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
 LEAST = 3.0  # tokens that a trial may lose at least: until all outputs have begun it shows nothing
-PART = 1 / 3  # of the account that a trial may lose: a first one that fails leaves enough for four more
-STALL, EXCUSES, PER_EXCUSE = 4.0, 8.0, 100.0  # as above; the first uses of an accelerator's shapes are about as many
+STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes are about as many
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window of it was seen
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
+MOST_ARMS = 64  # with a record: requests may ask for any numbers of draft tokens
 
 
 @dataclass
@@ -33,9 +33,7 @@ class Account:
     """What may be lost, in tokens of each output, and how many stalls are excused."""
 
     credit: float = CREDIT
-    spare: float = (
-        0.0  # tokens that drafting has won lately, up to a quarter of CREDIT: what it loses is taken from them first
-    )
+    spare: float = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT: losses are taken from it first
     excuses: float = EXCUSES
 
     @property
@@ -48,15 +46,14 @@ class Account:
 
     def compare(self, won: float) -> None:
         """Drafting has won so many tokens beside no drafter, or lost them."""
-        self.spare = min(CREDIT / 4, self.spare + won)
-        self.add(min(0.0, self.spare))
-        self.spare = max(0.0, self.spare)
+        spare = self.spare + won
+        self.spare = min(CREDIT / 4, max(0.0, spare))
+        self.add(min(0.0, spare))
 
     def excused(self, stalled: bool) -> bool:
         """Whether the round that is over is a stall that does not count."""
-        self.excuses = min(EXCUSES, self.excuses + 1 / PER_EXCUSE)
         excused = stalled and self.excuses >= 1
-        self.excuses -= excused
+        self.excuses = min(EXCUSES, self.excuses + EARNED / 2) - excused
         return excused
 
 
@@ -65,14 +62,15 @@ class Record:
     """What an arm has brought, over windows of rounds."""
 
     windows: float = 0.0  # that count
-    slower: float = 0.0  # sum over windows: the seconds of a round beside those expected
-    tokens: float = 0.0
-    expected: float = 0.0  # tokens
-    seconds: float = 0.0  # of all outputs, that these tokens took
+    seconds: float = 0.0  # of a round, summed over windows
+    due: float = 0.0  # ... that its tokens should have taken; of no drafter the tokens
+
+    @property
+    def ratio(self) -> float:
+        return self.due / self.seconds if self.seconds else 0.0
 
     def keep(self, part: float) -> None:
-        self.windows, self.slower, self.seconds = part * self.windows, part * self.slower, part * self.seconds
-        self.tokens, self.expected = part * self.tokens, part * self.expected
+        self.windows, self.seconds, self.due = part * self.windows, part * self.seconds, part * self.due
 
 
 Guesses = Mapping[Choice, Round]
@@ -81,14 +79,15 @@ Guesses = Mapping[Choice, Round]
 class Contest:
     """The arms at one load. `usual` is what all use but while `trial` is set; guesses are what is expected by now."""
 
-    def __init__(self, account: Account, arms: Sequence[Choice], like: "Contest | None" = None) -> None:
-        self.account, self.usual = account, arms[0]
+    def __init__(self, account: Account, plain: Choice, like: "Contest | None" = None) -> None:
+        self.account, self.plain, self.usual = account, plain, plain
         self.trial: Choice | None = None
-        self.records = {arm: Record() for arm in arms}
+        self.records: dict[Choice, Record] = {}
         for arm, seen in like.records.items() if like is not None else ():  # another load is a better guess than none
             if arm.drafts and seen.windows:
-                self.records[arm] = Record(seen.windows, seen.slower, seen.tokens, seen.expected)
+                self.records[arm] = Record(seen.windows, seen.seconds, seen.due)
                 self.records[arm].keep(min(1.0, GUESS / seen.windows))
+        self._trails = False  # no drafter is used, but what is left of drafts may take time
         self._rounds = 0  # of the window that count
         self._tried = 0  # since the trial began, whether they count or not
         self._floor = 0.0  # of the account, with which the trial ends
@@ -97,29 +96,30 @@ class Contest:
     def current(self) -> Choice:
         return self.trial or self.usual
 
+    def seen(self, arm: Choice) -> float:
+        """Windows of an arm that count."""
+        return self.records[arm].windows if arm in self.records else 0.0
+
     def speeds(self, guesses: Guesses) -> dict[Choice, float]:
         """Tokens a second of each output, as far as they were measured.
 
-        Where a way of drafting disappoints, as where services share few processors, those like it are expected to. No
+        Where drafting disappoints, as where services share few processors, arms that were not seen are expected to. No
         drafter is as fast as it was when it was measured, whatever passes take that share a processor with drafts.
         """
+        drafting = [one for arm, one in self.records.items() if arm.drafts]
+        lent = (1 + sum(one.ratio * one.windows for one in drafting)) / (1 + sum(one.windows for one in drafting))
         found = {}
         for arm, guess in guesses.items():
-            one, slower = self.records.get(arm, Record()), 1.0
-            if arm.drafts:
-                alike = [of for other, of in self.records.items() if other.drafts and other.overlap == arm.overlap]
-                slower = (1 + sum(of.slower for of in alike)) / (1 + sum(of.windows for of in alike))
-            lasts = guess.seconds * (one.slower + GUESS * slower) / (one.windows + GUESS)
-            luck = GUESS * WINDOW * guess.tokens
-            if not arm.drafts and one.seconds:
-                found[arm] = (one.tokens + luck) / (one.seconds + GUESS * WINDOW * guess.seconds)
-                continue
-            found[arm] = guess.tokens * (one.tokens + luck) / (one.expected + luck) / max(lasts, 1e-9)
+            one, speed = self.records.get(arm, Record()), guess.tokens / max(guess.seconds, 1e-9)
+            prior = lent if arm.drafts else speed
+            found[arm] = (
+                (speed if arm.drafts else 1.0) * (one.ratio * one.windows + GUESS * prior) / (one.windows + GUESS)
+            )
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
         """What the speeds may be."""
-        return {arm: speed * (1 + HOPE / (1 + self.records[arm].windows)) for arm, speed in speeds.items()}
+        return {arm: speed * (1 + HOPE / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
         """A round of all outputs: how long it took, and what it brought to each.
@@ -129,31 +129,45 @@ class Contest:
         """
         arm, guess, account = self.current, guesses[self.current], self.account
         speeds, part = self.speeds(guesses), min(2.0, outputs**0.5) / WINDOW
-        plain = next((speeds[one] for one in speeds if not one.drafts), 0.0)
+        plain = speeds.get(self.plain, 0.0)
+        if arm.drafts or not account.pays:
+            self._trails = arm.drafts
+        elif self._trails:  # drafts that were asked for may go on: until it is as fast as before that is charged, too
+            self._trails = tokens < (1 - HOPE) * seconds * plain
+            pure = pure and not self._trails
         if arm.drafts and account.excused(seconds > STALL * guess.seconds):
             seconds = guess.seconds
         account.add(EARNED * tokens)
         if self.trial is not None:
             account.add(tokens - seconds * max(plain, speeds[self.usual]))
-        elif arm.drafts:
+        elif arm.drafts or self._trails:
             account.compare(tokens - seconds * plain)
-            if not account.spare:  # it loses what it has won: what it brought before says little
-                self.records[arm].keep(min(1.0, 1.0 / max(self.records[arm].windows, 1e-9)))
+            if arm.drafts and not account.spare:  # it loses what it has won: what it brought before says little
+                self._record(arm).keep(min(1.0, 1.0 / max(self.seen(arm), 1e-9)))
         self._tried += 1
         if pure:
             self._rounds += 1
-            for other, record in self.records.items():
-                record.keep(KEPT ** (part if other == arm else 0.2 * part if other.drafts else 0.0))
-            record = self.records[arm]
-            record.windows += part
-            record.slower += part * seconds / max(guess.seconds, 1e-9)
-            record.tokens, record.expected = record.tokens + outputs * tokens, record.expected + outputs * guess.tokens
-            record.seconds += outputs * seconds
+            self._count(arm, guess, seconds, tokens, part)
         window = max(3, WINDOW - outputs.bit_length() + 1) if arm.drafts else 3
         hopeless = self.trial is not None and self._tried > 1 and self.hope(speeds)[arm] < speeds[self.usual]
         spent = account.credit <= self._floor if self.trial is not None else not account.pays
         if hopeless or (arm.drafts and spent) or self._rounds >= window:
             self._decide(guesses, window)
+
+    def _record(self, arm: Choice) -> Record:
+        if arm not in self.records and len(self.records) >= MOST_ARMS:
+            del self.records[min(self.records, key=self.seen)]
+        return self.records.setdefault(arm, Record())
+
+    def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
+        record = self._record(arm)
+        for other, kept in self.records.items():
+            kept.keep(KEPT ** (part if other == arm else 0.2 * part if other.drafts else 0.0))
+        record.windows += part
+        record.seconds += part * seconds
+        if arm.drafts and not arm.overlap:  # acceptance is known from many more tokens, until the arm is
+            tokens += (guess.tokens - tokens) * GUESS / (GUESS + self.seen(arm))
+        record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
 
     def interrupt(self) -> None:
         """What has changed makes the running window worthless."""
@@ -166,16 +180,16 @@ class Contest:
         """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
         speeds, used, free = self.speeds(guesses), self.current, self.account.credit - CREDIT / 2
         self.end_trial()
-        plain = next((one for one in speeds if not one.drafts), self.usual)
+        plain = self.plain if self.plain in speeds else self.usual
         for arm, margin in ((used, MARGIN), (plain, 1.0)):
-            if speeds[arm] > margin * speeds[self.usual] and self.records[arm].windows:
+            if speeds[arm] > margin * speeds[self.usual] and self.seen(arm):
                 self.usual = arm
         if not self.account.pays:
             self.usual = plain
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
         lost = window * guesses[tried].seconds * max(0.0, speeds[self.usual] - speeds[tried])
-        may, known = max(LEAST, PART * free), self.records[plain].windows or plain.drafts
+        may, known = max(LEAST, free / 3), self.seen(plain) or plain.drafts
         if known and free > LEAST and lost < may and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
 
@@ -195,35 +209,33 @@ class DrafterChoice:
 
     def __init__(self) -> None:
         self._account = Account()
-        self.latest = ""  # what the latest kind of request usually gets
-        self._usual: dict[Hashable, str] = {}  # by kind of request
+        self.latest = ""  # what most outputs get
         self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
 
-    def usual(self, kind: Hashable, gains: Gains) -> str:
-        """The fastest; until one was seen, and where they are as fast, the one before, and at first the default one."""
-        usual, best = self._usual.get(kind, ""), max(gains, key=lambda name: gains[name])
-        usual = usual if usual in gains else next(iter(gains))
-        self.latest = self._usual[kind] = best if gains[best] > MARGIN * gains[usual] else usual
+    def usual(self, gains: Gains) -> str:
+        """The fastest; the one before where another one is hardly faster, and at first the default one."""
+        best, usual = (
+            max(gains, key=lambda name: gains[name]),
+            self.latest if self.latest in gains else next(iter(gains)),
+        )
+        self.latest = best if gains[best] > MARGIN * gains[usual] else usual
         return self.latest
 
-    def begun(self, kind: Hashable, gains: Gains) -> tuple[str, bool]:
+    def begun(self, gains: Gains) -> tuple[str, bool]:
         """The drafter of a new output, of at least one; and whether this is a trial of it."""
-        usual = self.usual(kind, gains)
-        for name in gains:
-            self._turns.setdefault(name, False)
+        usual = self.usual(gains)
+        self._turns = dict.fromkeys(gains, False) | self._turns
         for name, busy in self._turns.items() if gains[usual] else ():
-            may = name in gains and name != usual and not busy
-            if may and (
-                gains[name] >= gains[usual] or self._account.credit > CREDIT * _lost(gains[name], gains[usual])
-            ):
+            may, lost = name in gains and name != usual and not busy, CREDIT * _lost(gains[name], gains[usual])
+            if may and (gains[name] >= gains[usual] or self._account.credit > lost):
                 del self._turns[name]
                 self._turns[name] = True
                 return name, True
         return usual, False
 
-    def ended(self, kind: Hashable, name: str, trial: bool, tokens: int, gains: Gains) -> None:
+    def ended(self, name: str, trial: bool, tokens: int, gains: Gains) -> None:
         """An output that began so has emitted so many tokens."""
-        lost = _lost(gains[name], gains[self.usual(kind, gains)]) if trial and name in gains else 0.0
+        lost = _lost(gains[name], gains[self.usual(gains)]) if trial and name in gains else 0.0
         if trial:
             self._turns[name] = False
         self._account.add((EARNED - lost) * tokens)

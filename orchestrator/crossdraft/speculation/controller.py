@@ -6,9 +6,9 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import log2
+from math import inf, log2
 from statistics import fmean
 
 from crossdraft.speculation.arms import Costs, Round
@@ -28,7 +28,7 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
-from crossdraft.speculation.estimates import Acceptance, Fared, Times
+from crossdraft.speculation.estimates import HOPED, PRIOR, Share, Times
 
 PATIENCE = 3.0  # times the expected wait that a pass waits at most
 SHORT_RUN = 4  # tokens of a plain run while a trial may be near; four are an overlapped epoch's until its review
@@ -42,24 +42,35 @@ Kind = tuple[str | None, float, float | None]  # of requests: method and both te
 Arms = Sequence[Choice]
 
 
+class Fares:
+    """How draft tokens of one kind of request fare."""
+
+    def __init__(self) -> None:
+        self.acceptance = Share()
+        self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
+
+
 class TargetController:
     """Learns from all outputs on a target, and decides for all of them."""
 
     def __init__(self) -> None:
         self.costs, self.account = Costs(), Account()
         self.outputs: dict[OutputController, None] = {}  # under way, in their order
-        self.contest = Contest(self.account, (PLAIN,))  # of the load and most outputs' arms
-        self.contests: dict[tuple[int, Arms], Contest] = {}  # by the binary logarithm of the load
+        self.arms: Arms = (PLAIN,)  # of most outputs
+        self.contest = Contest(self.account, PLAIN)  # of the load
+        self.contests: dict[int, Contest] = {}  # by its binary logarithm
         self.speed = 1.0  # tokens a second of each output, as of the latest round
         self._octave = 0
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
-        self._acceptance: dict[Kind, Acceptance] = {}
-        self._recent = Fared(RECENT)
+        self._fares: dict[Kind, Fares] = {}
+        self._recent = Share(memory=RECENT)
         self._pass = (0, 0, 0.0)  # sessions, tokens and seconds of the latest pass
-        # The running round: when it began in seconds, what was emitted and how many passes returned, of which outputs,
-        # and whether all used one arm before.
+        # The running round: when it began in seconds, what was emitted and how many passes returned, seconds in which
+        # prompts were read, outputs with a first token and those that share the arm, tokens of each in a pass, and
+        # whether all used one arm before.
         self._began: float | None = None
-        self._tokens = self._passes = 0.0
+        self._tokens = self._passes = self._reading = 0.0
+        self._number, self._each = 0, 1
         self._sharing: Sequence[OutputController] = ()
         self._pure = False
 
@@ -72,8 +83,8 @@ class TargetController:
         """
         method, temperature, drafting = kind
         kind = method, round(temperature, 1), drafting and round(drafting, 1)  # draft tokens fare alike within a tenth
-        acceptance = self._acceptance.setdefault(kind, Acceptance())
-        return OutputController(self, arms, acceptance, targets, temperature == 0)
+        fares = self._fares.setdefault(kind, Fares())
+        return OutputController(self, arms, fares, targets, temperature == 0)
 
     # What outputs report.
 
@@ -81,7 +92,7 @@ class TargetController:
         self.outputs[output] = None
         self._choose_contest()
 
-    def ended(self, output: "OutputController") -> None:
+    def ended(self, output: "OutputController", now: float) -> None:
         self.outputs.pop(output, None)
         if not self.outputs:
             self._began = None  # the time until the next one is nobody's
@@ -91,39 +102,47 @@ class TargetController:
         self._others.add(max(0.0, seen.sessions - self._own))
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
-            self.costs.target.add(seen.seconds / seen.forwards, max(seen.fed, seen.sessions))
+            fed, most = max(seen.fed, seen.sessions), seen.sessions * self._each
+            self.costs.target.add(seen.seconds / seen.forwards, fed)
+            if fed > most:  # a prompt is read, too: that is nobody's, but how much slower it is beside drafts
+                usual = inf if self._pure and not self.contest.current.drafts else self.costs.target.seconds(fed)
+                self._reading += max(0.0, min(seen.seconds, usual) - self.costs.target.seconds(most))
         self._passes += seen.forwards * shares
-        if self._began is None or (now > self._began and self._passes >= max(1, len(self._sharing))):
+        over = self._tokens and self._passes >= max(1, len(self._sharing))
+        if self._began is None or (now > self._began and over):
             self._end_round(now)
 
     def emitted(self, tokens: int) -> None:
         self._tokens += tokens
 
-    def judged(self, accepted: int, chances: Sequence[float]) -> None:
+    def judged(self, accepted: int, seen: int, usual: float) -> None:
         """Draft tokens of an output were judged, each of which had this chance."""
-        self._recent.add(accepted, chances)
-        seen = self._recent.accepted
-        if seen.seen >= RECENT / 3 and self._recent.factor != 1:  # all fare otherwise than they did
-            for acceptance in {one.acceptance for one in self.outputs}:
-                acceptance.reset(seen.held, seen.seen)
-            self._recent, self._pure = Fared(RECENT), False
+        recent = self._recent
+        recent.add(accepted, seen)
+        if recent.seen >= RECENT / 3 and recent.factor(usual) != 1:  # all fare otherwise than they did
+            for fares in {one.fares for one in self.outputs}:
+                fares.acceptance = Share(recent.held, recent.seen)
+            self._recent, self._pure = Share(memory=RECENT), False
             self.contest.interrupt()
 
     def _end_round(self, now: float) -> None:
-        contest, number = self.contest, len(self._sharing)
-        if self._began is not None and number and self._tokens:
-            arm, guesses = contest.current, self.guesses(self._sharing, [*contest.records])
-            seconds, tokens = now - self._began, self._tokens / number
+        contest, number = self.contest, self._number
+        if self._began is not None and self._sharing:
+            arm, guesses = contest.current, self.guesses(self._sharing, {*self.arms, contest.current, contest.usual})
+            seconds, tokens = max(0.0, now - self._began - self._reading), self._tokens / number
             contest.add(seconds, tokens, self._pure, guesses, number)
             self.speed = contest.speeds(guesses)[contest.current]
             if not arm.drafts and self._pure:
-                self.costs.handling.add(seconds / tokens - self.costs.target.seconds(self.load), number)
-                for acceptance in {one.acceptance for one in self._sharing}:
-                    acceptance.fade(2 * tokens)
+                for fares in {one.fares for one in self._sharing}:
+                    fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
         self._choose_contest()
         sharing = self._sharing = [one for one in self.outputs if one.shares]
-        late = sum(one.used != self.contest.current for one in sharing)
-        self._began, self._tokens, self._passes, self._pure = now, 0.0, 0.0, late <= len(sharing) // 10
+        self._number = sum(one.under_way for one in self.outputs)
+        late = sum(one.used != self.contest.current for one in sharing) + len(self.outputs) - self._number
+        self._began, self._pure = now, late <= len(sharing) // 10
+        arms = {self.contest.current, *(one.used for one in sharing)}
+        self._each = max(1 + (arm.tree_nodes or arm.max_draft_tokens) for arm in arms)
+        self._tokens = self._passes = self._reading = 0.0
 
     # What is decided.
 
@@ -138,30 +157,33 @@ class TargetController:
         return max(1.0, self._own + self._others.seconds())
 
     def _choose_contest(self) -> None:
-        """That of the load and of most outputs' arms; what another load has shown is a guess for a new one."""
+        """That of the load, among the arms of most outputs; what another load has shown is a guess for a new one."""
         if not self.outputs:
             return
         if abs(log2(self.load) - self._octave) > 0.7:
             self._octave = round(log2(self.load))
         numbers = Counter(id(one.arms) for one in self.outputs)  # `arms_for` makes each once
-        key = self._octave, max((one.arms for one in self.outputs), key=lambda arms: numbers[id(arms)])
-        if key not in self.contests:
-            self.contests[key] = Contest(self.account, key[1], self.nearest(key[1], self._octave))
-        if self.contests[key] is not self.contest:
+        arms = max((one.arms for one in self.outputs), key=lambda arms: numbers[id(arms)])
+        if self._octave not in self.contests:
+            self.contests[self._octave] = Contest(self.account, PLAIN, self.nearest(self._octave))
+        contest = self.contests[self._octave]
+        if contest is not self.contest or arms != self.arms:
             self.contest.end_trial()
-            self.contest, self._pure = self.contests[key], False
+            self.contest, self.arms, self._pure = contest, arms, False
+            if contest.usual not in arms:
+                contest.usual = PLAIN
 
-    def nearest(self, arms: Arms, octave: float) -> Contest | None:
-        """The contest of these arms at the nearest load."""
-        like = [key for key in self.contests if key[1] == arms]
-        return self.contests[min(like, key=lambda one: abs(one[0] - octave))] if like else None
+    def nearest(self, octave: float) -> Contest | None:
+        """The contest of the nearest load."""
+        near = min(self.contests, key=lambda one: abs(one - octave), default=None)
+        return None if near is None else self.contests[near]
 
     def guesses(
-        self, outputs: Sequence["OutputController"], arms: Arms, factor: float = 1.0, load: float = 0.0
+        self, outputs: Sequence["OutputController"], arms: Iterable[Choice], factor: float = 1.0, load: float = 0.0
     ) -> Guesses:
         """What is expected of each arm, on average over these outputs, now or at another load."""
         drafting, load = load or len(self.outputs), load or self.load
-        of = [(one.chances(factor), one.worth.mean(1.0)) for one in {one.acceptance for one in outputs}]
+        of = [(min(1.0, factor * one.acceptance.mean()), one.worth.mean(1.0)) for one in {one.fares for one in outputs}]
         found = {arm: [self.costs.round(arm, load, drafting, *one) for one in of] for arm in arms}
         return {arm: Round(*map(fmean, zip(*rounds, strict=True))) for arm, rounds in found.items()}
 
@@ -169,7 +191,7 @@ class TargetController:
         """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""
         if any(one.asked is not None and now - one.asked > SILENT for one in self.outputs):
             return "drafts nothing: it does not answer, or cannot go on with these texts"
-        tried = any(one.windows for arm, one in self.contest.records.items() if arm.drafts)
+        tried = any(map(self.contest.seen, (arm for arm in self.arms if arm.drafts)))
         paused = tried and not self.contest.current.drafts
         return "paused: outputs are faster without it; tried again now and then" if paused else ""
 
@@ -179,28 +201,26 @@ class OutputController(Controller):
 
     waits_for_drafter = False
 
-    def __init__(
-        self, target: TargetController, arms: Arms, acceptance: Acceptance, targets: int, greedy: bool
-    ) -> None:
-        self.target, self.arms, self.acceptance, self.targets = target, arms, acceptance, targets
+    def __init__(self, target: TargetController, arms: Arms, fares: Fares, targets: int, greedy: bool) -> None:
+        self.target, self.arms, self.fares, self.targets = target, arms, fares, targets
         self._greedy = greedy  # then a tree that ends by confidence is faster; at temperature 0.8 it was not
         self.used = PLAIN  # the arm of the latest tokens
         self.asked: float | None = None  # seconds: since when the drafter owes it draft tokens
         self._arm = PLAIN  # of the running epoch
-        self._fared = Fared(RECENT)
+        self._fared = Share(memory=RECENT)
+        self.under_way = False  # its first token is there
         self._alone = False  # it has decided for itself
         self._there = True  # its drafter
         self._why = ""  # ... could not go on, the last time that it could not
         self._aside = 0  # tokens until it is asked again
         self._drafted = 0  # draft tokens of the running epoch
-        self._behind = 0  # tokens drawn by the target itself that the draft has not caught up with
-        self._in_run = False  # the latest pass was the target's own
         self._run = 1  # tokens of the latest plain run
+        self._behind, self._in_run = 0, False
 
     @property
     def shares(self) -> bool:
         """Whether it uses the arm of all."""
-        return self._there and not self._aside and not self._alone
+        return self._there and self.under_way and not self._aside and not self._alone
 
     def observe(self, seen: Observation, now: float) -> None:
         match seen:
@@ -219,46 +239,44 @@ class OutputController(Controller):
             case Started():
                 self.target.begun(self)
             case Ended():
-                self.target.ended(self)
+                self.target.ended(self, now)
 
     def _answered(self, seen: DraftSeen) -> None:
-        target, costs, overlap = self.target, self.target.costs, self._arm.overlap
+        target, costs = self.target, self.target.costs
         self._drafted += seen.draft_tokens
         self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
         if seen.draft_tokens:
             self.asked = None
             drafting = sum(one._arm.drafts for one in target.outputs)
-            costs.steps[overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
+            costs.steps.add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
-            costs.trips[overlap].add(seen.waited - seen.seconds - seen.queued, len(target.outputs))
+            costs.trips.add(seen.waited - seen.seconds - seen.queued, len(target.outputs))
 
     def _judged(self, seen: Judged) -> None:
-        """What was emitted, and how draft tokens fared; while the draft is behind they are compared, and not judged."""
+        """What was emitted, and how draft tokens fared."""
         self._aside -= min(self._aside, seen.tokens)
-        if self.shares:
-            self.target.emitted(seen.tokens)
+        self.under_way = self.under_way or seen.tokens > 0
+        self.target.emitted(seen.tokens)
         if not self._arm.drafts or self._drafted:
             self.used = self._arm
         if not self._arm.drafts:
             self._fared.fade(seen.tokens / 2)
         compared = min(self._behind, seen.accepted)
         self._behind -= compared
-        accepted, refused, first = seen.accepted - compared, seen.refused and not self._behind, seen.first + compared
-        if accepted or refused:
-            usual = self.acceptance.chances()
-            chances = [usual[min(place, len(usual) - 1)] for place in range(first, first + accepted + refused)]
-            self._fared.add(accepted, chances)
-            self.target.judged(accepted, chances)
-            self.acceptance.add(first, accepted, refused)
+        accepted, refused = seen.accepted - compared, seen.refused and not self._behind
+        if judged := accepted + refused:
+            self._fared.add(accepted, judged)
+            self.target.judged(accepted, judged, self.fares.acceptance.mean())
+            self.fares.acceptance.add(accepted, judged)
             if accepted:
-                self.acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
+                self.fares.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
         drafting = self._arm.drafts and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
-        contest = self.target.nearest(self.arms, log2(load))
-        seen = [] if contest is None else [arm for arm in self.arms if contest.records[arm].windows]
+        contest = self.target.nearest(log2(load))
+        seen = [] if contest is None else list(filter(contest.seen, self.arms))
         if contest is None or len(seen) < 2:
             return 0.0
         speeds = contest.speeds(self.target.guesses([self], self.arms, load=load))
@@ -272,13 +290,12 @@ class OutputController(Controller):
         guesses, load = target.guesses([self], self.arms), target.load
         lines = [
             f"a pass of {load:.0f} outputs takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
-            f"{self.acceptance.mean:.0%} of draft tokens are accepted",
+            f"{self.fares.acceptance.mean():.0%} of draft tokens are accepted",
             f"{'':44}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
         ]
         for arm, speed in contest.speeds(guesses).items():
-            seen = arm in contest.records and contest.records[arm].windows
             expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speed:.1f}"
-            lines.append(f"{arm.settings:44}{expected:12.1f}{measured if seen else 'not tried':>12}")
+            lines.append(f"{arm.settings:44}{expected:12.1f}{measured if contest.seen(arm) else 'not tried':>12}")
         credit = max(0.0, target.account.credit - CREDIT / 2)
         return [*lines, f"in use: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
 
@@ -301,7 +318,7 @@ class OutputController(Controller):
             self._run = 1
             return self._choice(arm, reason)
         contest, paid = self.target.contest, self.target.account.credit > 0
-        most = (SHORT_RUN if contest.records[contest.usual].windows else 2) if paid else LONG_RUN
+        most = (SHORT_RUN if contest.seen(contest.usual) else 2) if paid else LONG_RUN
         self._run = min(most, 2 * self._run)
         return replace(PLAIN, run=self._run, reason=reason)
 
@@ -310,7 +327,7 @@ class OutputController(Controller):
         target, contest, arm = self.target, self.target.contest, self.target.contest.current
         if not target.costs.target.known:
             return PLAIN, "the first tokens show what a pass takes"
-        factor = self._fared.factor if len(target.outputs) > 1 else 1.0
+        factor = self._fared.factor(self.fares.acceptance.mean()) if len(target.outputs) > 1 else 1.0
         self._alone = factor != 1 or arm not in self.arms
         if self._alone:
             speeds = contest.speeds(target.guesses([self], self.arms, factor))

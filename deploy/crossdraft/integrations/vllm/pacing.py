@@ -22,7 +22,7 @@ from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
 from crossdraft.speculation.arms import ROUNDS, Round
 from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen
 from crossdraft.speculation.contest import Account, Contest, Guesses
-from crossdraft.speculation.estimates import Acceptance, Share, Times
+from crossdraft.speculation.estimates import Share, Times
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class DrafterPace:
     """What is known of one drafter: how its draft tokens fare, how long they are, and when they come."""
 
     def __init__(self) -> None:
-        self.acceptance = Acceptance()
+        self.acceptance = Share()
         self.edge = Share()  # of the last tokens of a text, behind which nothing was drafted yet
         self.step = Times()  # seconds of a draft token
         self.delays: deque[float] = deque(maxlen=DELAYS)  # seconds from an epoch's begin to its first reply
@@ -53,7 +53,7 @@ class DrafterPace:
 
     def judged(self, outcome: Outcome) -> None:
         if outcome.matched or outcome.missed:
-            self.acceptance.add(0, outcome.matched, outcome.missed)
+            self.acceptance.add(outcome.matched, outcome.matched + outcome.missed)
         if outcome.edge is not None:
             self.edge.add(float(outcome.edge), 1.0)
 
@@ -67,9 +67,9 @@ class DrafterPace:
 
     def chances(self, count: int, sure: int) -> list[float]:
         """The chance of each of so many guessed tokens to be accepted if all before it were, `sure` as of a guess."""
-        usual = self.acceptance.chances()
-        edge = self.edge.mean(usual[0])
-        return [usual[place] if place < sure else edge for place in range(count)]
+        usual = self.acceptance.mean()
+        edge = self.edge.mean(usual)
+        return [usual if place < sure else edge for place in range(count)]
 
     def tokens_for(self, letters: float) -> float:
         """Draft tokens that so many letters take."""
@@ -107,7 +107,7 @@ class Pacing:
         self._pauses = Seldom(log)
         self.target = Times()  # of a step, by its tokens
         self._beside = Times()  # from the end of a step to the next one, by requests
-        self._acceptance = Acceptance()  # of all requests
+        self._acceptance = Share()  # of draft tokens of all requests
         self._most = most
         self._longest = longest
         self._letters = Share(memory=LETTERS)  # target tokens of letters
@@ -123,7 +123,7 @@ class Pacing:
     def judged(self, outcome: Outcome) -> None:
         """How a guess of any request fared."""
         if outcome.matched or outcome.missed:
-            self._acceptance.add(0, outcome.matched, outcome.missed)
+            self._acceptance.add(outcome.matched, outcome.matched + outcome.missed)
 
     def verified(self, seconds: float, requests: int, draft_tokens: int) -> None:
         """A forward of so many requests, all of them past their prompts, that verified draft tokens took so long."""
@@ -188,7 +188,7 @@ class Pacing:
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
         """How many of each request's guessed tokens are proposed: all that are as likely as a usual request's last."""
         depth = self._contest(self._requests).current.max_draft_tokens
-        least = prod(self._acceptance.chances()[:depth])
+        least = self._acceptance.mean() ** depth
         alive = [accumulate(offer.chances, mul) for offer in offers]
         return [
             sum(chance >= least * (ALIKE if place < depth else 1) for place, chance in enumerate(each))
@@ -196,7 +196,7 @@ class Pacing:
         ]
 
     def _guesses(self, requests: int) -> Guesses:
-        alive = list(accumulate(self._acceptance.chances()[: self._most], mul, initial=1.0))
+        alive = [self._acceptance.mean() ** place for place in range(self._most + 1)]
         beside = self._beside.seconds(requests)
         return {
             arm: Round(sum(alive[: depth + 1]), beside + self.target.seconds(requests * (1 + depth)))
@@ -206,7 +206,7 @@ class Pacing:
     def _contest(self, requests: int) -> Contest:
         size = (requests - 1).bit_length()
         if size not in self._contests:
-            self._contests[size] = Contest(self._account, self._arms)
+            self._contests[size] = Contest(self._account, self._arms[0])
         return self._contests[size]
 
     def _paused(self, requests: int, loss: float) -> None:
