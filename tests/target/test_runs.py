@@ -91,18 +91,25 @@ async def test_a_run_draws_what_passes_would(target: TargetClient, target_model:
     assert all(done.forwards == len(done.nodes) for done in replies)
 
 
-async def test_what_a_grammar_forces_is_drawn_together_and_as_one_by_one(target_model: RunningModel) -> None:
+@pytest.mark.parametrize("wrong", [False, True])
+async def test_what_a_grammar_forces_is_drawn_together_and_as_one_by_one(
+    target_model: RunningModel, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Also where it is drawn in other tokens than those that were guessed."""
     schema = {"type": "object", "properties": {"first": {"type": "boolean"}, "ok": {"enum": ["a", "ab"]}}}
     schema |= {"required": ["first", "ok"], "additionalProperties": False}
     options = replace(PENALISED, grammar=Grammar.json(schema, whitespace_flexible=False))
     opening = replace(OPENING, options=options)
+    if wrong:
+        guessed = service.TargetSession._forced
+        monkeypatch.setattr(service.TargetSession, "_forced", lambda *given: guessed(*given)[:1] + guessed(*given)[:3])
     replies = await Talk(target_model, opening).draw(run_of(1, 40))
     drawn = samples_of(replies)
     same(drawn, await one_by_one(target_model, opening, len(drawn)))
     text = target_model.tokenization.letters_of([one.token for one in drawn[:-1]])
     assert json.loads(text)["ok"] in ("a", "ab")
     assert drawn[-1].token in target_model.description.stops
-    assert sum(done.forwards for done in replies) == len(replies) < len(drawn)
+    assert sum(done.forwards for done in replies) == len(replies) <= len(drawn) - (not wrong)
     assert [done.first for done in replies] == [0, *accumulate(len(done.nodes) for done in replies[:-1])]
     few = await Talk(target_model, opening).draw(run_of(1, 3))  # no more than that, even if they are known
     same(samples_of(few), drawn[:3])
