@@ -51,8 +51,8 @@ def test_nothing_imports_the_laboratory() -> None:
 
 def test_programs_that_only_measure_can_be_started() -> None:
     """One process for all: most of what they import takes seconds."""
-    programs = re.findall(r"`python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text("utf-8"))
-    command = [sys.executable, "-c", STARTED, *sorted({*programs})]
+    programs = {*re.findall(r"`python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text("utf-8"))}
+    command = [sys.executable, "-c", STARTED, *sorted(programs)]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     assert said.count("usage: ") == len(programs) > 3
 
