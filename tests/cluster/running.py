@@ -81,10 +81,11 @@ class RunningCluster:
     def configuration(self, targets: str = "replicas: 2", drafters: str = "", tls: str = "") -> str:
         """A configuration; what is given goes into its parts."""
         (self.folder / "keys").write_text(f"tester {KEY}\n")
+        cache = "" if "cache_mib" in targets else "cache_mib: 64,"
         return f"""\
 models:
   - name: {MODEL}
-    target: {{model: bundled:target, threads: 1, cache_mib: 64,
+    target: {{model: bundled:target, threads: 1, {cache}
       resources: {{cpus: 0.5, custom: {{target: 1}}}}, {targets}}}
     drafters:
       - {{name: byte-level, model: bundled:drafter-b, threads: 1, cache_mib: 64,

@@ -220,3 +220,22 @@ def test_a_matcher_stays_where_it_is_told_however_often_it_is_moved() -> None:
         for at in (long, short, long):
             fresh = matcher_of(grammar, columns)
             assert (moved.masks(Letters(text[:at]), [NOTHING]) == fresh.masks(Letters(text[:at]), [NOTHING])).all()
+
+
+def test_masks_do_not_depend_on_what_was_asked_before() -> None:
+    """The library's own matcher, rolled back between these paths, takes white space after a number for that after a
+    comma."""
+    columns = spelled([chr(letter) for letter in range(9, 126)])
+    grammar = Grammar.json({"properties": {"n": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["n"]})
+    used, text = matcher_of(grammar, columns), Letters('{"n"')
+    for paths in (
+        [""],
+        [":", "\t", "  "],
+        [":  ", "\t    ", "  :", ":4", ": "],
+        [":  0,", "\t    \t", "  :\n\n\n", ":4\n", ": \t", ":  1", ":  8}"],
+        [":1,\t\t\n", "\n\n\n\n:1\n", ":1   ,", ":1 \n\n    ", "\n\n\n\n:1    ", ":1,\t\t "],
+    ):
+        rows = used.masks(text, spelled(paths), must=False)
+        for path, row in zip(spelled(paths), rows, strict=True):
+            taken = matcher_of(grammar, columns).masks(text, [path], must=False)
+            assert columns_in(row[None], len(columns)) == columns_in(taken, len(columns)), path

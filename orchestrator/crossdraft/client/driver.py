@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches, traffic
+from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
@@ -234,10 +234,7 @@ class Driver:
     def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
         if self._recorders:
-            sent, received = traffic([lane.watch for lane in self._lanes.values()])
-            spent, misses = self._clock.latest, self._session.counts.row_misses
-            made = self._session.take_choices()
-            step = Step(now, event, tuple(commands), spent, misses, sent, received, made)
+            step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
             for recorder in self._recorders:
                 recorder.record(step)
 

@@ -104,7 +104,8 @@ class Stopwatches:
         now = self._ended or time.monotonic()
         figures = tuple(lane.figures(now) for lane in lanes)
         size = {role: sum(one.bytes_sent + one.bytes_received for one in figures if one.role == role) for role in ROLES}
-        sent, received = traffic(lanes)
+        known = [lane.session.traffic for lane in lanes if lane.session is not None]
+        sent, received = round(sum(one.bytes_sent for one in known)), round(sum(one.bytes_received for one in known))
         return Times(
             seconds=now - self._began,
             first_token_seconds=max(0.0, self._first_token - self._began),
@@ -119,8 +120,3 @@ class Stopwatches:
             target_lane_seconds=sum(one.open_seconds for one in figures if one.role == "target"),
             lanes=figures,
         )
-
-
-def traffic(lanes: Sequence[LaneWatch]) -> tuple[int, int]:
-    known = [lane.session.traffic for lane in lanes if lane.session is not None]
-    return round(sum(one.bytes_sent for one in known)), round(sum(one.bytes_received for one in known))

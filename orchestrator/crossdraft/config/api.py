@@ -80,7 +80,7 @@ class ApiOptions(
     )
     worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)
     models_at: list[str] | None = option(
-        None, "Where a worker's own models run: those of the process that has started it.", hidden=True
+        None, f"Where the models of the process that has started a worker are, as ROLE=ADDRESS; {COMMAS}.", hidden=True
     )
 
 

@@ -79,7 +79,6 @@ class Session:
     def __init__(self, assignment: Assignment) -> None:
         self.state = State.NEW
         self.counts = Counts()  # what has been done so far
-        self.choices: list[Choice] = []  # that the controller made in the latest call
         self.decisions: list[Decision] = []  # how the epochs were run, if the assignment has `explain`
         self.output = Output(assignment)
         self.epoch = Epoch(0, PLAIN, assignment.pair, 0, 0)
@@ -123,7 +122,6 @@ class Session:
         if not admits(event, self.state, self._lane_of(event)):
             return []
         self._now = now
-        self.choices = []
         commands = self._take(event)
         if self.state is State.OPENING and self._may_begin():
             self.state = State.RUNNING
@@ -133,11 +131,6 @@ class Session:
         if self._finished is not None:
             self.state = State.DONE
         return commands
-
-    def take_choices(self) -> tuple[Choice, ...]:
-        """Those of the latest call, once."""
-        taken, self.choices = tuple(self.choices), []
-        return taken
 
     def _lane_of(self, event: Event) -> TargetLane | DrafterSide | None:
         """Where it happened; None: on no lane, or on one that is over."""
@@ -300,7 +293,6 @@ class Session:
             return LAST_TOKEN
         if chosen is None:
             chosen = self._given.controller.choose(self._now)
-            self.choices.append(chosen)
         return chosen
 
     @property
@@ -323,7 +315,6 @@ class Session:
         """Go on with the epoch as the controller says, or end it."""
         self._report()
         choice = self._given.controller.review(self._now)
-        self.choices.append(choice)
         if not (choice.drafts and choice.overlap):
             self._next = choice
             return self._next_epoch()

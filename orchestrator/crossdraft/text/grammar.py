@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from numpy.typing import NDArray
 
-from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, common_length, is_plain, to_bytes
+from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
 LONGEST = 2**16  # characters of a grammar: some take the square of them, up to 10 s
@@ -230,16 +230,23 @@ def of_letters() -> GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Where one output, and what may follow it, stand in a grammar. Its methods may be called from any thread."""
+    """Where one output, and what may follow it, stand in a grammar. Its methods may be called from any thread.
+
+    Where paths part a copy of the library's matcher goes on, and nothing is rolled back: one that has made a mask, is
+    rolled back and consumes other letters makes wrong ones (llguidance 1.9.1).
+    """
 
     def __init__(self, matcher: LLMatcher, compiler: GrammarCompiler, ends: Collection[int]) -> None:
-        self._matcher, self._compiler, self._lock = matcher, compiler, Lock()
+        self._start, self._compiler, self._lock = matcher, compiler, Lock()
+        self._reached = matcher.deep_copy()  # has consumed `_text`, and makes no masks itself
         self._size = compiler.bytes_at // 8
         self._end_letters = {compiler.letters[column] for column in ends}
         self._ends = np.zeros(8 * self._size, dtype=np.bool_)
         self._ends[[*ends]] = True
         self._end_bits = np.packbits(self._ends, bitorder="little")
-        self._text = NOTHING  # that the matcher has consumed
+        self._text = NOTHING
+        self._branch: LLMatcher | None = None  # a copy that goes on from there
+        self._branched = NOTHING  # what it has consumed after the text
         self.slow = False  # whether the latest masks took long
         self._fault = ""  # why it is of no use any more
 
@@ -257,14 +264,15 @@ class GrammarMatcher:
             GrammarError: no column may follow the text itself, and one `must`; or a limit of the library is exceeded.
         """
         with self._lock:
-            began = thread_time()
-            rows = [self._mask(text, path) for path in paths]
+            began, found = thread_time(), {}
+            self._branch, self._branched = None, NOTHING
+            for path in sorted({*paths}):  # those that go on with one come next after it
+                found[path] = self._mask(text, path)
+            rows = [found[path] for path in paths]
             self.slow = thread_time() - began > SLOW
             if must and any(row is None and not path for row, path in zip(rows, paths, strict=True)):
                 shown = to_bytes(text)[-SHOWN:].decode("utf-8", "replace")
                 raise GrammarError(f"the grammar allows no token of this vocabulary after {shown!r}")
-            if self._text.startswith(text):
-                self._move(len(text), text)  # what is asked next begins with it, most likely
         return np.stack([~self._end_bits if row is None else row for row in rows])
 
     def fitting(self, text: Letters, following: Letters) -> Letters:
@@ -274,20 +282,30 @@ class GrammarMatcher:
             GrammarError: a limit of the library is exceeded.
         """
         with self._lock:
-            began, plain = thread_time(), is_plain(text)
-            fits = plain and self._move(0, text) and self._move(len(text), Letters(text + following)) is not None
-            forced = self._matcher.compute_ff_bytes().decode("latin-1") if fits else ""
+            began, fitting = thread_time(), NOTHING
+            if is_plain(text) and self._reach(text):
+                matcher = self._reached.deep_copy()
+                taken = self._consumed(matcher, following)
+                forced: str = matcher.compute_ff_bytes().decode("latin-1")
+                fitting = Letters(following[:taken] + forced[:FORCED])
             self.slow = thread_time() - began > SLOW
-            return Letters(self._text[len(text) :] + forced[:FORCED]) if fits else NOTHING
+            return fitting
 
     def _mask(self, text: Letters, path: Letters) -> Bits | None:
         """After a text and a path; None: no column may follow."""
         whole = Letters(text + path)
         plain = whole if is_plain(whole) else _before_control(whole)
-        if not self._move(len(text) if self._text.startswith(text) else 0, plain):
+        following = Letters(plain[len(text) :])
+        if self._branch is None or not following.startswith(self._branched):
+            if not self._reach(Letters(plain[: len(text)])):
+                return None
+            self._branch, self._branched = self._reached.deep_copy(), NOTHING
+        taken = self._consumed(self._branch, Letters(following[len(self._branched) :]))
+        self._branched = Letters(following[: len(self._branched) + taken])
+        if len(self._branched) < len(following):
             return None
-        found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
+        found = np.frombuffer(self._branch.compute_bitmask(), dtype=np.uint8)
+        self._check(self._branch)
         end = self._compiler.bytes_at + 256  # the library's own end of sequence
         accepts = bool(found[end // 8] >> end % 8 & 1)
         if plain is not whole:
@@ -297,30 +315,35 @@ class GrammarMatcher:
             row |= self._end_bits
         return row if row.any() else None
 
-    def _move(self, known: int, text: Letters) -> bool:
-        """Makes the matcher consume a text, of which so many letters are known to be consumed; whether it could."""
-        self._check()
-        common = known + common_length(self._text[known:], text[known:])
-        if len(self._text) > common:
-            self._matcher.rollback(len(self._text) - common)
-        taken, first = common, self._compiler.bytes_at
-        while taken < len(text):
-            ids, began = [first + ord(letter) for letter in text[taken : taken + CHUNK]], thread_time()
-            count = self._matcher.try_consume_tokens(ids)
+    def _reach(self, text: Letters) -> bool:
+        """Makes `_reached` have consumed a text; whether it could."""
+        if not text.startswith(self._text):
+            self._reached, self._text = self._start.deep_copy(), NOTHING
+        more = Letters(text[len(self._text) :])
+        taken = self._consumed(self._reached, more)
+        self._text = Letters(self._text + more[:taken])
+        return taken == len(more)
+
+    def _consumed(self, matcher: LLMatcher, letters: Letters) -> int:
+        """How many letters it could consume."""
+        self._check(matcher)
+        taken, first = 0, self._compiler.bytes_at
+        while taken < len(letters):
+            ids, began = [first + ord(letter) for letter in letters[taken : taken + CHUNK]], thread_time()
+            count: int = matcher.try_consume_tokens(ids)
             taken += count
-            self._check()
+            self._check(matcher)
             if thread_time() - began > TOO_SLOW:
                 self._fault = f"the grammar is too ambiguous: {CHUNK} letters take over {TOO_SLOW:g} s"
-                self._check()
+                self._check(matcher)
             if count < len(ids):
                 break
-        self._text = Letters(text[:taken])
-        return taken == len(text)
+        return taken
 
-    def _check(self) -> None:
+    def _check(self, matcher: LLMatcher) -> None:
         """Raises GrammarError if a limit has been exceeded."""
-        if not self._fault and self._matcher.is_error():
-            self._fault = str(_refused(self._matcher.get_error()))
+        if not self._fault and matcher.is_error():
+            self._fault = str(_refused(matcher.get_error()))
         if self._fault:
             raise GrammarError(self._fault)
 

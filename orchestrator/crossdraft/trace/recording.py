@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crossdraft.session.events import Command, Event
-from crossdraft.speculation.choice import Choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,9 +15,6 @@ class Step:
     commands: tuple[Command, ...]
     seconds: float = 0.0  # duration of the call
     row_misses: int = 0  # so far
-    sent: int = 0  # bytes sent to services so far
-    received: int = 0  # bytes received from services so far
-    choices: tuple[Choice, ...] = ()  # that the controller made
 
 
 class Recorder(Protocol):
