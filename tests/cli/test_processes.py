@@ -115,16 +115,19 @@ async def test_what_is_wrong_with_its_options_is_wrong_usage_here_too() -> None:
 
 
 async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    noted = tmp_path / "noted"
     monkeypatch.setattr(processes, "NOTE_SECONDS", 0.001)
+    monkeypatch.setattr(processes, "print", lambda text, file: noted.write_text(text), raising=False)
     assert not processes.patience().lives("1")
-    async with running([wanted()]) as (found,):
+    slow = f"import os\nwhile not os.path.exists({str(noted)!r}): pass\n{READY}"
+    async with running([wanted(slow)]) as (found,):
         assert processes.patience(target_seconds=7.0).target_seconds == 7
         assert processes.patience().lives(found.address)
         os.kill(found.process_id, signal.SIGKILL)
         await ended(found.address)
-    assert "the target is still starting" in capsys.readouterr().err
+    assert "the target is still starting" in noted.read_text()
 
 
 async def test_one_that_ends_while_it_is_waited_for_is_not_waited_for_any_more() -> None:

@@ -239,3 +239,12 @@ def test_masks_do_not_depend_on_what_was_asked_before() -> None:
         for path, row in zip(spelled(paths), rows, strict=True):
             taken = matcher_of(grammar, columns).masks(text, [path], must=False)
             assert columns_in(row[None], len(columns)) == columns_in(taken, len(columns)), path
+
+
+def test_what_takes_too_long_to_compile_is_refused_and_others_are_not() -> None:
+    """The library would take minutes, and gigabytes."""
+    endless = Grammar.json({"type": "integer", "multipleOf": 99_999_989})
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(GrammarError, match="takes more than 2 s of processor time"):
+            of_letters().matcher(endless)
+    assert of_letters().matcher(Grammar.json({"type": "integer", "multipleOf": 7})).fitting(NOTHING, Letters("14"))

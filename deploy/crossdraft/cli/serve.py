@@ -31,7 +31,7 @@ from crossdraft.cli.running import (
     ending_at_once,
     needs_extra,
 )
-from crossdraft.cli.workers import Workers, WorkerSettings
+from crossdraft.cli.workers import Workers, WorkerSettings, reserved
 from crossdraft.client.api import addresses_of
 from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
@@ -196,8 +196,13 @@ def _place(api: ApiOptions) -> Listening:
 
 
 @asynccontextmanager
-async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Servers]":
+async def own_services(own: OwnModels, place: Listening, for_workers: bool = False) -> "AsyncIterator[Servers]":
     """Services of the models that run in this process, by role, for the time of the block.
+
+    Args:
+        own: the models.
+        place: where they are served on ports that are named.
+        for_workers: whether those without one are served, too, to this machine alone.
 
     Raises:
         UsageError: an option does not fit.
@@ -209,7 +214,12 @@ async def own_services(own: OwnModels, place: Listening) -> "AsyncIterator[Serve
         yield {}
         return
     with checked_options():
-        places = [replace(place, port=port) for port in (own.target_port, own.drafter_port)]
+        places = [
+            replace(place, host="127.0.0.1", port=0, metrics_port=0)
+            if port is None and for_workers
+            else replace(place, port=port)
+            for port in (own.target_port, own.drafter_port)
+        ]
     for one in places:
         one.check_free()
     for model in named:
@@ -238,27 +248,32 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None. Own models run
     in this one."""
     _local_model(api, NOT_STARTED)  # what is wrong with the options is said once, and not by each worker
-    own = replace(api, target_port=api.target_port or 0, drafter_port=api.drafter_port or 0)
-    private = api.target_port is None and api.drafter_port is None  # its own models are for its workers only
-    place = replace(_place(api), host="127.0.0.1" if private else api.host, metrics_port=0)
+    if tls_files(api) is not None and (api.target_model or api.drafter_model):
+        raise UsageError(
+            "--workers reach own models at 127.0.0.1, which no certificate of --tls-cert is for: serve these models by "
+            "themselves, and give --target and --drafter"
+        )
 
-    async def serve(folder: str) -> None:
-        exporter = Exporter(registry_of_all(folder))
-        async with own_services(own, place) as servers:
+    async def serve() -> None:
+        for port in filter(None, ports.values()):
+            reserved(api.host, port).close()  # a port that is taken is found before a model is loaded
+        async with own_services(api, _place(api), for_workers=True) as servers:
             at = {role: server.address for role, server in servers.items()}
             options = [text for role, address in at.items() for text in ("--models-at", f"{role}={address}")]
             shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds, options)
-            workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
-            workers.marks |= at | {f"{role}_metrics": server.metrics for role, server in servers.items()}
-            if metrics_port is not None:
-                workers.marks["metrics"] = exporter.start(api.host, metrics_port)
-            try:
-                await serve_until_signalled(workers)
-            finally:
-                await exporter.stop()
+            marks = at | {f"{role}_metrics": server.metrics for role, server in servers.items() if server.metrics}
+            with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
+                exporter = Exporter(registry_of_all(folder))
+                workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
+                workers.marks |= marks
+                if metrics_port is not None:
+                    workers.marks["metrics"] = exporter.start(api.host, metrics_port)
+                try:
+                    await serve_until_signalled(workers)
+                finally:
+                    await exporter.stop()
 
-    with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
-        _run(serve(folder), api, STARTS_PROCESSES)
+    _run(serve(), api, STARTS_PROCESSES)
 
 
 def _run(server: Coroutine[Any, Any, None], options: ServerOptions, run: Run = uvloop.run) -> None:

@@ -6,15 +6,21 @@ if its letters do, whatever columns the tokenizer itself would write them with; 
 accepts, and only there.
 """
 
+import atexit
 import json
+import resource
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, cached_property
-from threading import Barrier, Lock, stack_size
-from time import thread_time
+from functools import cache, cached_property, lru_cache
+from math import ceil
+from threading import Barrier, Lock, Thread, local, stack_size
+from time import process_time, thread_time
 from typing import Any
 
 import numpy as np
@@ -25,14 +31,18 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
-LONGEST = 2**16  # characters of a grammar: some take the square of them, up to 10 s
+LONGEST = 2**16  # characters of a grammar
 COMPILING = 2  # threads
+TRIAL_SECONDS = 2  # of processor time that compiling may take
+TRIAL_BYTES = 4 << 30  # of memory addresses of a process that compiles, Python's own included
+TRIED = 256  # grammars whose trial is remembered
+REFUSED = "Grammar error: "
 STACK = 2**28  # bytes of each that may be used
 FORCED = 256  # letters that must follow, of those that are told
 COMPILED = 64  # grammars that a compiler keeps
 SHOWN = 40  # letters of an output that an error shows, and
 REASON = 1000  # characters of the library's reason
-# What compiling and a mask may take: about 20 ms, 15 ms and 100 MB. Without the state of the parser in error texts.
+# What a mask may take: about 15 ms. Without the state of the parser in error texts.
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 CHUNK = 16  # letters that are consumed together, which keeps the interpreter; masks leave it to others
 TOO_SLOW = 0.1  # seconds of processor time for these: a letter takes some µs; in very ambiguous grammars, up to 50 ms
@@ -146,7 +156,7 @@ def _refused(reason: str) -> GrammarError:
     """In one line, without the lines of the grammar that the library shows."""
     said = reason.partition("\n   1 |")[0].replace("<non-verbose/>", "")
     said = "no output is possible by it" if said.startswith("NoExtension") else said
-    return GrammarError(f"Grammar error: {' '.join(said.split())[:REASON]}")
+    return GrammarError(REFUSED + " ".join(said.split())[:REASON])
 
 
 class _Tokens:
@@ -203,12 +213,74 @@ class GrammarCompiler:
 
 
 def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    compiled = LLMatcher(tokenizer, grammar.source, log_level=0, limits=LLParserLimits(**LIMITS))
+    source = grammar.source
+    if reason := _tried(source):
+        raise _refused(reason)
+    return _compiled(tokenizer, source)
+
+
+def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    compiled = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**LIMITS))
     if not compiled.is_error():
         compiled.compute_bitmask()  # some limits are noticed only then
     if compiled.is_error():
         raise _refused(compiled.get_error())
     return compiled
+
+
+class _Trials(local):
+    """The process of a thread in which grammars are compiled for letters alone first."""
+
+    process: "subprocess.Popen[bytes] | None" = None
+
+
+TRIALS = _Trials()
+
+
+@lru_cache(TRIED)
+def _tried(source: str) -> str:
+    """Why a grammar cannot be compiled; empty: it can. Nothing else bounds what that takes, nor can it be stopped."""
+    if TRIALS.process is None:
+        command = [sys.executable, "-c", "from crossdraft.text import grammar; grammar.try_grammars()"]
+        TRIALS.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(TRIALS.process.kill)
+    process, said = TRIALS.process, b""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(source).encode() + b"\n")
+        process.stdin.flush()
+        said = process.stdout.readline()
+    if said:
+        reason: str = json.loads(said)
+        return reason
+    TRIALS.process = None
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+    return f"compiling it takes more than {TRIAL_SECONDS} s of processor time, or {TRIAL_BYTES >> 30} GiB"
+
+
+def try_grammars() -> None:
+    """What the processes run: for each line, a grammar, one that says why it cannot be compiled. Ends where that takes
+    too much."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
+    stack_size(STACK)
+    Thread(target=_try_lines).start()
+
+
+def _try_lines() -> None:
+    tokenizer = of_letters()._tokenizer
+    for line in sys.stdin.buffer:
+        most = ceil(process_time()) + TRIAL_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        reason = ""
+        try:
+            _compiled(tokenizer, json.loads(line))
+        except GrammarError as error:
+            reason = str(error).removeprefix(REFUSED)
+        print(json.dumps(reason), flush=True)
 
 
 @cache

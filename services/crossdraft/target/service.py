@@ -27,7 +27,7 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
 from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
-from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, Full, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
@@ -114,7 +114,7 @@ class TargetService:
         except GrammarError as error:
             raise BadRequest(str(error)) from error
         except TimeoutError:
-            raise BadRequest(f"the grammar was not compiled within {COMPILE_SECONDS:g} s") from None
+            raise Full(f"other grammars are compiled first, for over {COMPILE_SECONDS:g} s") from None
 
     async def close(self) -> None:
         await asyncio.to_thread(self.running.close)
