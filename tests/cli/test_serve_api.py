@@ -301,8 +301,20 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         ((*serve, "--ssl-certfile", folder, "--ssl-keyfile", key), "cannot be read"),
         (("generate", "--server", "127.0.0.1:1", "--tls-ca", key, *SHORT), "is no certificate in PEM"),
         (
-            ("serve", "http", "--workers", 2, "--target-model", "bundled:target")
-            + ("--tls-ca", ours / "ca.pem", "--tls-cert", certificate, "--tls-key", key),
+            (
+                "serve",
+                "http",
+                "--workers",
+                2,
+                "--target-model",
+                "bundled:target",
+                "--tls-ca",
+                ours / "ca.pem",
+                "--tls-cert",
+                certificate,
+                "--tls-key",
+                key,
+            ),
             "--workers reach own models at 127.0.0.1",
         ),
         (("generate", "--server", "127.0.0.1:1", "--tls-key", key, *SHORT), "a server takes no client certificates"),
