@@ -248,3 +248,12 @@ def test_what_takes_too_long_to_compile_is_refused_and_others_are_not() -> None:
         with pytest.raises(GrammarError, match="takes more than 2 s of processor time"):
             of_letters().matcher(endless)
     assert of_letters().matcher(Grammar.json({"type": "integer", "multipleOf": 7})).fitting(NOTHING, Letters("14"))
+
+
+@pytest.mark.parametrize(
+    "text", ["root ::= foo", 'root ::= foo | "a"', 'foo ::= "a"', 'root ::= "a"\nfoo ::= bar', "   "]
+)
+def test_gbnf_that_lacks_a_rule_is_refused(text: str) -> None:
+    with pytest.raises(GrammarError, match="Grammar error: "):
+        of_letters().matcher(Grammar.ebnf(text))
+    assert of_letters().matcher(Grammar.ebnf('?start: "ab" | "cd"')).fitting(NOTHING, Letters("a")) == "ab"  # Lark's

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
@@ -119,7 +119,7 @@ class Grammar:
         """For the library; raises GrammarError."""
         try:
             return LLMatcher.grammar_from_lark(self._lark + OPTIONS)
-        except (ValueError, RecursionError, GbnfToLarkError) as error:
+        except (ValueError, RecursionError) as error:
             raise _refused(str(error)) from error
 
     @property
@@ -128,12 +128,13 @@ class Grammar:
             case GrammarKind.JSON:
                 return f"start: %json {json.dumps(_schema(self.text))}"
             case GrammarKind.REGEX:
-                own: str = json.loads(LLMatcher.grammar_from_regex(self.text))["grammars"][0]["lark_grammar"]
-                return own
+                return str(json.loads(LLMatcher.grammar_from_regex(self.text))["grammars"][0]["lark_grammar"])
             case GrammarKind.CHOICE:
                 return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in _choices(self.text))
-        text: str = any_to_lark(self.text)
-        return text
+        try:  # only Lark's grammars begin with ?, where the library would read GBNF
+            return self.text if self.text.lstrip().startswith("?") else str(any_to_lark(self.text))
+        except Exception as error:  # the library raises a bare one, for a rule that is missing or no rule at all
+            raise ValueError(f"read as GBNF: {error}") from error
 
 
 def _schema(text: str) -> dict[str, Any]:
