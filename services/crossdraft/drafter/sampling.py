@@ -71,10 +71,8 @@ class DrawSource(ABC):
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
-        self._usable, self.masking = (
-            columns,
-            False,
-        )  # whether drafts are kept to the grammar: the same in all of an epoch
+        self._usable = columns
+        self.masking = False  # whether drafts are kept to the grammar: the same in all of an epoch
         self._matcher: GrammarMatcher | None = None
         if opening.options.grammar is not None:
             self._matcher = matcher_of(running.grammars, opening.options.grammar)
