@@ -4,25 +4,30 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 import triton
 from transformers import PreTrainedModel
 
-from crossdraft.engine import attention, runner
+from crossdraft.engine import attention, distributions, runner
 from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
-from crossdraft.engine.model_thread import ModelThread
+from crossdraft.engine.model_thread import Job, ModelThread
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
-from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
+from crossdraft.engine.sampler import Clocks, PathRequest, PathResult, Paths, standing_draws
+from crossdraft.text.letters import Letters
+from crossdraft.types.messages import NoiseKey, SamplingOptions
+from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of
+from crossdraft.verification.noise import KeyedNoise
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
 from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
-from tests.engine.test_model_thread import alone, greedy, greedy_path
 from tests.engine.tiny import tiny_llama
 
 SIZES = (1, 4, 16, 64)
@@ -67,29 +72,53 @@ def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -
         assert_right(llama, requests[number], found[number])
 
 
-async def test_a_draft_of_likeliest_tokens_is_one_replay_a_token(llama: PreTrainedModel) -> None:
-    engine, cases = Engine(llama, graphs=True), [("a", PROMPT, 6), ("b", (9,), 6), ("c", PROMPT[::-1], 6)]
-    engine.runner.graphs.capture_drawing(None)
-    worker = ModelThread(engine)
-    with patch.object(engine.runner, "_call", Mock(side_effect=AssertionError)):
-        found = await asyncio.gather(*(worker.run(greedy_path(*case)) for case in cases))
-        again = await asyncio.gather(*(worker.run(greedy_path(str(place), ids, 3)) for place, ids in enumerate(found)))
-    worker.close()
-    assert again == [alone(Engine(llama, graphs=False), greedy(name, ids, 9)) for name, ids, _ in cases]
+DRAWS = {
+    "likeliest": SamplingOptions(temperature=0),
+    "truncated": SamplingOptions(0.8, top_k=20, min_p=0.01),
+    "truncated twice": SamplingOptions(1.2, top_k=50, top_p=0.9),
+    "whole": SamplingOptions(0.8),
+    "nucleus": SamplingOptions(0.8, top_p=0.9),
+}
 
 
-def test_what_is_drawn_are_ids_of_columns(llama: PreTrainedModel) -> None:
-    """Where the head has fewer columns than there are ids; of three steps in a row."""
-    engine, ids = Engine(llama, graphs=True), torch.arange(len(llama.get_input_embeddings().weight)).flip(0)
-    engine.forward([Request("a", PROMPT, more=3)])
-    engine.runner.graphs.capture_drawing(ids)
-    paths = Mock(ids=torch.tensor([7]))
-    drawn = engine.following([Request("a", PROMPT, more=3)], 3, likeliest=True)
-    for step in range(3):
-        drawn.extend(paths)
-        *before, token = paths.take.call_args.args[0][:, 0].tolist()
-        assert token == int(ids[plain(llama, (*PROMPT, 7, *before)).argmax()])
-        assert paths.take.call_args.args[1].tolist() == [[1]] * (step + 1)
+def drawn_path(session: str, ids: tuple[int, ...], count: int, options: SamplingOptions, clocks: Clocks) -> Job[Path]:
+    at = (NoiseKey(len(ids)), 5)
+    found: PathResult = yield PathRequest(Request(session, ids, more=count - 1), options, clocks, at)
+    return (*ids, *(token for token, _ in found.drawn))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize("names", [*((name,) for name in DRAWS), ("truncated", "truncated twice")])
+async def test_drafts_are_replays(
+    llama: PreTrainedModel, names: tuple[str, ...], pruned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own code runs at start only, and what is drawn is what is drawn without."""
+    size = len(llama.get_input_embeddings().weight)
+    monkeypatch.setattr(distributions, "NUCLEUS", size)
+    noise = KeyedNoise([Letters(f"{token}") for token in range(size)], [0] * size)
+    kept = np.arange(size)[::-1].copy() if pruned else None
+    clocks = Clocks(noise, torch.device("cpu"), kept, [1 + token % 3 for token in range(size)])
+    clocks._on_host = False
+    cases = [("a", PROMPT, 6), ("b", (9,), 6), ("c", PROMPT[::-1], 6)]
+    options = [DRAWS[names[place % len(names)]] for place in range(len(cases))]
+
+    async def drawn(engine: Engine) -> list[Path]:
+        worker = ModelThread(engine)
+        jobs = [drawn_path(*case, each, clocks) for case, each in zip(cases, options, strict=True)]
+        found = await asyncio.gather(*map(worker.run, jobs))
+        more = [drawn_path(str(place), ids, 3, options[place], clocks) for place, ids in enumerate(found)]
+        found = await asyncio.gather(*map(worker.run, more))
+        worker.close()
+        return found
+
+    engine = Engine(llama, graphs=True)
+    engine.runner.graphs.capture_drawing(partial(standing_draws, clocks))
+    with (
+        patch.object(engine.runner, "_call", Mock(side_effect=AssertionError)),
+        patch.object(Paths, "begin", Mock(side_effect=AssertionError)),
+    ):
+        found = await drawn(engine)
+    assert found == await drawn(Engine(llama, graphs=False))
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:

@@ -231,6 +231,7 @@ def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(
     ]
     logits = torch.randn(4, 5, MANY, generator=torch.Generator().manual_seed(2)) * 3
     paths, here = Paths(requests, logits[0]), torch.empty(5, MANY)
+    paths.begin()
     (replay, captured) = taped_extension(paths, here.copy_(logits[1]))
     for step in (2, 3):
         here.copy_(logits[step])

@@ -255,10 +255,7 @@ class Warping:
         """The options of each session, and how many rows it has. Of greedy ones nothing is sent to the device."""
         if options[0].temperature == 0:
             return GREEDY
-        table = [
-            (one.temperature, math.log(one.min_p) if one.min_p else -math.inf, one.top_k, one.top_p) for one in options
-        ]
-        numbers = torch.from_numpy(np.array(table, dtype=np.float64).repeat(sizes, 0).T[..., None].copy())
+        numbers = torch.from_numpy(warping_table(options).repeat(sizes, 1)[..., None])
         temperatures, least, top_k, top_p = sent(numbers, device)
         most = max(one.top_k for one in options)
         return Warping(
@@ -269,6 +266,20 @@ class Warping:
             most,
             top_p if options[0].top_p < 1 else None,
         )
+
+
+def warping_table(options: Sequence[SamplingOptions]) -> Probabilities:
+    """The numbers of a `Warping`, (4, sessions): temperature, logarithm of min_p, top_k, and top_p, where 2 is all."""
+    rows = [
+        (
+            one.temperature,
+            math.log(one.min_p) if one.min_p else -math.inf,
+            one.top_k,
+            one.top_p if one.top_p < 1 else 2.0,  # above any sum, rounding included
+        )
+        for one in options
+    ]
+    return np.array(rows, dtype=np.float64).T
 
 
 GREEDY = Warping(True, torch.zeros(0, 1, dtype=torch.float64), None, None, 0, None)

@@ -95,39 +95,41 @@ class LayerPools:
 class Following:
     """Tokens that follow what a step has computed, one of each session at a time; their ids stay on the device.
 
+    The first of each is drawn at once.
+
     Args:
         requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
-        steps: at most.
-        likeliest: the token after each row is the likeliest.
+        paths: of these.
+        forwards: after which the tokens after the first are drawn, at most.
     """
 
     def __init__(
-        self,
-        engine: "Engine",
-        manager: KVCacheManager,
-        requests: Sequence[ForwardRequest],
-        steps: int,
-        likeliest: bool = False,
+        self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest], paths: Paths, forwards: int
     ) -> None:
-        self._engine, self._manager, self._requests = engine, manager, requests
-        self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
+        self._engine, self._manager, self._paths, self._requests = engine, manager, paths, requests
+        entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
         sizes = [request.size - request.more for request in requests]
 
         def slices_at(step: int) -> list[BatchSlice]:
-            return [_one_token(entry, size + step) for entry, size in zip(self._entries, sizes, strict=True)]
+            return [_one_token(entries[place], sizes[place] + step) for place in paths.order]
 
         graphs = engine.runner.graphs
-        self._draw = graphs.drawing(slices_at(0), steps) if likeliest and graphs is not None else None
-        self._step = engine.runner.following(slices_at, steps) if self._draw is None else None
+        self._draw = None if graphs is None else graphs.drawing(paths, slices_at(0), forwards)
+        if self._draw is not None:
+            paths.take(*self._draw())
+        else:
+            paths.begin()
+            self._step = engine.runner.following(slices_at, forwards) if forwards else None
+        self._entries = entries
 
     @torch.inference_mode()
-    def extend(self, paths: Paths) -> None:
+    def extend(self) -> None:
         """One more token of each session, by a step with the ones before."""
         self._engine.computed += len(self._entries)
         if self._draw is not None:
-            paths.take(*self._draw(paths.ids))
+            self._paths.take(*self._draw())
         elif self._step is not None:
-            paths.extend(self._step(paths.ids))
+            self._paths.extend(self._step(self._paths.ids))
 
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
@@ -305,9 +307,9 @@ class Engine:
         return [logits for logits in results if logits is not None]
 
     @torch.inference_mode()
-    def following(self, requests: Sequence[ForwardRequest], steps: int, likeliest: bool = False) -> Following:
+    def following(self, requests: Sequence[ForwardRequest], paths: Paths, forwards: int) -> Following:
         """What follows requests that the latest step has completed, as `Following`."""
-        return Following(self, self._manager, requests, steps, likeliest)
+        return Following(self, self._manager, requests, paths, forwards)
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""

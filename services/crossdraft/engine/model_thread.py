@@ -431,20 +431,22 @@ class ModelThread:
         paths = Paths([job.path for job in jobs if job.path is not None], rows)
         following = None
         if len(jobs) == len(drawing) and self._follows and self.engine.leader is None:
-            following = self._follow(paths, [jobs[place] for place in paths.order])
+            following = self._follow(paths, jobs)
+        else:
+            paths.begin()
         found = paths.found((yield paths.tensors))
         if following is not None:
-            following.record([[token for token, _ in found[place][:-1]] for place in paths.order])
+            following.record([[token for token, _ in path[:-1]] for path in found])
         return found
 
-    def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following | None:
-        """Makes the steps that follow the first of some paths, without the host, as long as nobody else waits."""
-        left, steps = min(job.path.tokens for job in jobs if job.path is not None) - 1, 0
-        following: Following | None = None
+    def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following:
+        """Draws the first tokens of some paths, and makes the steps that follow without the host, as long as nobody
+        else waits."""
+        left = 0 if self._others_wait(jobs) else min(request.forward.more for request in paths.requests)
+        following, steps = self.engine.following([job.request for job in jobs], paths, left), 0
         span = DeviceTimer(self.engine.device, self._clock)
         while steps < left and not self._others_wait(jobs):
-            following = following or self.engine.following([job.request for job in jobs], left, paths.likeliest)
-            following.extend(paths)
+            following.extend()
             steps += 1
         if steps:
             span.end()

@@ -4,11 +4,12 @@ Where all that differs between two forwards of as many tokens is in numbers on t
 graph: all their kernels are replayed by a single call.
 """
 
+import itertools
 import logging
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -30,8 +31,8 @@ from crossdraft.engine.batch import (
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
-from crossdraft.engine.distributions import greedy
 from crossdraft.engine.kv_cache import MIB, KVCache, KVPool
+from crossdraft.engine.sampler import Paths, StandingDraws
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
@@ -41,9 +42,9 @@ STEPS = 32  # of a draft that are made without the host
 LOGITS = 8  # of the free memory the logits of the largest forward may take one part in so many
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
-# Of the first of some steps the ids, int64 (n,), to ids after each step so far, int64 (steps, n), and 1, or 0 where no
-# logits are finite, float64 of the same shape.
-Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Each call makes one more step: ids after all steps so far, and whether they were possible, (steps, n) each, as in
+# `StandingDraws.draw`.
+Draw = Callable[[], tuple[Tensor, Tensor]]
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -102,55 +103,60 @@ class DrawingMemory:
         self._rows = rows
         self._tables = torch.zeros(STEPS * rows * tokens, dtype=torch.int64, device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)  # steps made
-        self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)  # of the next step
         self.drawn = torch.zeros(STEPS, tokens, dtype=torch.int64, device=device)
         self.possible = torch.zeros(STEPS, tokens, dtype=torch.float64, device=device)
 
     def tables(self, size: int) -> Tensor:
-        """The numbers of all steps, (STEPS, rows, size)."""
+        """The numbers of the forwards after each step, (STEPS, rows, size)."""
         return self._tables[: STEPS * self._rows * size].view(STEPS, self._rows, size)
 
 
 class DrawingSteps:
-    """Steps of so many tokens that draw: one is captured, and replayed for each token of a draft.
+    """Draws after the logits of a forward of so many tokens, which say what the next forward's tokens are.
+
+    A draft is replays of both by turns.
 
     Args:
+        draws: what ids are drawn by.
         memory: of all sizes.
         own: the numbers that the forward reads, (rows, size).
-        forward: of a model; as `ModelRunner.forward`.
-        ids: as in `GraphRunner.capture_drawing`.
+        logits: those that the forward writes, (size, V).
+        forward: its replay.
     """
 
-    def __init__(self, memory: DrawingMemory, own: Tensor, forward: Forward, ids: Tensor | None) -> None:
+    def __init__(
+        self, draws: StandingDraws, memory: DrawingMemory, own: Tensor, logits: Tensor, forward: Callable[[], None]
+    ) -> None:
         self.replay: Callable[[], None] | None = None
-        self._memory, self._own, self._forward, self._ids = memory, own, forward, ids
+        self._draws, self._memory, self._own, self._logits, self._forward = draws, memory, own, logits, forward
 
     def draw(self) -> None:
         """One step: what is captured."""
-        memory, size = self._memory, self._own.shape[1]
-        self._own.copy_(memory.tables(size).index_select(0, memory.counter)[0])
-        inputs = StepInputs.of(self._own)
-        inputs.ids.copy_(memory.ids[:size])
-        columns, possible = greedy(self._forward(inputs).float())
-        ids = columns[:, 0] if self._ids is None else self._ids[columns[:, 0]]
-        memory.ids[:size].copy_(ids)
+        memory, size = self._memory, len(self._logits)
+        ids, possible = self._draws.draw(self._logits.float())
         memory.drawn[:, :size].index_copy_(0, memory.counter, ids[None])
-        memory.possible[:, :size].index_copy_(0, memory.counter, possible[None, :, 0])
+        memory.possible[:, :size].index_copy_(0, memory.counter, possible[None])
+        self._own.copy_(memory.tables(size).index_select(0, memory.counter)[0])
+        StepInputs.of(self._own).ids.copy_(ids)
         memory.counter.add_(1)
 
-    def begun(self, tables: Tensor, count: int) -> Draw:
-        """The steps of `count` sessions, whose numbers `tables` are, int64 (steps, rows, size)."""
-        memory, steps = self._memory, iter(range(len(tables)))
-        memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
+    def begun(self, paths: Paths, tables: Tensor | None) -> Draw:
+        """The steps of some paths; of the forwards that may follow the first, the numbers, int64 (forwards, rows,
+        size)."""
+        memory, count, steps = self._memory, len(paths.requests), itertools.count(1)
+        if tables is not None:
+            memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
         memory.counter.zero_()
+        self._logits[:count].copy_(paths.rows)
+        self._draws.begin(paths.requests)
 
-        def next_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
+        def next_ids() -> tuple[Tensor, Tensor]:
             step = next(steps)
-            if not step:
-                memory.ids[:count].copy_(ids)
+            if step > 1:
+                self._forward()
             assert self.replay is not None
             self.replay()
-            return memory.drawn[: step + 1, :count], memory.possible[: step + 1, :count]
+            return memory.drawn[:step, :count], memory.possible[:step, :count]
 
         return next_ids
 
@@ -170,7 +176,7 @@ class GraphRunner:
         self._padding_slots = [pool_of(cache, window).padding_slot for window in windows]
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
-        self._drawing: dict[int, DrawingSteps] = {}  # by tokens
+        self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
 
@@ -199,12 +205,21 @@ class GraphRunner:
         tables = iter(sent(self._tables(slices, steps), self._device))
         return lambda ids: self._run(next(tables), len(slices), ids)
 
-    def drawing(self, slices: Sequence[BatchSlice], steps: int) -> Draw | None:
-        """The same with the likeliest token after each row, which is the next step's; None: that is not captured."""
-        drawing = self._drawing.get(self.size_for(len(slices)))
-        if drawing is None or steps > STEPS:
+    def drawing(self, paths: Paths, slices: Sequence[BatchSlice], forwards: int) -> Draw | None:
+        """Steps of some paths, the first by their rows, then by up to so many forwards; None: that is not captured.
+
+        Args:
+            paths: what is drawn.
+            slices: of the first of these forwards, one token of each path.
+            forwards: after the first draw.
+        """
+        size = self.size_for(len(slices))
+        kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, paths.requests)))
+        drawing = next(kinds, {}).get(size)
+        if drawing is None or forwards >= STEPS:
             return None
-        return drawing.begun(staged(self._tables(slices, steps), self._device), len(slices))
+        tables = staged(self._tables(slices, forwards), self._device) if forwards else None
+        return drawing.begun(paths, tables)
 
     def _tables(self, slices: Sequence[BatchSlice], steps: int) -> Tensor:
         return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
@@ -260,25 +275,28 @@ class GraphRunner:
         log.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(replays), seconds, taken)
 
     @torch.inference_mode()
-    def capture_drawing(self, ids: Tensor | None) -> None:
-        """Captures steps of drafts that take the likeliest token after each row, too.
+    def capture_drawing(self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]]) -> None:
+        """Captures draws of drafts, too.
 
         Args:
-            ids: int64, of each column of the logits; None: column i is id i.
+            kinds: for so many columns of logits, and rows at most, of each kind what draws it, and for how many rows.
         """
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
-        tables = padding_of(max([0, *sizes]), self._padding_slots)
-        rows, largest = tables.shape
-        memory = DrawingMemory(rows, largest, self._device)
-        for size in sizes:
-            drawing = DrawingSteps(memory, self._own(size), self._forward, ids)
-            memory.counter.zero_()
-            self._own(size).copy_(torch.from_numpy(tables[:, :size]))
-            memory.tables(size).copy_(torch.from_numpy(tables[:, :size]))
-            drawing.replay = self.capture(drawing.draw)
-            if drawing.replay is not None:
-                self._drawing[size] = drawing
-        log.info("captured %d steps that draw in %.1f s", len(self._drawing), time.perf_counter() - began)
+        if not sizes or self._logits is None:
+            return
+        memory = DrawingMemory(len(padding_of(0, self._padding_slots)), sizes[0], self._device)
+        self._numbers.zero_()
+        for draws, most in kinds(self._logits.shape[1], sizes[0]):
+            found: dict[int, DrawingSteps] = {}
+            for size in filter(most.__ge__, sizes):
+                memory.counter.zero_()
+                drawing = DrawingSteps(draws, memory, self._own(size), self._logits[:size], self._replays[size])
+                drawing.replay = self.capture(drawing.draw)
+                if drawing.replay is not None:
+                    found[size] = drawing
+            self._drawing.append((draws, found))
+        seconds = time.perf_counter() - began
+        log.info("captured %d steps that draw in %.1f s", sum(len(found) for _, found in self._drawing), seconds)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""

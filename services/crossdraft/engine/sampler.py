@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.device import Fetched, Fetching, fetched, sent
+from crossdraft.engine.device import Fetched, Fetching, fetched, sent, staged
 from crossdraft.engine.distributions import (
     NOT_FINITE,
     Columns,
@@ -33,6 +33,7 @@ from crossdraft.engine.distributions import (
     row_table,
     scores,
     tempered,
+    warping_table,
     width_of,
 )
 from crossdraft.engine.requests import ForwardRequest
@@ -57,6 +58,7 @@ Moment = tuple[NoiseKey, int]  # what a draw is keyed by, the offset in letters 
 MOST_IDS = 1 << 62  # above any id
 SCRATCH = 1 << 14  # random words that a CPU mixes together
 CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
+STANDING_WIDTH = 256  # columns to which drafts that are captured are narrowed, where `top_k` allows it
 TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
 
 
@@ -116,7 +118,7 @@ class Moments(NamedTuple):
 
     @staticmethod
     def of(at: Sequence[Moment], device: torch.device) -> "Moments":
-        return Moments.of_keys([key for key, _ in at], [(offset,) for _, offset in at], device)
+        return Moments(*sent(torch.from_numpy(moments_table(at)), device))
 
     @staticmethod
     def of_keys(keys: Sequence[NoiseKey], offsets: Sequence[Sequence[int]], device: torch.device) -> "Moments":
@@ -124,6 +126,11 @@ class Moments(NamedTuple):
         flat = np.fromiter(chain.from_iterable(offsets), np.int64)
         numbers = np.stack([beginnings(keys).repeat([*map(len, offsets)]), flat])
         return Moments(*sent(torch.from_numpy(numbers), device))
+
+
+def moments_table(at: Sequence[Moment]) -> Ids:
+    """The numbers of `Moments`, int64 (2, n)."""
+    return np.stack([beginnings([key for key, _ in at]), np.array([offset for _, offset in at], dtype=np.int64)])
 
 
 class Clocks:
@@ -602,6 +609,11 @@ class PathRequest:
     def tokens(self) -> int:
         return 1 + self.forward.more
 
+    @property
+    def plain(self) -> bool:
+        """Whether any column may be drawn, and nothing but ids is wanted."""
+        return not self.row_width and self.allowed is None
+
     def kind(self, columns: int) -> Hashable:
         """What must be equal in paths that are drawn together, as in `SamplerRequest`."""
         return Warping.kind(self.options, columns), self.clocks, self.row_width, self.allowed
@@ -623,6 +635,98 @@ class PathResult(NamedTuple):
     queued: float  # seconds from the request to its first step
 
 
+class StandingDraws(ABC):
+    """Draws after each of some rows, whose options and keys are in tensors that stay: they can be captured.
+
+    Nothing here waits for the device.
+    """
+
+    @abstractmethod
+    def serves(self, request: PathRequest) -> bool:
+        """Whether the tokens of a path can be drawn by it."""
+
+    @abstractmethod
+    def begin(self, requests: Sequence[PathRequest]) -> None:
+        """From now on it draws for these paths, the first row of logits for the first."""
+
+    @abstractmethod
+    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The ids after rows of logits (n, V), int64 (n,), and 1, or 0 where logits are not finite, float64 (n,).
+
+        Rows beyond those that have a path get any id.
+        """
+
+
+class LikeliestDraws(StandingDraws):
+    """The likeliest id of each row.
+
+    Args:
+        ids: int64, of each column of the logits; None: column i is id i.
+    """
+
+    def __init__(self, ids: Tensor | None) -> None:
+        self._ids = ids
+
+    def serves(self, request: PathRequest) -> bool:
+        return request.plain and request.options.temperature == 0
+
+    def begin(self, requests: Sequence[PathRequest]) -> None:
+        pass
+
+    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        columns, possible = greedy(logits)
+        return (columns if self._ids is None else self._ids[columns])[:, 0], possible[:, 0]
+
+
+class KeyedDraws(StandingDraws):
+    """Keyed draws of one kind of truncation.
+
+    Args:
+        clocks: of the model.
+        width: best columns to which draws are narrowed, enough for half as many `top_k`; 0: to none.
+        nucleus: whether `top_p` may be below 1; where draws are narrowed it always may.
+        most: rows.
+    """
+
+    def __init__(self, clocks: Clocks, width: int, nucleus: bool, most: int) -> None:
+        self._clocks, self._width, self._nucleus = clocks, width, nucleus
+        device = clocks.lengths.device
+        self._numbers = torch.ones(6, most, dtype=torch.float64, device=device)  # of `warping_table`, then of moments
+        self._at = Moments(*self._numbers[4:].view(torch.int64))
+
+    def serves(self, request: PathRequest) -> bool:
+        options = request.options
+        if not request.plain or options.temperature == 0:
+            return False
+        if self._width:
+            return 0 < 2 * options.top_k <= self._width
+        return options.top_k == 0 and (options.top_p < 1) == self._nucleus
+
+    def begin(self, requests: Sequence[PathRequest]) -> None:
+        table = torch.empty(6, len(requests), dtype=torch.float64)
+        table[:4] = torch.from_numpy(warping_table([one.options for one in requests]))
+        table[4:].view(torch.int64)[:] = torch.from_numpy(moments_table([one.at for one in requests]))
+        self._numbers[:, : len(requests)].copy_(staged(table, self._numbers.device), non_blocking=True)
+
+    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        count, clocks = len(logits), self._clocks
+        temperatures, least, top_k, top_p = self._numbers[:4, :count, None]
+        limit = (top_k.long(), self._width // 2) if self._width else (None, 0)
+        warping = Warping(False, temperatures, least, *limit, top_p if self._width or self._nucleus else None)
+        at = Moments(*(each[:count] for each in self._at))
+        drawn, possible = _drawn(logits, warping, min(self._width, logits.shape[-1]), clocks, at)
+        column = drawn[:, 0]
+        at.offsets.add_(clocks.lengths[column])
+        return column if clocks.ids is None else clocks.ids[column], possible[:, 0].double()
+
+
+def standing_draws(clocks: Clocks, columns: int, most: int) -> list[tuple[StandingDraws, int]]:
+    """What drafts are usually drawn by, and for how many rows at most, for so many columns of logits."""
+    few = min(most, TOGETHER // columns)
+    keyed = [KeyedDraws(clocks, *kind, few) for kind in ((STANDING_WIDTH, True), (0, False), (0, True))]
+    return [(LikeliestDraws(clocks.ids), most), *((draws, few) for draws in keyed)]
+
+
 class Paths:
     """Paths that are drawn step by step on the device: what each step adds, and the host need not know until the end.
 
@@ -634,17 +738,24 @@ class Paths:
     """
 
     def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
-        kinds: dict[Hashable, list[int]] = {}
-        for place, one in enumerate(requests):
-            kinds.setdefault(one.kind(rows.shape[-1]), []).append(place)
-        self.order = [place for places in kinds.values() for place in places]  # of the paths, in each step
-        self._alike = [_AlikePaths([requests[place] for place in places], rows) for places in kinds.values()]
-        self.extend(rows if len(kinds) == 1 else rows[sent(torch.tensor(self.order), rows.device)])
+        self.requests, self.rows = requests, rows
+        self.order = [*range(len(requests))]  # of the paths, in each step
+        self._alike: list[_AlikePaths] = []
+        self._taken: list[Tensor] = []
 
     @property
     def tensors(self) -> list[Tensor]:
         """To be fetched, all at once."""
-        return [tensor for paths in self._alike for tensor in paths.tensors + paths.taken]
+        return [*self._taken, *(tensor for paths in self._alike for tensor in paths.tensors)]
+
+    def begin(self) -> None:
+        """Draws the first token of each, those that are alike together."""
+        kinds: dict[Hashable, list[int]] = {}
+        for place, one in enumerate(self.requests):
+            kinds.setdefault(one.kind(self.rows.shape[-1]), []).append(place)
+        self.order = [place for places in kinds.values() for place in places]
+        self._alike = [_AlikePaths([self.requests[place] for place in places], self.rows) for places in kinds.values()]
+        self.extend(self.rows if len(kinds) == 1 else self.rows[sent(torch.tensor(self.order), self.rows.device)])
 
     def extend(self, rows: Tensor) -> None:
         """Draws a token after each row of logits (n, V), whose ids on the device are `ids`, int64 (n,)."""
@@ -652,22 +763,21 @@ class Paths:
         ids = [paths.extend(part) for paths, part in parts]
         self.ids = ids[0] if len(ids) == 1 else torch.cat(ids)
 
-    @property
-    def likeliest(self) -> bool:
-        """Whether nothing but the likeliest token after each row is wanted."""
-        return len(self._alike) == 1 and self._alike[0].likeliest
-
     def take(self, ids: Tensor, possible: Tensor) -> None:
-        """In place of some `extend`: the likeliest ids of each step, int64 (steps, n), and 1, or 0 where logits are not
-        finite, float64 of the same shape."""
-        self._alike[0].taken = [ids, possible]
+        """In place of `begin` and `extend`: what was drawn in each step so far, as `StandingDraws.draw` has it for one,
+        (steps, n) each."""
+        self._taken = [ids, possible]
 
     def found(self, arrays: Fetched) -> list[list[Drawn]]:
         """What was drawn on each path, of what was fetched; raises ValueError: logits are not finite."""
+        if self._taken:
+            ids, possible = arrays
+            if not possible.all():
+                raise ValueError(NOT_FINITE)
+            return [[(token, None) for token in path] for path in ids.T.astype(np.int64).tolist()]
         found: list[list[Drawn]] = []
         for paths in self._alike:
-            count = len(paths.tensors + paths.taken)
-            own, arrays = arrays[:count], arrays[count:]
+            own, arrays = arrays[: len(paths.tensors)], arrays[len(paths.tensors) :]
             found += paths.found(own)
         places = dict(zip(self.order, found, strict=True))
         return [places[place] for place in range(len(found))]
@@ -678,16 +788,11 @@ class _AlikePaths:
 
     def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
         self.tensors: list[Tensor] = []
-        self.taken: list[Tensor] = []  # what further steps have drawn, as in `Paths.take`
         self.size, one = len(requests), requests[0]
         self._one, columns = one, rows.shape[-1] if one.allowed is None else len(one.allowed.numbers)
         self._warping = Warping.of([one.options for one in requests], [1] * self.size, rows.device)
         self._width = width_of(one.options, columns)
         self._at = None if self._warping.greedy else Moments.of([request.at for request in requests], rows.device)
-
-    @property
-    def likeliest(self) -> bool:
-        return self._warping.greedy and not self._one.row_width and self._one.allowed is None
 
     @torch.inference_mode()
     def extend(self, logits: Tensor) -> Tensor:
@@ -711,9 +816,8 @@ class _AlikePaths:
 
     def found(self, arrays: Fetched) -> list[list[Drawn]]:
         """As of `Paths`."""
-        each, count = 3 if self._one.row_width else 2, len(self.tensors)
-        steps = [self._step(*arrays[begin : begin + each]) for begin in range(0, count, each)]
-        steps += [self._step(ids, possible[:, None]) for ids, possible in zip(*arrays[count:], strict=True)]
+        each = 3 if self._one.row_width else 2
+        steps = [self._step(*arrays[begin : begin + each]) for begin in range(0, len(arrays), each)]
         return [list(path) for path in zip(*steps, strict=True)]
 
     def _step(self, ids: Probabilities, weights: Probabilities, places: Probabilities | None = None) -> list[Drawn]:

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, fingerpri
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
-from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sampler import Clocks, standing_draws
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.grammar import GrammarCompiler
@@ -138,6 +138,7 @@ class RunningModel:
     thread: ModelThread
     tokenization: Tokenization
     noise: KeyedNoise  # of the vocabulary
+    clocks: Clocks  # of the columns of its logits
     description: Description
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
 
@@ -162,29 +163,29 @@ class RunningModel:
         engine = engine_of(
             loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes, compiled=compiled
         )
-        if side is Side.DRAFTER and engine.follows and engine.runner.graphs is not None:
-            kept = None if loaded.kept is None else torch.from_numpy(loaded.kept).to(engine.device)
-            engine.runner.graphs.capture_drawing(kept)
         columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
         step = engine.step if emulation is None else emulation.step_of(engine, columns)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         about = replace(about, context=engine.max_length, fingerprint=identity)
+        letters = tokenization.vocabulary.letters
+        noise = KeyedNoise.of(tokenization.vocabulary)
+        clocks = Clocks(noise, engine.device, loaded.kept, [*map(len, letters)])
+        if side is Side.DRAFTER and engine.follows and engine.runner.graphs is not None:
+            engine.runner.graphs.capture_drawing(partial(standing_draws, clocks))
         return RunningModel(
             # A step of the drafter's is short, and what a pass of the target on the same device waits for.
             ModelThread(engine, step, f"{side.name.lower()} model", priority=-1 if side is Side.DRAFTER else 0),
             tokenization,
-            KeyedNoise.of(tokenization.vocabulary),
+            noise,
+            clocks,
             about,
             loaded.kept,
         )
 
-    @cached_property
-    def clocks(self) -> Clocks:
-        return Clocks(self.noise, self.thread.engine.device, self.kept, self.lengths)
-
-    @cached_property
+    @property
     def lengths(self) -> Sequence[int]:
-        return [len(letters) for letters in self.tokenization.vocabulary.letters]
+        """Letters of each id."""
+        return self.clocks.letters
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
