@@ -128,16 +128,57 @@ def expecting(scheduler: Scheduler) -> float:
     return now
 
 
-def test_no_pause_is_longer_in_all_than_its_share_of_a_step() -> None:
+@pytest.mark.parametrize(("halves", "most"), [(True, 2 * 0.01 + 0.02), (False, scheduling.MOST_PUT_OFF * 0.02)])
+def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: bool, most: float) -> None:
     scheduler = Scheduler(CHUNK)
+    scheduler.halves = halves
+    for tokens in range(1, 100):
+        scheduler.stepped(tokens, 0.02)
     began = now = expecting(scheduler)
     decided: ScheduledStep | Pause = Pause(None)
     while isinstance(decided := scheduler.next([ReadyRequest("z", began, 6, 6)], now), Pause):
         now += 0.0005
         for name in "abcdefgh":  # they put it off again and again
             scheduler.returns.answered(name, now - 0.009)
-    assert 0 < now - began <= scheduling.MOST_PUT_OFF * 0.02 + 0.001
+    assert (scheduling.MOST_PUT_OFF * 0.02 + 0.001 if halves else 0) < now - began <= most + 0.001
     assert decided == ScheduledStep({0: 6})
+
+
+def going_round(count: int, each: float = 1e-5) -> tuple[Scheduler, float]:
+    """A scheduler with so many sessions that are 20 ms away after each step of 6 ms, and all have been for 10."""
+    scheduler = Scheduler(CHUNK)
+    scheduler.halves = True
+    for tokens in range(1, 100):
+        scheduler.stepped(tokens, 0.006 + each * tokens)
+    for visit in range(40):
+        for name in range(count):
+            scheduler.returns.asked(name, 0.026 * visit)
+            scheduler.returns.answered(name, 0.026 * visit + 0.006)
+    return scheduler, 0.026 * 39 + 0.016
+
+
+def asking(*names: int | str, at: float = 0.0, text: int = 0) -> list[ReadyRequest]:
+    return [ReadyRequest(name, at, 6 + text, 6) for name in names]
+
+
+def test_beside_another_model_a_step_has_half_of_those_that_go_round() -> None:
+    scheduler, now = going_round(8)
+    for ready in range(1, 8):
+        decided = scheduler.next(asking(*range(ready), at=now), now)
+        assert isinstance(decided, Pause if ready < 4 else ScheduledStep), ready
+    assert isinstance(scheduler.next(asking(0, text=100, at=now), now), ScheduledStep)  # a prompt
+    assert isinstance(scheduler.next(asking(0, at=now), now + 0.1), ScheduledStep)  # the others are late
+
+
+def test_who_is_back_at_once_waits_for_nobody_that_is_long_away_nor_where_a_step_has_no_base() -> None:
+    scheduler, now = going_round(8)
+    for visit in range(60):
+        scheduler.returns.answered("near", now - 0.02 + 0.0001 * visit)
+        scheduler.returns.asked("near", now - 0.02 + 0.0001 * (visit + 1))
+    assert isinstance(scheduler.next(asking("near", at=now), now), ScheduledStep)
+    for each, waits in ((1e-5, True), (0.002, False)):
+        scheduler, now = going_round(8, each)
+        assert isinstance(scheduler.next(asking(0, at=now), now - 0.009), Pause) == waits
 
 
 def test_nobody_is_waited_for_where_a_shared_step_saves_nothing() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from crossdraft.drafter.service import DrafterService, ServeDrafter, load_service, server_of
 from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.rpc.server import Server
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import ServeTarget, TargetService, target_server
 
+MODELS = TargetService, DrafterService
 Servers = dict[str, Server[Any, Any, Any]]  # by role
 
 
@@ -18,7 +19,7 @@ Servers = dict[str, Server[Any, Any, Any]]  # by role
 async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> AsyncIterator[Servers]:
     """Servers of the models, at least one, for the time of the block.
 
-    Of two models on one device the one whose KV cache takes what is there makes it last.
+    Of two models on one device the one whose KV cache takes what is there makes it last, and they step by turns.
 
     Raises:
         ValueError: a model cannot be run.
@@ -46,6 +47,11 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
         if drafter is not None:
             servers["drafter"] = server_of(helping[0], drafter)
             stack.push_async_callback(servers["drafter"].drain)
+        services = [one for server in servers.values() if isinstance(one := server.service, MODELS)]
+        threads = [service.running.thread for service in services]
+        if len({thread.engine.device for thread in threads}) < len(threads):
+            for thread in threads:
+                thread.share_device()
         for server in servers.values():
             await server.start()
         yield servers

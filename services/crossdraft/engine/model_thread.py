@@ -244,6 +244,10 @@ class ModelThread:
             self._arrivals.put(running)
         return running.future
 
+    def share_device(self) -> None:
+        """Another model is on the same device, for the same sessions: `Scheduler.halves`."""
+        self._scheduler.halves = True
+
     def on_stream(self) -> AbstractContextManager[None]:
         """Context of other threads that make tensors for it."""
         return torch.cuda.stream(self._stream)

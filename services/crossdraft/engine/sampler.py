@@ -711,10 +711,11 @@ class KeyedDraws(StandingDraws):
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         count, clocks = len(logits), self._clocks
         temperatures, least, top_k, top_p = self._numbers[:4, :count, None]
-        limit = (top_k.long(), self._width // 2) if self._width else (None, 0)
-        warping = Warping(False, temperatures, least, *limit, top_p if self._width or self._nucleus else None)
+        limited, width = top_k.long() if self._width else None, min(self._width, logits.shape[-1])
+        nucleus = top_p if self._width or self._nucleus else None
+        warping = Warping(False, temperatures, least, limited, self._width // 2, nucleus)
         at = Moments(*(each[:count] for each in self._at))
-        drawn, possible = _drawn(logits, warping, min(self._width, logits.shape[-1]), clocks, at)
+        drawn, possible = _drawn(logits, warping, width, clocks, at)
         column = drawn[:, 0]
         at.offsets.add_(clocks.lengths[column])
         return column if clocks.ids is None else clocks.ids[column], possible[:, 0].double()

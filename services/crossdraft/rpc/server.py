@@ -197,7 +197,7 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
     ) -> None:
         self._marks = dict(marks)
         self._role = role
-        self._service = service
+        self.service = service
         self._listening = listening
         handlers = self._handlers = Handlers(role, service, listening.sessions, listening.limit)
         self._endpoint = None
@@ -260,11 +260,11 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         ends = [self._here.drain(self._listening.grace_seconds)]
         await asyncio.gather(*ends, *([] if self._endpoint is None else [self._endpoint.drain()]))
         await self._exporter.stop()
-        await self._service.close()
+        await self.service.close()
         self._lag.stop()
 
     def ready_line(self) -> str:
-        description = self._service.description
+        description = self.service.description
         return json.dumps(
             {
                 "ready": True,
