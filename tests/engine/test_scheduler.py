@@ -17,6 +17,7 @@ from crossdraft.engine.scheduler import (
     ScheduledStep,
     Scheduler,
     StepCosts,
+    Turn,
     divided,
     worth_waiting,
 )
@@ -131,7 +132,7 @@ def expecting(scheduler: Scheduler) -> float:
 @pytest.mark.parametrize(("halves", "most"), [(True, 2 * 0.01 + 0.02), (False, scheduling.MOST_PUT_OFF * 0.02)])
 def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: bool, most: float) -> None:
     scheduler = Scheduler(CHUNK)
-    scheduler.halves = halves
+    scheduler.beside = Turn() if halves else None
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.02)
     began = now = expecting(scheduler)
@@ -147,7 +148,7 @@ def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: b
 def going_round(count: int, each: float = 1e-5) -> tuple[Scheduler, float]:
     """A scheduler with so many sessions that are 20 ms away after each step of 6 ms, and all have been for 10."""
     scheduler = Scheduler(CHUNK)
-    scheduler.halves = True
+    scheduler.beside = Turn(seconds=0.01, base=0.008)
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.006 + each * tokens)
     for visit in range(40):

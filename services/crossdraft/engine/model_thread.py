@@ -87,7 +87,7 @@ class RunningJob(Generic[T]):
 
     def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: LoopCalls) -> None:
         self.request: ForwardRequest
-        self.asked = submitted  # when it asked for its forward
+        self.submitted = self.asked = submitted  # when it asked for its forward
         self.began: float | None = None  # the first step of its request, if there was one
         self.live = True
         self.sampling: tuple[tuple[BatchKey, int], SamplerRequest[Any]] | None = None  # awaited before any forward
@@ -244,9 +244,9 @@ class ModelThread:
             self._arrivals.put(running)
         return running.future
 
-    def share_device(self) -> None:
-        """Another model is on the same device, for the same sessions: `Scheduler.halves`."""
-        self._scheduler.halves = True
+    def share_device(self, other: "ModelThread") -> None:
+        """Another model is on the same device, and has the same sessions by turns. To be called of both."""
+        self._scheduler.beside = other._scheduler.turn
 
     def on_stream(self) -> AbstractContextManager[None]:
         """Context of other threads that make tensors for it."""
@@ -344,7 +344,7 @@ class ModelThread:
         request = job.request
         tokens = self.engine.remaining(request)
         end = min(tokens, 1 + len(request.tree.tokens))
-        return ReadyRequest(request.session, job.asked, tokens, end, job.began is not None)
+        return ReadyRequest(request.session, job.asked, tokens, end, job.began is not None, job.asked == job.submitted)
 
     def _step(self, admitted: "list[RunningJob[Any]]", step: ScheduledStep) -> None:
         """Runs a step, and its jobs up to their next requests."""
@@ -371,10 +371,13 @@ class ModelThread:
         self._outbox.flush()
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
+            forwards = 1
             if self._followed is not None:
                 span, steps, sessions = self._followed
                 self._scheduler.stepped(sessions, (span.ended - span.began) / steps)
                 self._followed = None
+                forwards += steps
+            self._scheduler.turn.taken(self._clock() - began, forwards * self._scheduler.costs.seconds(0))
         self.seconds += self._clock() - began
 
     def _stepped(self, job: RunningJob[Any], logits: Tensor | None, began: float) -> None:
