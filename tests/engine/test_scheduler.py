@@ -17,7 +17,6 @@ from crossdraft.engine.scheduler import (
     ScheduledStep,
     Scheduler,
     StepCosts,
-    Turn,
     divided,
     worth_waiting,
 )
@@ -132,7 +131,7 @@ def expecting(scheduler: Scheduler) -> float:
 @pytest.mark.parametrize(("halves", "most"), [(True, 2 * 0.01 + 0.02), (False, scheduling.MOST_PUT_OFF * 0.02)])
 def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: bool, most: float) -> None:
     scheduler = Scheduler(CHUNK)
-    scheduler.beside = Turn() if halves else None
+    scheduler.halves = halves
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.02)
     began = now = expecting(scheduler)
@@ -148,7 +147,7 @@ def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: b
 def going_round(count: int, each: float = 1e-5) -> tuple[Scheduler, float]:
     """A scheduler with so many sessions that are 20 ms away after each step of 6 ms, and all have been for 10."""
     scheduler = Scheduler(CHUNK)
-    scheduler.beside = Turn(seconds=0.01, base=0.008)
+    scheduler.halves = True
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.006 + each * tokens)
     for visit in range(40):
@@ -168,6 +167,7 @@ def test_beside_another_model_a_step_has_half_of_those_that_go_round() -> None:
         decided = scheduler.next(asking(*range(ready), at=now), now)
         assert isinstance(decided, Pause if ready < 4 else ScheduledStep), ready
     assert isinstance(scheduler.next(asking(0, text=100, at=now), now), ScheduledStep)  # a prompt
+    assert isinstance(scheduler.next([asking(0, at=now)[0]._replace(back=False)], now), ScheduledStep)
     assert isinstance(scheduler.next(asking(0, at=now), now + 0.1), ScheduledStep)  # the others are late
 
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 from crossdraft.drafter.service import DrafterService, ServeDrafter, load_service, server_of
@@ -49,9 +48,10 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
             servers["drafter"] = server_of(helping[0], drafter)
             stack.push_async_callback(servers["drafter"].drain)
         services = [each for server in servers.values() if isinstance(each := server.service, MODELS)]
-        for one, other in permutations([each.running.thread for each in services], 2):
-            if one.engine.device == other.engine.device:
-                one.share_device(other)
+        threads = [service.running.thread for service in services]
+        if len({thread.engine.device for thread in threads}) < len(threads):
+            for thread in threads:
+                thread.share_device()
         for server in servers.values():
             await server.start()
         yield servers

@@ -244,9 +244,9 @@ class ModelThread:
             self._arrivals.put(running)
         return running.future
 
-    def share_device(self, other: "ModelThread") -> None:
-        """Another model is on the same device, and has the same sessions by turns. To be called of both."""
-        self._scheduler.beside = other._scheduler.turn
+    def share_device(self) -> None:
+        """Another model is on the same device, for the same sessions: `Scheduler.halves`."""
+        self._scheduler.halves = True
 
     def on_stream(self) -> AbstractContextManager[None]:
         """Context of other threads that make tensors for it."""
@@ -371,13 +371,10 @@ class ModelThread:
         self._outbox.flush()
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
-            forwards = 1
             if self._followed is not None:
                 span, steps, sessions = self._followed
                 self._scheduler.stepped(sessions, (span.ended - span.began) / steps)
                 self._followed = None
-                forwards += steps
-            self._scheduler.turn.taken(self._clock() - began, forwards * self._scheduler.costs.seconds(0))
         self.seconds += self._clock() - began
 
     def _stepped(self, job: RunningJob[Any], logits: Tensor | None, began: float) -> None:

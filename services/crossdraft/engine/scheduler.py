@@ -18,19 +18,16 @@ k (d - w) - r w = k d - (k + r) w seconds in all, so the k with the largest gain
 never longer than `MOST_PUT_OFF` of a step in all. A session that is alone thus never waits.
 
 That looks one step ahead, but sessions go round. Between a target and a drafter on one device they form groups, each of
-which takes a step of its own of either in every round, and the device computes one group or the other. Three gain
-nothing over two, and cost more steps; two gain over one where what is neither's step (an interpreter that handles one
-message after another) takes longer than the steps that they cost more. So beside another model a step has at least
-half of its *peers*: the sessions that are ready, and those that should be back and are not away for much longer; and
-where their time away, less the other's step, is more than what a smaller step saves nothing of, both models' `base`,
-it has no more than half. (H100, 16 outputs with a drafter of 0.5B: 5 in a pass made 0.63 of no drafter, half 0.84.)
-Where a device has one model, groups that it can take in lose nothing, and to wait would. Prompts, and sessions that
-ask again at once, wait for nobody.
+which takes a step of its own of either in every round; more than two gain nothing, as the device computes one group or
+the other, and cost a step's base each. So there (`halves`), where most of a step is its base, a step has at least half
+of its *peers*: the sessions that are ready, and those that should be back and are not away for much longer. On an H100
+that made 0.84 of what no drafter makes of 0.63 with 16 outputs; two groups by force made less. Where a device has one
+model, groups that it can take in lose nothing, and to wait would. Prompts, and sessions that ask again at once, wait for
+nobody.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from crossdraft.engine.requests import ForwardRequest
@@ -40,7 +37,6 @@ STRETCH = 1.5  # times the step without prompts: 3 would be a delay of two steps
 WAITING = 2.0  # streams that a session with a prompt counts for
 LEAST = 4  # tokens of long requests that any step computes
 MOST_PUT_OFF = 0.7  # of a step's time that it is put off at most, in all, but for the half of the peers
-TURN_GAIN = 1 / 8  # of a smoothed mean
 LONGER = 2.0  # times a session's own time away, and a step: whoever is away longer is not its peer
 
 
@@ -75,18 +71,6 @@ class Pause:
     seconds: float | None  # None: until something arrives
 
 
-@dataclass
-class Turn:
-    """What a model's turn on its device takes: a step, with all forwards of a draft. Read by another model's thread."""
-
-    seconds: float = 0.0
-    base: float = 0.0  # of these, what it would take with hardly any tokens
-
-    def taken(self, seconds: float, base: float) -> None:
-        self.seconds += TURN_GAIN * (seconds - self.seconds)
-        self.base += TURN_GAIN * (min(base, seconds) - self.base)
-
-
 class Scheduler:
     """Decides what runs next; learns what steps cost and when sessions return.
 
@@ -98,8 +82,7 @@ class Scheduler:
     def __init__(self, chunk: int, shared: bool = True) -> None:
         self.costs = StepCosts()
         self.returns = ReturnTimes()
-        self.turn = Turn()
-        self.beside: Turn | None = None  # of another model on the same device, which has the same sessions by turns
+        self.halves = False  # another model on the same device has the same sessions by turns
         self._chunk, self._shared = chunk, shared
         self._paused: float | None = None  # since when, since the last step
 
@@ -119,36 +102,24 @@ class Scheduler:
         step = self._step(ready, expected)
         seconds = self.costs.seconds(sum(step.tokens.values()))
         began = now if self._paused is None else self._paused
-        wait = 0.0
-        if self.beside is not None and all(one.back and not one.long for one in ready):
-            step, wait = self._half(step, here, away, seconds, now - began)
+        wait = self._peers(ready, away, seconds, now - began) if self.halves and self._shared else 0.0
         latest = began + MOST_PUT_OFF * seconds - now
         soon = [until for until in expected if until <= latest] if self._shared else []
         wait = max(wait, worth_waiting(len(step.tokens), seconds, soon))
         self._paused = began if wait else None
         return Pause(wait) if wait else step
 
-    def _half(
-        self,
-        step: ScheduledStep,
-        here: Collection[Hashable],
-        away: Mapping[Hashable, float],
-        seconds: float,
-        waited: float,
-    ) -> tuple[ScheduledStep, float]:
-        """The part of a step that half of the peers make, and how long to wait for them, at most a round in all."""
-        assert self.beside is not None
-        gaps = [*map(self.returns.usual, here)]
-        longest = LONGER * min(gaps) + seconds
+    def _peers(
+        self, ready: Sequence[ReadyRequest], away: Mapping[Hashable, float], seconds: float, waited: float
+    ) -> float:
+        """How long to wait until half of the peers are there; 0: not at all, or they were waited for a whole round."""
+        if not all(one.back and not one.long for one in ready) or 2 * self.costs.seconds(0) < seconds:
+            return 0.0
+        here = {one.session for one in ready}
+        longest = LONGER * min(map(self.returns.usual, here)) + seconds
         peers = sorted(left for session, left in away.items() if self.returns.usual(session) <= longest)
-        half = (len(here) + len(peers) + 1) // 2
-        missing = half - len(here)
-        if missing > 0:
-            flat = self._shared and 2 * self.costs.seconds(0) > seconds
-            return step, min(peers[missing - 1], max(0.0, longest - waited)) if flat else 0.0
-        if sum(gaps) / len(gaps) - self.beside.seconds > self.turn.base + self.beside.base:
-            step = ScheduledStep(dict(islice(step.tokens.items(), half)))
-        return step, 0.0
+        missing = (len(here) + len(peers) + 1) // 2 - len(here)
+        return min(peers[missing - 1], max(0.0, longest - waited)) if missing > 0 else 0.0
 
     def _step(self, ready: Sequence[ReadyRequest], expected: Sequence[float]) -> ScheduledStep:
         """The short requests, the oldest first, then tokens of the long ones."""
