@@ -245,8 +245,8 @@ class ModelThread:
         return running.future
 
     def share_device(self) -> None:
-        """Another model is on the same device, for the same sessions: `Scheduler.halves`."""
-        self._scheduler.halves = True
+        """Another model is on the same device, for the same sessions: `Scheduler.halves`. A CPU has cores for both."""
+        self._scheduler.halves = self.engine.device.type != "cpu"
 
     def on_stream(self) -> AbstractContextManager[None]:
         """Context of other threads that make tensors for it."""
