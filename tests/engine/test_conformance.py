@@ -16,7 +16,6 @@ from crossdraft.engine.conformance import conformance, greedy
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import RANDOM_CONTEXT, RANDOM_WINDOW, architectures, load_model, quantize, random_model
 from crossdraft.engine.names import ModelLoadError
-from crossdraft.engine.packed_linear import pack
 from tests.engine.architectures import ARCHITECTURES
 from tests.engine.tiny import VOCABULARY
 
@@ -75,14 +74,6 @@ def test_a_refusal_has_the_true_reason(name: str) -> None:
 
 def test_a_random_model_has_the_data_type_that_is_asked_for() -> None:
     assert load_model("random:llama", dtype="bfloat16").model.dtype == torch.bfloat16
-
-
-def test_what_fails_while_weights_are_watched_is_refused_by_the_engine() -> None:
-    model = random_model("xmod", VOCABULARY)
-    pack(model)
-    assert not any("Watched" in type(module).__name__ for module in model.modules())
-    with pytest.raises(UnsupportedModelError, match="no plain call"):
-        Engine(model)
 
 
 def test_a_model_whose_weights_are_no_numbers_is_refused_for_that() -> None:
