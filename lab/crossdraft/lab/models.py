@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import INFLATED_PREFIX, ModelLoadError, NumberOutOfRangeError
 
 SHAPE = re.compile(r"(\d+)x(\d+)(?:x(\d+))?(?:\+(\d+))?")
@@ -141,7 +141,7 @@ def write_free(folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    loaded = load_model("bundled:drafter-c", "float32")
+    loaded = load_model(LoadOptions("bundled:drafter-c", "float32"))
     size = loaded.description.vocabulary_size
     texts = Tokenizer.from_str(loaded.description.tokenizer_json).decode_batch([[place] for place in range(size)])
     printable = [place for place, text in enumerate(texts) if text and text.isprintable() and text.isascii()]

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -97,41 +97,48 @@ class LoraModule:
         return LoraModule(name, Path(path))
 
 
-def load_model(
-    name: str,  # as `names` has it
-    dtype: str = "auto",  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
-    device: str = "cpu",
-    max_length: int | None = None,
-    trust_remote_code: bool = False,  # whether code that comes with the model may run
-    pruning: Pruning | None = None,
-    template: Path | None = None,
-    quantization: str | None = None,  # of QUANTIZATIONS; a checkpoint that is quantized already names none
-    ranks: int = 1,  # processes that share the weights, of which this is one: as `tensor_parallel` has made it
-    lora: LoraModule | None = None,
-    generation_config: str = NEUTRAL,  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
-    override: Mapping[str, Any] | None = None,  # settings in place of these, by the names of generation_config.json
-) -> LoadedModel:
-    """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
+@dataclass(frozen=True)
+class LoadOptions:
+    """Which model is loaded, and how; checked when that is done."""
+
+    name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
+    dtype: str = "auto"  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
+    device: str = "cpu"  # as torch names it; auto: CUDA if there is one
+    max_length: int | None = None  # tokens of a session; None: the model's own context, if it fits
+    trust_remote_code: bool = False  # whether code that comes with the model may run
+    pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
+    chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
+    quantization: str | None = None  # of QUANTIZATIONS; a checkpoint that is quantized already names none
+    tensor_parallel_size: int = 1  # processes that share it, of which this is one (`tensor_parallel`)
+    lora: LoraModule | None = None
+    generation_config: str = NEUTRAL  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
+    # Settings in place of these, by the names of generation_config.json.
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_model(options: LoadOptions) -> LoadedModel:
+    """Loads weights (safetensors only) and tokenizer.
 
     Raises:
         ModelLoadError: folder, weights, tokenizer, dtype, device, max_length, quantization or adapter do not fit, or
             the head cannot be cut.
         FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
+    name, quantization, lora = options.name, options.quantization, options.lora
+    if options.dtype != "auto" and options.dtype not in DTYPES:
+        raise ModelLoadError(f"dtype {options.dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ModelLoadError(f"quantization {quantization!r} is unknown: use {known}, or leave it out")
-    runs_on = device_of(device)
+    device = device_of(options.device)
     source, larger = _source(name), larger_of(name)
     try:
-        tokenizer = load_tokenizer_json(source, template, generation_config)
-        defaults = sampling_defaults(tokenizer.generation, generation_config, override or {})
+        tokenizer = load_tokenizer_json(source, options.chat_template, options.generation_config)
+        defaults = sampling_defaults(tokenizer.generation, options)
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
-    leave_out_cudnn(runs_on)
-    model = _model(name, source, dtype, runs_on, trust_remote_code, ranks, larger)
+    leave_out_cudnn(device)
+    model = _model(options, source, device, larger)
     model.name_or_path = name  # as log lines call it
     move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
@@ -148,27 +155,28 @@ def load_model(
         controls=tokenizer.controls,
         stops=tokenizer.stops,
         vocabulary_size=_row_length(model),
-        context=length_of(model, max_length),
+        context=length_of(model, options.max_length),
         fingerprint="",
         chat_template=tokenizer.chat_template,
         defaults=defaults,
     )
-    kept = None if pruning is None else pruning.ids_of(description)
+    kept = None if options.pruning is None else options.pruning.ids_of(description)
     if kept is not None:
         cut_head(model, kept)
-    return LoadedModel(model, description, kept, max_length, _digest(weights))
+    return LoadedModel(model, description, kept, options.max_length, _digest(weights))
 
 
-def sampling_defaults(own: Mapping[str, Any], source: str, override: Mapping[str, Any]) -> SamplingDefaults:
-    """The defaults of requests, by a generation_config.json of this source (`load_tokenizer_json`).
+def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingDefaults:
+    """The defaults of requests, by what was read of a generation_config.json.
 
     As in vLLM `max_new_tokens` is a limit of all outputs, too, unless it is from the model's own file.
 
     Raises:
         ValueError: a value is of a wrong type or out of its range.
     """
+    override = options.override_generation_config
     settings = {**own, **override}
-    limited = override if source in (OWN, NEUTRAL) else settings
+    limited = override if options.generation_config in (OWN, NEUTRAL) else settings
     try:
         return SamplingDefaults.of(settings, limited.get("max_new_tokens"))
     except ValueError as error:
@@ -258,21 +266,21 @@ def check_divisible(name: str, ranks: int, trust_remote_code: bool) -> None:
             raise NumberOutOfRangeError(f"--tensor-parallel-size must divide {what}, {count}, got {ranks}")
 
 
-def _model(
-    name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool, ranks: int, larger: Any
-) -> PreTrainedModel:
-    """The model of a name, or a rank's share; in a larger shape if the name says so: that one is made on its device."""
-    if ranks > 1:  # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway
+def _model(options: LoadOptions, source: str, device: torch.device, larger: Any) -> PreTrainedModel:
+    """The model, or a rank's share; in a larger shape if its name says so: that one is made on its device."""
+    name, dtype, trusted = options.name, options.dtype, options.trust_remote_code
+    if options.tensor_parallel_size > 1:
+        # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway.
         on_cpu = patch("transformers.modeling_utils.check_and_set_device_map", lambda _: None)
         with on_cpu if device.type == "cpu" else nullcontext():
-            return _weights(source, dtype, device, trust_remote_code, DistributedConfig(tp_size=ranks))
+            return _weights(source, dtype, device, trusted, DistributedConfig(tp_size=options.tensor_parallel_size))
     if name.startswith(RANDOM_PREFIX):
         made = random_model(name.removeprefix(RANDOM_PREFIX), load_tokenizer_json(source).vocabulary_size)
         made.to(device, DTYPES.get(dtype, made.dtype))  # type: ignore[arg-type]  # transformers wraps torch's signature
         return made
     if larger is None:
-        return _weights(source, dtype, device, trust_remote_code)
-    grown: PreTrainedModel = larger.grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), device)
+        return _weights(source, dtype, device, trusted)
+    grown: PreTrainedModel = larger.grown(_weights(source, dtype, torch.device("cpu"), trusted), device)
     return grown
 
 
@@ -398,14 +406,7 @@ def cut_head(model: PreTrainedModel, kept: Ids) -> None:
     Raises:
         ModelLoadError: the head is not a plain linear layer, or cannot be replaced.
     """
-    cut = cut_of(model.get_output_embeddings(), kept)
-    model.set_output_embeddings(cut)
-    if model.get_output_embeddings() is not cut:
-        raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")
-
-
-def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
-    """A head with copies of the weights (and biases) of `kept` ids, in their order; raises ModelLoadError."""
+    head: nn.Module | None = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise ModelLoadError(
             f"the head of this model is {'missing' if head is None else 'a ' + type(head).__name__}, and only a plain "
@@ -413,10 +414,11 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
         )
     rows = torch.as_tensor(kept, device=head.weight.device)
     cut = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device="meta", dtype=head.weight.dtype)
-    cut.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
-    if head.bias is not None:
-        cut.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
-    return cut
+    for name, whole in head.named_parameters():
+        setattr(cut, name, nn.Parameter(whole.detach()[rows], requires_grad=False))
+    model.set_output_embeddings(cut)
+    if model.get_output_embeddings() is not cut:
+        raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")
 
 
 # Small random models of any architecture, which `random:ARCHITECTURE` names: its own configuration, with small sizes.

@@ -28,7 +28,8 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """In the usual order, for who reads it, as some routers do: a copy."""
-        return self._weight.to_dense()
+        dense: Tensor = self._weight.to_dense()
+        return dense
 
     def forward(self, rows: Tensor) -> Tensor:
         """Shape (..., in) to (..., out)."""
