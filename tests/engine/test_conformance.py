@@ -14,16 +14,9 @@ from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import conformance, greedy
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import (
-    RANDOM_CONTEXT,
-    RANDOM_WINDOW,
-    LoadOptions,
-    architectures,
-    load_model,
-    quantize,
-    random_model,
-)
+from crossdraft.engine.loader import LoadOptions, load_model, quantize
 from crossdraft.engine.names import ModelLoadError
+from crossdraft.lab.models import RANDOM_CONTEXT, RANDOM_WINDOW, architectures, random_model
 from tests.engine.architectures import ARCHITECTURES
 from tests.engine.tiny import VOCABULARY
 

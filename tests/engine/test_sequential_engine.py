@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import random_model
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.sequential_engine import LAG, MARGIN, STATES, Ids, SequentialEngine, engine_of, plan_stretches
+from crossdraft.lab.models import random_model
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine import test_engine
 from tests.engine.gathering import gathered
