@@ -60,7 +60,12 @@ def test_without_the_laboratory_its_commands_say_where_it_is(words: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    "words", [*(("--model", "inflated:7x512:bundled:target"), ("--model", "bundled:target", "--pace", "1,0"))]
+    "words",
+    [
+        ("--model", "inflated:7x512:bundled:target"),
+        ("--model", "random:llama"),
+        ("--model", "bundled:target", "--pace", "1,0"),
+    ],
 )
 def test_what_only_the_laboratory_emulates_is_refused_without_it(words: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", INSTALLED, "serve", "drafter", *words]

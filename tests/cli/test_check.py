@@ -10,6 +10,7 @@ from tokenizers.models import WordPiece
 from crossdraft.cli import check
 from crossdraft.engine import compatibility
 from crossdraft.engine.attention import Window
+from crossdraft.lab import models
 from tests.cli.conftest import Cli
 from tests.engine.test_loader import folder_of, rewritten
 from tests.engine.tiny import tiny_llama
@@ -88,7 +89,7 @@ def test_what_differs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_architecture(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are refused, or have no small random model, are no failure."""
-    monkeypatch.setattr(check, "architectures", lambda: ["llama", "bert", "no such model"])
+    monkeypatch.setattr(models, "architectures", lambda: ["llama", "bert", "no such model"])
     ended = cli("check", "random:all")
     assert ended.code == 0
     assert "1 exact, 0 differs, 1 refused, 1 not loaded" in ended.out

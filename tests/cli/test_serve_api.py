@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from crossdraft.cli import serve
 from crossdraft.config.engine import OwnModels
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.serving.backend import LocalOptions
 from tests.cli.conftest import COMMAND, Cli
 
@@ -207,7 +207,7 @@ def test_a_pair_by_one_command(
     assert httpx.get(f"http://{ready['address']}/ready").json() == {"status": "ready", "models": [name]}
     body = {"ignore_eos": True, "speculative": {"overlap": "off", "k": 3}}
     done = asked.completions.create(model=name, prompt=PROMPT, max_tokens=12, temperature=0, extra_body=body)
-    loaded = load_model(name)
+    loaded = load_model(LoadOptions(name))
     ids = loaded.model.generate(
         AutoTokenizer.from_pretrained(name)(PROMPT, return_tensors="pt").input_ids,
         max_new_tokens=12,

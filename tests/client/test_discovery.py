@@ -16,7 +16,7 @@ from crossdraft.client import GenerationRequest, Pipeline, RequestError, connect
 from crossdraft.client.api import addresses_of
 from crossdraft.client.discovery import MismatchError, Probe
 from crossdraft.drafter.service import DrafterService
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, Replaced, ServiceError, Unreachable
@@ -370,7 +370,7 @@ async def test_another_model_is_served_once_the_targets_of_the_one_before_have_l
 def tuned(target_model: RunningModel, target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
     """The target's name and tokenizer with other weights."""
     rewritten(copytree(target_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5 + 0.01})
-    loaded = load_model(str(tmp_path / "tuned"))
+    loaded = load_model(LoadOptions(str(tmp_path / "tuned")))
     described = replace(loaded.description, model=target_model.description.model)
     model = RunningModel.of(replace(loaded, description=described), Side.TARGET, 1)
     yield model
@@ -449,7 +449,7 @@ async def test_drafters_of_one_vocabulary_may_have_other_weights(
     target: TargetClient, drafter: DrafterClient, drafter_folder: Path, tmp_path: Path
 ) -> None:
     rewritten(copytree(drafter_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5})
-    model = RunningModel.of(load_model(str(tmp_path / "tuned")), Side.DRAFTER, 1)
+    model = RunningModel.of(load_model(LoadOptions(str(tmp_path / "tuned"))), Side.DRAFTER, 1)
     async with (
         Server(DRAFTER, DrafterService(model), Listening(grace_seconds=0)) as other,
         connect(target.address, [drafter.address, other.address], needs_drafter=True) as pipeline,

@@ -25,7 +25,7 @@ from crossdraft.client import (
 )
 from crossdraft.client.api import Generation
 from crossdraft.drafter.service import DrafterService
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
@@ -110,7 +110,7 @@ async def test_control_symbols_have_their_names(pipeline: Pipeline) -> None:
 @pytest.mark.usefixtures("drafter_first")
 async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, drafter: DrafterClient) -> None:
     some, text = kind("small_unigram"), "the dog"
-    model = RunningModel.of(load_model(str(save(tmp_path, some, 128))), Side.TARGET, 1)
+    model = RunningModel.of(load_model(LoadOptions(str(save(tmp_path, some, 128)))), Side.TARGET, 1)
     only = SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
     async with (
         Server(TARGET, TargetService(model), AT_ONCE) as server,
@@ -142,7 +142,7 @@ def chatting(target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
     settings = json.loads((target_folder / "tokenizer_config.json").read_text())
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    model = RunningModel.of(load_model(str(tmp_path)), Side.TARGET, 1)
+    model = RunningModel.of(load_model(LoadOptions(str(tmp_path))), Side.TARGET, 1)
     yield model
     model.close()
 

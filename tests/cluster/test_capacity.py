@@ -92,12 +92,6 @@ def test_replicas_that_fit_in_sum_but_on_no_node_are_refused_with_what_each_node
     )
 
 
-def test_of_a_resource_that_no_node_offers_only_that_is_said() -> None:
-    found = placed([Need("t", 2, {"CPU": 1, "targets": 1})], NODES)
-    told = "t: 2 wanted, each with CPU 1, targets 1 on one node; no node offers `targets`; offered are "
-    assert (found.faults, len(found.left)) == ((f"{told}CPU, drafter, target",), 1)
-
-
 def test_nodes_that_are_set_up_are_read_from_the_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
     report = {"pending_nodes": [["10.77.0.2", "local", "setting-up"]], "pending_launches": {"gpu": 2}}
     pending = ("10.77.0.2 setting-up", "2 of type gpu, launching")

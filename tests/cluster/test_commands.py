@@ -82,20 +82,6 @@ def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.full
-def test_a_resource_that_no_node_has_is_said_with_what_they_have(cluster: RunningCluster) -> None:
-    before = cluster.entries()
-    file = cluster.file(cluster.configuration().replace("custom: {target: 1}", "custom: {accelerator: 1}"))
-    done = cluster.command("deploy", file, "--wait-seconds", "0")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert (
-        "target of 'small': 2 wanted, each with CPU 0.5, accelerator 1 on one node; "
-        "no node offers `accelerator`; offered are CPU, drafter, ingress" in done.stderr
-    )
-    assert "Traceback" not in done.stderr
-    asyncio.run(eventually(lambda: cluster.entries() == before))
-
-
-@pytest.mark.full
 def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: RunningCluster) -> None:
     text = cluster.configuration().replace("orchestrators: 2", "orchestrators: many")
     line = 1 + next(number for number, one in enumerate(text.splitlines()) if "many" in one)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cluster.config import ConfigurationError, Role, load, parse, processes_of
-from crossdraft.config.api import HttpSettings
 from crossdraft.config.cluster import Scale
 
 SMALLEST = """\
@@ -56,27 +55,6 @@ def test_how_long_services_are_waited_for_is_a_setting() -> None:
     made = parse(SMALLEST + "target_wait_seconds: 50\nreply_wait_seconds: 90\n")
     (found,) = (one for one in processes_of(made) if one.role is Role.ORCHESTRATOR)
     assert (found.target_wait_seconds, found.reply_wait_seconds) == (50, 90)
-
-
-def test_pages_and_chat_templates_are_configured_as_on_the_command_line(tmp_path: Path) -> None:
-    page = "https://a.example"
-    line = HttpSettings(allowed_origins=(page,), allowed_headers=("x-a", "x-b")).cors
-    text = (
-        SMALLEST
-        + f"      chat_template: chat.jinja\nhttp: {{allowed_origins: ['{page}'], allowed_headers: [x-a, x-b]}}\n"
-    )
-    made = parse(text, folder=tmp_path)
-    assert made.http.cors == line
-    assert made.models[0].target.chat_template == tmp_path / "chat.jinja"
-    assert parse(SMALLEST).http.cors == HttpSettings().cors == {}
-
-
-def test_sizes_of_graphs_are_configured_as_on_the_command_line() -> None:
-    options = "      cuda_graph_sizes: [1, 8]\n      enforce_eager: true\n"
-    target = parse(SMALLEST + options).models[0].target
-    assert (target.cuda_graph_sizes, target.enforce_eager) == ((1, 8), True)
-    with pytest.raises(ConfigurationError, match="cuda_graph_sizes"):
-        parse(SMALLEST + options.replace("8", "8193"))
 
 
 def test_sampling_settings_are_configured_as_on_the_command_line() -> None:

@@ -6,12 +6,14 @@ from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from ray.serve._private import application_state
 from ray.serve.config import AutoscalingConfig
 
-from crossdraft.cluster import config, servers
-from crossdraft.cluster.capacity import needs_of, placed
+from crossdraft.cluster import config, deploy, servers
+from crossdraft.cluster.capacity import NotServedError, needs_of, placed
 from crossdraft.cluster.config import Process, parse, processes_of
 from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
@@ -204,3 +206,19 @@ def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> 
         checked(mine.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CannotListen, match="cannot listen on 127"):
         checked(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("at_fault", ["configuration", "nodes"])
+def test_serve_shows_what_is_wrong_at_once_and_does_not_try_again(
+    at_fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its task does for `serve deploy`, which is tried three times more where it raises anything."""
+    monkeypatch.setattr(application_state, "configure_component_logger", lambda **_: None)
+    monkeypatch.setattr(deploy, "_checked", Mock(side_effect=NotServedError("a port is taken")))
+    args, said = {
+        "configuration": ({"models": []}, "models is empty; name at least one"),
+        "nodes": ({"models": [{"name": "small", "target": {"model": "m"}}]}, "a port is taken"),
+    }[at_fault]
+    build = application_state.build_serve_application._function
+    found = build(f"{deploy.__name__}:build", "1", "crossdraft", args, None, None, {}, {}, {})
+    assert found == (None, None, said)

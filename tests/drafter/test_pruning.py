@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.client import SamplingOptions, Statistics, connect
 from crossdraft.drafter.service import DrafterService
-from crossdraft.engine.loader import LoadedModel, Pruning, load_model
+from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
@@ -37,7 +37,7 @@ def frequencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def loaded(drafter_folder: Path, frequencies: Path) -> LoadedModel:
-    return load_model(str(drafter_folder), pruning=Pruning(KEEP, frequencies))
+    return load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies)))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def pruned(pruned_model: RunningModel) -> AsyncIterator[DrafterClient]:
 
 
 def test_the_description_is_that_of_the_whole_vocabulary(loaded: LoadedModel, drafter_folder: Path) -> None:
-    assert loaded.description == load_model(str(drafter_folder)).description
+    assert loaded.description == load_model(LoadOptions(str(drafter_folder))).description
     assert loaded.kept is not None
     assert len(loaded.kept) == KEEP < loaded.description.vocabulary_size
     assert set(loaded.description.stops) <= set(loaded.kept.tolist())

@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 from crossdraft.engine.compatibility import FAILURES, NOTING, ModelLayers, UnsupportedModelError, layers_of
 from crossdraft.engine.compilation import use_experts_on_device
 from crossdraft.engine.kv_cache import KVCache
-from crossdraft.engine.loader import move_attributes, random_model
+from crossdraft.engine.loader import move_attributes
 from crossdraft.engine.names import ModelLoadError
+from crossdraft.lab.models import random_model
 
 DEVICE = torch.device("privateuseone:0")
 WAITS = (DataDependentOutputException, DynamicOutputShapeException)

@@ -12,14 +12,13 @@ from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError, window_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.types.trees import TokenTree, tree_of
+from crossdraft.types.trees import tree_of
 from tests.engine.architectures import ARCHITECTURES, WINDOW, made
 from tests.engine.taped import taped
 from tests.engine.test_engine import BRANCHES, serve
 
 TEXT = tuple((5 * number + number // 7) % 97 for number in range(5 * WINDOW))  # 40 tokens, longer than a hashed block
 DEEP = tree_of([tuple(range(50, 50 + 2 * WINDOW)), (50, 51, 3, 4), (7, 8)], budget=40)  # a path of two windows
-WINDOWED = [name for name in ARCHITECTURES if not name.startswith(("deepseek", "nemotron", "stablelm"))]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,28 +56,6 @@ def test_so_they_are_by_the_kernel_for_a_gpu(name: str, monkeypatch: pytest.Monk
     engine = Engine(made(name), chunk=2 * WINDOW - 1, graphs=True, graph_sizes=(8,))
     serve(engine, Request("a", TEXT[: WINDOW + 2]), Request("b", TEXT[:3]))
     serve(engine, Request("a", (*TEXT[: WINDOW + 2], 9), tree_of([(50, 51), (50, 3)], 3)))
-
-
-@pytest.mark.parametrize("wrong", [-1, 1])
-@pytest.mark.parametrize("name", WINDOWED)
-def test_a_window_that_is_off_by_one_is_seen_here(name: str, wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(sees: compatibility.Sees, length: int, device: torch.device) -> Window | None:
-        right = window_of(sees, length, device)
-        return right and Window(right.size + wrong, right.chunked)
-
-    monkeypatch.setattr(compatibility, "window_of", off)
-    engine = Engine(made(name))
-    with pytest.raises(AssertionError, match="not close"):
-        serve(engine, Request("a", TEXT[: 3 * WINDOW - 1], TokenTree((4,), (-1,))))
-
-
-def test_what_other_sessions_left_beyond_the_window_is_not_read() -> None:
-    engine = Engine(made("gemma3"), budget=1)
-    sessions = engine.slots // 128
-    for number in range(2 * sessions):  # all slots, twice
-        serve(engine, Request(number, (number, *TEXT, *TEXT[:30])))
-        engine.close(number)
-    serve(engine, *(Request(f"again {number}", (number, *TEXT[: 2 * WINDOW + number])) for number in range(5)))
 
 
 @pytest.mark.parametrize(

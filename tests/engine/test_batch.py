@@ -1,27 +1,15 @@
 """What the numbers of a forward say."""
 
-from itertools import accumulate
-
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.engine.attention import TILE, Marks, Window
-from crossdraft.engine.batch import (
-    BatchSlice,
-    Numbers,
-    StepInputs,
-    following_numbers,
-    numbers_of,
-    too_large,
-    visible,
-    wanted_tokens,
-)
+from crossdraft.engine.attention import Window
+from crossdraft.engine.batch import BatchSlice, Numbers, following_numbers, numbers_of, too_large
 from crossdraft.engine.kv_cache_manager import Extent, size_for
 from crossdraft.engine.requests import NO_TREE, CachedTokens, InputTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree, tree_of
+from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
 NOBODYS = 9999
 
@@ -37,48 +25,7 @@ def chain(nodes: int) -> TokenTree:
     return TokenTree((7,) * nodes, tuple(range(ROOT, nodes - 1)))
 
 
-TREES = [
-    NO_TREE,
-    chain(3),
-    chain(MOST_NODES),
-    tree_of([(1, 2, 3), (1, 4), (5,)], 9),
-    TokenTree((1, 2, 3), (ROOT, ROOT, 0)),
-]
-
-
 WINDOWS = (None, Window(9), Window(7, chunked=True))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30), st.sampled_from(TREES)), min_size=1, max_size=5),
-    st.integers(0, 9),
-)
-def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, TokenTree]], padding: int) -> None:
-    pieces = [piece(held, text, tree, 256 * number) for number, (held, text, tree) in enumerate(sessions)]
-    tokens = sum(one.count for one in pieces)
-    numbers = numbers_of(pieces, tokens + padding, WINDOWS, [NOBODYS] * len(WINDOWS))
-    inputs = StepInputs.of(torch.from_numpy(numbers))
-    assert inputs.ids[:tokens].tolist() == [id_ for one in pieces for id_ in one.inputs.tokens]
-    wanted = wanted_tokens(pieces)
-    assert (numbers[2, : len(wanted)] == wanted).all()
-    for window, rows in zip(WINDOWS, inputs.marks, strict=True):
-        marks, token = Marks(*rows.numpy()), 0
-        for one in pieces:
-            (seen,) = visible([one], one.count, one.used, window)
-            blocks = marks.blocks[token : token + one.count]
-            assert [*accumulate(int(size) for size in blocks if size > 0)] == [
-                *np.flatnonzero(blocks[1:] > 0) + 1,
-                one.count,
-            ]
-            assert blocks.max() <= TILE
-            for sees, slot in zip(seen, one.inputs.slots, strict=True):
-                line = {marks.bases[token] + bit for bit in range(MOST_NODES) if int(marks.lines[token]) >> bit & 1}
-                found = {*range(marks.firsts[token], marks.limits[token]), *line}
-                assert {slot - one.extent.start for slot in found} == {*np.flatnonzero(sees)}
-                assert max(found) <= marks.targets[token] == one.extent.start + slot
-                token += 1
-        assert (marks.targets[tokens:] == NOBODYS).all()
-        assert not marks.blocks[tokens:].any()
 
 
 def one_token(place: int, base: int, start: int) -> BatchSlice:

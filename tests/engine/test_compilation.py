@@ -16,11 +16,12 @@ from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 from torch.fx import GraphModule
 
-from crossdraft.engine import compilation, loader
+from crossdraft.engine import compilation
 from crossdraft.engine.compilation import CompiledForward, JoinedLinear, use_experts_on_device
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import architectures, random_model
 from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.lab import models
+from crossdraft.lab.models import architectures, random_model
 from tests.engine.test_engine import BRANCHES, serve
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
@@ -198,7 +199,7 @@ def test_experts_compute_the_same_where_groups_would_wait_for_the_device(
     name: str, experts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for size in ("num_experts", "num_local_experts", "n_routed_experts"):
-        monkeypatch.setitem(loader.RANDOM_SIZES, size, experts)
+        monkeypatch.setitem(models.RANDOM_SIZES, size, experts)
     model, ids = random_model(name, VOCABULARY), torch.tensor([TEXT[:9]])
     expected = model(ids).logits
     monkeypatch.setattr(compilation, "_grouped_waits", lambda weight: True)

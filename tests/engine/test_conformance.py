@@ -14,9 +14,9 @@ from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import conformance, greedy
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import RANDOM_CONTEXT, RANDOM_WINDOW, architectures, load_model, quantize, random_model
+from crossdraft.engine.loader import LoadOptions, load_model, quantize
 from crossdraft.engine.names import ModelLoadError
-from crossdraft.engine.packed_linear import pack
+from crossdraft.lab.models import RANDOM_CONTEXT, RANDOM_WINDOW, architectures, random_model
 from tests.engine.architectures import ARCHITECTURES
 from tests.engine.tiny import VOCABULARY
 
@@ -74,15 +74,7 @@ def test_a_refusal_has_the_true_reason(name: str) -> None:
 
 
 def test_a_random_model_has_the_data_type_that_is_asked_for() -> None:
-    assert load_model("random:llama", dtype="bfloat16").model.dtype == torch.bfloat16
-
-
-def test_what_fails_while_weights_are_watched_is_refused_by_the_engine() -> None:
-    model = random_model("xmod", VOCABULARY)
-    pack(model)
-    assert not any("Watched" in type(module).__name__ for module in model.modules())
-    with pytest.raises(UnsupportedModelError, match="no plain call"):
-        Engine(model)
+    assert load_model(LoadOptions("random:llama", dtype="bfloat16")).model.dtype == torch.bfloat16
 
 
 def test_a_model_whose_weights_are_no_numbers_is_refused_for_that() -> None:
@@ -191,7 +183,7 @@ def test_a_quantized_model_is_served_as_it_is() -> None:
 
 def test_quantization_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelLoadError, match="quantization 'fp4' is unknown: use int8"):
-        load_model("bundled:drafter-c", quantization="fp4")
+        load_model(LoadOptions("bundled:drafter-c", quantization="fp4"))
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(ModelLoadError, match=r"needs torchao: .* pip install"):
-        load_model("random:llama", quantization="int8")
+        load_model(LoadOptions("random:llama", quantization="int8"))

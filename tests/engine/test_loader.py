@@ -19,7 +19,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.engine.device import leave_out_cudnn
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import LoraModule, cut_head, load_model, move_attributes
+from crossdraft.engine.loader import LoadOptions, LoraModule, cut_head, load_model, move_attributes
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import RunningModel
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_gives_a_model_and_its_description(folder: Path) -> None:
-    loaded = load_model(str(folder))
+    loaded = load_model(LoadOptions(str(folder)))
     described = loaded.description
     assert described.model == str(folder)
     assert described.stops == (VOCABULARY - 1,)
@@ -64,7 +64,9 @@ def test_sampling_settings_are_described(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(own))
 
     def given(source: str, **override: float) -> dict[str, float]:
-        described = load_model(str(folder), generation_config=source, override=override).description
+        described = load_model(
+            LoadOptions(str(folder), generation_config=source, override_generation_config=override)
+        ).description
         return described.defaults.given
 
     usual = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "max_tokens": 100}
@@ -84,7 +86,7 @@ def test_sampling_settings_are_described(folder: Path) -> None:
 
 def identity(name: Path | str, side: Side = Side.TARGET, **options: Any) -> str:
     """What a service of the model says of it."""
-    running = RunningModel.of(load_model(str(name), **options), side, 1)
+    running = RunningModel.of(load_model(LoadOptions(str(name), **options)), side, 1)
     running.close()
     return running.description.fingerprint
 
@@ -136,7 +138,7 @@ def test_of_a_drafter_the_vocabulary_does(folder: Path) -> None:
 )
 def test_dtypes(folder: Path, stored: torch.dtype, asked: str, run: torch.dtype) -> None:
     tiny_llama().to(stored).save_pretrained(folder)
-    loaded = load_model(str(folder), dtype=asked)
+    loaded = load_model(LoadOptions(str(folder), dtype=asked))
     assert loaded.model.dtype == run
     (logits,) = Engine(loaded.model).forward([Request("a", (1, 2, 3))])
     assert logits.dtype == torch.float32
@@ -144,9 +146,9 @@ def test_dtypes(folder: Path, stored: torch.dtype, asked: str, run: torch.dtype)
 
 
 def test_a_lower_max_length_is_the_context(folder: Path) -> None:
-    assert load_model(str(folder), max_length=64).description.context == 64
+    assert load_model(LoadOptions(str(folder), max_length=64)).description.context == 64
     with pytest.raises(ModelLoadError, match="between 7 and the model's context, 128, got 129"):
-        load_model(str(folder), max_length=129)
+        load_model(LoadOptions(str(folder), max_length=129))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_lower_max_length_is_the_context(folder: Path) -> None:
 def test_folders_that_lack_something(folder: Path, missing: str, complaint: str) -> None:
     (folder / missing).unlink()
     with pytest.raises(ModelLoadError, match=complaint):
-        load_model(str(folder))
+        load_model(LoadOptions(str(folder)))
 
 
 def rewritten(
@@ -199,7 +201,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 def test_a_checkpoint_that_is_not_its_model_is_refused(folder: Path, change, complaint: str) -> None:
     rewritten(folder, change)
     with pytest.raises(ModelLoadError, match=complaint):
-        load_model(str(folder))
+        load_model(LoadOptions(str(folder)))
 
 
 def test_tensors_that_need_not_be_there(folder: Path) -> None:
@@ -208,31 +210,31 @@ def test_tensors_that_need_not_be_there(folder: Path) -> None:
     frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4) for layer in range(2)}
     rewritten(folder, lambda tensors: tensors | frequencies)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    load_model(str(folder))
+    load_model(LoadOptions(str(folder)))
 
 
 @pytest.mark.parametrize("name", ["pytorch_model-00001-of-00002.bin", "weights.pth"])
 def test_pickled_weights_are_never_read(folder: Path, name: str) -> None:
     (folder / name).write_bytes(b"nothing that could be unpickled")
-    assert load_model(str(folder)).description.vocabulary_size == VOCABULARY
+    assert load_model(LoadOptions(str(folder))).description.vocabulary_size == VOCABULARY
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=f"has its weights in {name}, a pickle, which could run any code"):
-        load_model(str(folder))
+        load_model(LoadOptions(str(folder)))
 
 
 def test_names_dtypes_devices_and_architectures_that_do_not_exist(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match="there is no folder"):
-        load_model("./nowhere")
+        load_model(LoadOptions("./nowhere"))
     with pytest.raises(ModelLoadError, match="there is no bundled model 'bundled:nothing'"):
-        load_model("bundled:nothing")
+        load_model(LoadOptions("bundled:nothing"))
     with pytest.raises(ModelLoadError, match="dtype 'int8' is unknown: use auto, float32"):
-        load_model(str(folder), dtype="int8")
+        load_model(LoadOptions(str(folder), dtype="int8"))
     with pytest.raises(ModelLoadError, match="--device must be auto, cpu or a device that torch sees here, got abacus"):
-        load_model(str(folder), device="abacus")
+        load_model(LoadOptions(str(folder), device="abacus"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "no-such-model"}))
     with pytest.raises(ModelLoadError, match="cannot be loaded as a causal language model"):
-        load_model(str(folder))
+        load_model(LoadOptions(str(folder)))
 
 
 def test_attention_that_plans_for_each_size_is_left_out_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,33 +297,33 @@ def test_an_adapter_is_merged_and_names_the_model(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.inference_mode():
-        usual = load_model("random:llama").model(ids).logits
+        usual = load_model(LoadOptions("random:llama")).model(ids).logits
         settings = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4, init_lora_weights=False)
-        adapted = peft.get_peft_model(load_model("random:llama").model, settings)
+        adapted = peft.get_peft_model(load_model(LoadOptions("random:llama")).model, settings)
         adapted.save_pretrained(tmp_path)
         expected = adapted.eval()(ids).logits
-        loaded = load_model("random:llama", lora=LoraModule("mine", tmp_path))
+        loaded = load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path)))
         torch.testing.assert_close(loaded.model(ids).logits, expected, atol=1e-4, rtol=0)
     assert float((expected - usual).abs().max()) > 0.1
     assert loaded.description.model == "mine"
     Engine(loaded.model)
     stored = (tmp_path / "adapter_model.safetensors").read_bytes()
     rewritten(tmp_path, lambda tensors: {name: tensor * 2 for name, tensor in tensors.items()}, "adapter_model")
-    assert load_model("random:llama", lora=LoraModule("mine", tmp_path)).weights != loaded.weights
+    assert load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path))).weights != loaded.weights
     (tmp_path / "adapter_model.safetensors").write_bytes(stored)
-    assert load_model("random:llama", lora=LoraModule("mine", tmp_path)).weights == loaded.weights
-    assert load_model("random:llama").weights != loaded.weights
+    assert load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path))).weights == loaded.weights
+    assert load_model(LoadOptions("random:llama")).weights != loaded.weights
     with pytest.raises(ModelLoadError, match="is no LoRA adapter of this model"):
-        load_model("random:gpt2", lora=LoraModule("mine", tmp_path))
+        load_model(LoadOptions("random:gpt2", lora=LoraModule("mine", tmp_path)))
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
     with pytest.raises(ModelLoadError, match=r"has no adapter_model\.safetensors"):
-        load_model("random:llama", lora=LoraModule("mine", tmp_path))
+        load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path)))
 
 
 def test_adapters_without_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelLoadError, match=r"adapters need peft: .* pip install"):
-        load_model("random:llama", lora=LoraModule("mine", tmp_path))
+        load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path)))
 
 
 def test_tensors_that_are_attributes_are_moved_once_wherever_they_are() -> None:

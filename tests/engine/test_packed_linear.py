@@ -32,7 +32,9 @@ def test_any_number_of_rows(rows: int, bias: bool) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(rows)
         linear = nn.Linear(33, 50, bias)
-    found = PackedLinear(linear)(torch.ones(2, rows, 33).cumsum(1))
+    packed = PackedLinear(linear)
+    assert torch.equal(packed.weight, linear.weight)  # routers read it
+    found = packed(torch.ones(2, rows, 33).cumsum(1))
     torch.testing.assert_close(found, linear(torch.ones(2, rows, 33).cumsum(1)).detach(), atol=1e-4, rtol=1e-5)
 
 

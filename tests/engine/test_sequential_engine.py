@@ -1,6 +1,5 @@
 """The engine that runs each session by the model's own cache, against plain forwards; recurrent models and others."""
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ from transformers import PreTrainedModel
 
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import random_model
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.sequential_engine import LAG, MARGIN, STATES, Ids, SequentialEngine, engine_of, plan_stretches
+from crossdraft.engine.sequential_engine import LAG, MARGIN, STATES, Ids, SequentialEngine, engine_of
+from crossdraft.lab.models import random_model
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine import test_engine
 from tests.engine.gathering import gathered
@@ -107,27 +106,6 @@ def test_a_large_tree_needs_no_more_states_than_a_session_has(
     serve(engine, Request("a", LONG, tree_of(paths, 99)))
     assert len(most) > 24
     assert max(most) <= STATES + 1
-
-
-@pytest.mark.parametrize("lag", [0, LAG])
-def test_plans_begin_with_what_is_known_and_reach_all_rows(lag: int) -> None:
-    choice = random.Random(3)
-    for _ in range(300):
-        context = tuple(choice.choices(range(2), k=choice.randint(1, 50)))
-        nodes = choice.randint(0, 8)
-        parents = tuple(choice.randint(-1, node - 1) for node in range(nodes))
-        tree = TokenTree(tuple(choice.choices(range(3), k=nodes)), parents)
-        paths = [*tree.paths()]
-        wanted = tuple(sorted(choice.sample(range(nodes + 1), choice.randint(0, nodes + 1))))
-        texts = [context + choice.choice(paths) for _ in range(4)]
-        saved = [text[: choice.randint(1, len(text))] for text in texts]
-        known, rows = {(), *saved}, {*saved}
-        for start, end in plan_stretches(saved, Request("a", context, tree, wanted), lag):
-            assert start in known
-            assert start == end[: len(start)] != end
-            known.add(end)
-            rows |= {end[:stop] for stop in range(len(start) + 1, len(end) + 1)}
-        assert {context + paths[row] for row in wanted} <= rows
 
 
 def biased(model: PreTrainedModel, wrong: Any) -> PreTrainedModel:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
@@ -64,7 +64,7 @@ def shared() -> Iterator[RunningModel]:
 
 @pytest.fixture(scope="module")
 def whole() -> Engine:
-    return Engine(load_model(TARGET).model, LENGTH, MIB)
+    return Engine(load_model(LoadOptions(TARGET)).model, LENGTH, MIB)
 
 
 def test_ranks_serve_the_model_that_one_process_serves(shared: RunningModel) -> None:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.lab.models import Larger
@@ -83,9 +83,9 @@ def test_ids_that_a_larger_vocabulary_adds_are_never_drawn() -> None:
         torch.testing.assert_close(larger[..., :own], logits, atol=1e-4, rtol=0)
         assert larger.shape[-1] == own + 300
         assert larger.double().softmax(-1)[..., own:].sum() == 0
-    loaded = load_model("inflated:6x256x768+5000:bundled:target")
+    loaded = load_model(LoadOptions("inflated:6x256x768+5000:bundled:target"))
     assert loaded.description.vocabulary_size == 5000
-    assert greedy(loaded.model, PROMPTS[0], 3) == greedy(load_model("bundled:target").model, PROMPTS[0], 3)
+    assert greedy(loaded.model, PROMPTS[0], 3) == greedy(load_model(LoadOptions("bundled:target")).model, PROMPTS[0], 3)
 
 
 @pytest.mark.parametrize(("model", "side"), [("target", Side.TARGET), ("drafter-b", Side.DRAFTER)])
@@ -111,4 +111,4 @@ def test_ids_that_a_larger_vocabulary_adds_have_texts_of_their_own(model: str, s
 )
 def test_shapes_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(ModelLoadError, match=r"give inflated:LAYERSxHIDDEN|must be at least the model's own"):
-        load_model(name)
+        load_model(LoadOptions(name))

@@ -5,7 +5,7 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.cli.running import CommandFailed
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.lab.transformers_peer import AssistedGeneration, Assisting, Question, TransformersProcess
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
@@ -23,7 +23,7 @@ def greedy(model: PreTrainedModel, prompt: tuple[int, ...], tokens: int) -> tupl
 def test_assisted_generation_tells_when_tokens_came() -> None:
     pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
     (made,) = pair.answer(Question((PROMPTS[0],), 6, 2), 0.0)
-    assert made.ids == greedy(load_model("bundled:target", "float32").model, PROMPTS[0], 6)
+    assert made.ids == greedy(load_model(LoadOptions("bundled:target", "float32")).model, PROMPTS[0], 6)
     assert len(made.moments) == 6
     assert [made.asked, *made.moments] == sorted([made.asked, *made.moments])
 

@@ -1,10 +1,8 @@
 """One faulty session, or one faulty peer, harms no other: what each side of a link does about the other's faults."""
 
 import asyncio
-import random
 import re
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,12 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.drafter.ngram import NgramService
 from crossdraft.rpc import clients, frames, handlers
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.codec import MAX_LISTS, described
 from crossdraft.rpc.errors import (
-    BROKEN_WRITE,
     BadMessage,
     Closed,
     ContextTooLong,
@@ -47,13 +43,12 @@ from crossdraft.rpc.frames import (
     Outbox,
     SessionEnded,
 )
-from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, TARGET, UNREAD_LIMITS
+from crossdraft.rpc.handlers import MOST_EARLY, TARGET, UNREAD_LIMITS
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
 from crossdraft.types.rows import Row
 from crossdraft.v1 import target_pb2
-from tests.conftest import FULL
 from tests.rpc import linked
 from tests.rpc.clock import HANGS, Clock
 from tests.rpc.linked import (
@@ -72,7 +67,6 @@ from tests.rpc.linked import (
 )
 from tests.rpc.proxy import Link as Proxy
 from tests.rpc.sessions import TargetClient
-from tests.rpc.test_frames import DIRECTIONS, FRAMES, VALID, mutated
 
 pytestmark = pytest.mark.usefixtures("carried")
 INVALID, NOT_DUE, TOO_LONG = (
@@ -135,16 +129,6 @@ async def test_what_a_session_must_not_say_ends_it_alone(link, service, wrong, c
     assert (ended.code, complaint in ended.text) == (code, True), ended
     assert (service.sessions[0].closed, service.sessions[1].closed) == (1, 0)
     await goes_on(link, 2, 3)
-
-
-@pytest.mark.wire
-async def test_an_opening_that_means_nothing_is_answered(link):
-    await opened(link, 2)
-    await link.send((1, BeginSession(replace(OPEN.opening, prompt=(100,)))))
-    number, ended = await link.receive()
-    assert (number, ended.code) == (1, INVALID)
-    assert "prompt has the id 100" in ended.text
-    await goes_on(link, 2)
 
 
 async def test_a_request_id_that_could_spoil_a_log_line_is_refused(link, service):
@@ -387,21 +371,6 @@ async def test_a_link_ends_with_its_status_also_while_its_first_frame_is_being_w
                 assert (await link.ended())[0] is StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.wire
-async def test_a_frame_over_the_limit_ends_its_link_and_no_other(service):
-    async with (
-        serving(service, MessageLimit(1)) as server,
-        RawLink(server.address) as bad,
-        RawLink(server.address) as good,
-    ):
-        await opened(bad, 1)
-        await opened(good, 1)
-        await bad.send_raw(bytes(2 * MIB))
-        assert (await bad.ended())[0] is StatusCode.RESOURCE_EXHAUSTED
-        await service.news.until(lambda: service.closed == 1)
-        await goes_on(good, 1)
-
-
 @pytest.mark.parametrize("side", ["service", "client"])
 @pytest.mark.wire
 async def test_a_frame_has_a_limit_below_that_of_a_message(service, side):
@@ -586,57 +555,6 @@ async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeyp
             await link.ended()
         async with RawLink(server.address) as again:
             await opened(again, 1)
-
-
-async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
-    listening = Listening(port=linked.PORT, grace_seconds=0)
-    async with Server(DRAFTER, NgramService(), listening) as server, RawLink(server.address, DRAFTER) as link:
-        await link.send(*VALID["to a drafter"][0][:2])
-        assert [type(message).__name__ for _, message in await link.received(2)] == ["Opened", "Drafted"]
-
-
-FRAMES_SENT, FRAMES_OF_A_LINK = (1000 if FULL else 200), 4
-
-
-async def mutations(address: str, role: Any, way: str, count: int) -> Counter[StatusCode]:
-    """Damaged frames on link after link, a few on each; how they ended."""
-    chance, direction, found = random.Random(3), DIRECTIONS[way], Counter[StatusCode]()
-    left = count
-    while left:
-        async with RawLink(address, role) as link:
-            reading = asyncio.create_task(link.ended())
-            for _ in range(min(left, FRAMES_OF_A_LINK)):
-                left -= 1
-                try:
-                    await link.send_raw(mutated(chance.choice(FRAMES[way]), direction.frame, chance))
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    break
-            if not reading.done():
-                with suppress(asyncio.InvalidStateError):
-                    await link.call.done_writing()
-            code, text = await reading
-            # A link that ends while the client still writes: which status the service gave it is not known.
-            found[StatusCode.CANCELLED if (code, text) == (StatusCode.INTERNAL, BROKEN_WRITE) else code] += 1
-    return found
-
-
-@pytest.mark.parametrize("count", [FRAMES_SENT, pytest.param(10_000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=["target", "drafter"])
-@pytest.mark.wire
-async def test_damaged_frames_harm_no_other_link(role, count, caplog):
-    listening = Listening(port=linked.PORT, grace_seconds=0, sessions=SessionOptions(max_sessions=10_000))
-    service, way = (PuppetService(), "to a target") if role is TARGET else (NgramService(), "to a drafter")
-    opening, asked = VALID[way][-1][:2]
-    async with Server(role, service, listening) as server, RawLink(server.address, role) as good:
-        await good.send(opening)
-        assert (await good.receive())[1].fingerprint == service.description.fingerprint
-        found = await mutations(server.address, role, way, count)
-        assert found.keys() <= {StatusCode.OK, StatusCode.INVALID_ARGUMENT, StatusCode.CANCELLED}, found
-        assert found[StatusCode.INVALID_ARGUMENT] + found[StatusCode.CANCELLED] > count // 10
-        await good.send(asked)
-        assert type((await good.receive())[1]).__name__ in ("PassDone", "Drafted")
-        assert server.activity.open == 1
-    assert "a session failed" not in caplog.text
 
 
 # The client's side: what a service must not do.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from crossdraft.drafter.service import DrafterService
-from crossdraft.engine.loader import LoadedModel, load_model
+from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
@@ -66,7 +66,7 @@ def drafter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def loaded(folder: Path) -> LoadedModel:
     """Read once for all tests of this process, of which one at a time runs it."""
-    return load_model(str(folder))
+    return load_model(LoadOptions(str(folder)))
 
 
 def running(folder: Path, side: Side) -> Iterator[RunningModel]:

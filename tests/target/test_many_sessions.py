@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from crossdraft.engine.distributions import distributions
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
-from crossdraft.engine.loader import LoadedModel, load_model
+from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import Side
@@ -39,12 +39,12 @@ class Case:
 
 @pytest.fixture(scope="module")
 def plain() -> LoadedModel:
-    return load_model("bundled:target", "float32")
+    return load_model(LoadOptions("bundled:target", "float32"))
 
 
 @pytest.fixture
 def crowded(budget: int) -> Iterator[RunningModel]:
-    running = RunningModel.of(load_model("bundled:target", "float32"), Side.TARGET, budget)
+    running = RunningModel.of(load_model(LoadOptions("bundled:target", "float32")), Side.TARGET, budget)
     yield running
     running.close()
 

@@ -13,7 +13,7 @@ import torch
 
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
+from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target import service
 from crossdraft.target.service import Request, joined
 from crossdraft.text.grammar import Grammar
@@ -161,21 +161,6 @@ async def test_a_run_that_does_not_fit_is_refused_before_it_begins(target_model:
     with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
         await Talk(target_model, opening).draw(run_of(1, 30))
     assert len(samples_of(await Talk(target_model, opening).draw(run_of(1, 29)))) == 29
-
-
-@pytest.mark.parametrize(
-    ("wrong", "complaint"),
-    [
-        (Pass(1, (), NO_TREE, run=4), "needs draws"),
-        (Pass(1, (), TokenTree((5,), (ROOT,)), draws=True, run=4), "has no tree"),
-        (run_of(1, MOST_RUN + 1), "run has 65; at most 64"),
-    ],
-)
-async def test_runs_that_cannot_be(target: TargetClient, wrong: Pass, complaint: str) -> None:
-    async with target.session(OPENING) as session:
-        with pytest.raises(BadRequest, match=complaint):
-            async for _ in session.draw(wrong):
-                pass
 
 
 @pytest.mark.parametrize("following", [RunTo(1, 0), Pass(2, (), NO_TREE, draws=True)], ids=["told to", "another pass"])

@@ -155,11 +155,9 @@ def a_pass(number: int = 1, committed: tuple[int, ...] = (), tree: TokenTree = T
     ("request_sent", "error", "complaint"),
     [
         (ScorePrompt(len(PROMPT), 0), ProtocolBroken, "those from 1 on can be scored, not from 5"),
-        (ScorePrompt(1, 21), BadRequest, "likely must be at most 20"),
         (a_pass(number=2), ProtocolBroken, "pass 2 is out of order; pass 1 is next"),
         (FetchRow(0, 0), ProtocolBroken, "rows of pass 0 are gone"),
         (a_pass(committed=(100_000,)), BadRequest, "committed has the id 100000"),
-        (a_pass(tree=TokenTree((100_000,), (ROOT,))), BadRequest, "tree.tokens has the id 100000"),
         (a_pass(committed=(1,) * 124), ContextTooLong, "133 tokens, and the context holds 128"),
     ],
 )
@@ -176,7 +174,6 @@ async def test_bad_requests_end_the_session_and_the_service_lives_on(
 @pytest.mark.parametrize(
     ("opening", "error", "complaint"),
     [
-        (OpenTarget((), GREEDY, None), BadRequest, "prompt is empty"),
         (OpenTarget((100_000,), GREEDY, None), BadRequest, "prompt has the id 100000"),
         (OpenTarget((1,) * 129, GREEDY, None), ContextTooLong, "the prompt has 129 tokens, and the context holds 128"),
     ],

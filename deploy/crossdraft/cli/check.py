@@ -23,8 +23,8 @@ from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
 from crossdraft.engine.device import device_of
-from crossdraft.engine.loader import LoadedModel, architectures
-from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError
+from crossdraft.engine.loader import LoadedModel
+from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError, laboratory
 from crossdraft.engine.served_model import ModelOptions, load
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.server import Listening
@@ -95,7 +95,8 @@ def check(
         check_output(markdown)
     with checked_options():
         device_of(engine.device)
-    every = {RANDOM_PREFIX + name for name in architectures()} if EVERY in models else set()
+        names = laboratory("models", EVERY).architectures() if EVERY in models else ()
+    every = {RANDOM_PREFIX + name for name in names}
     found: list[ModelCheck] = []
     try:
         run_to_end(_check_all(sorted(every | {*models} - {EVERY}), drafter, engine, found))

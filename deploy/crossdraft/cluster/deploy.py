@@ -25,6 +25,7 @@ from ray.exceptions import RayError
 from ray.serve import Application, Deployment
 from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _check_cached_client_alive, _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from crossdraft.cluster import capacity
@@ -58,8 +59,8 @@ FAILING = "failed to start"  # in Serve's message
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 POLL_SECONDS = 0.5
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
-# For nodes: on Kubernetes Serve begins with the first pod. Serve says nothing meanwhile, and tries several times.
-BUILDING = Waiting(600.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 15.0, say=log.info)
+# For nodes: on Kubernetes Serve begins with the first pod. Serve says nothing meanwhile.
+BUILDING = Waiting(1800.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 60.0, say=log.info)
 HEALTHY = "HEALTHY"  # a state of a deployment
 STATE = "deployed"  # of the directory's user_config
 Processes = Sequence[Process]  # of an application: the directory first, the HTTP front last
@@ -347,12 +348,13 @@ def build(args: Mapping[str, object]) -> Application:
     """The application, for Serve to build from `import_path` and `args`, as `serve deploy` and KubeRay make it do.
 
     Raises:
-        ConfigurationError: the configuration cannot be used.
-        NotServedError: nodes lack resources, a model or a file, have another crossdraft, or a port is taken.
+        RayServeException: the configuration cannot be used, nodes lack resources, a model or a file, have another
+            crossdraft, or a port is taken. Serve shows its text at once; after any other error it would try three times
+            more, and show all that led to it.
     """
     try:
         configuration = parse(yaml.safe_dump(dict(args)), "")
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error)) from None  # Serve would show all that led to it
-    with logged(configuration.log_format):
-        return application(*_checked(configuration, BUILDING), _free())
+        with logged(configuration.log_format):
+            return application(*_checked(configuration, BUILDING), _free())
+    except (ConfigurationError, NotServedError) as error:
+        raise RayServeException(str(error)) from error

@@ -21,7 +21,7 @@ from crossdraft.cli.running import CommandFailed, ProgressCounter, checked_optio
 from crossdraft.client import GenerationRequest, Pipeline, Statistics
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.request import Overlap
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.lab.commands import AcceptancePlan, ExactnessPlan
 from crossdraft.lab.harness import Benchmark, optional
 from crossdraft.lab.workload import SETTING, Prompted, files_of, gathered, pipelines_of, settings_of, settings_wanted
@@ -192,7 +192,7 @@ class DistributionCheck:
 
     def __init__(self, target: str, prompt: str, engine: EngineOptions = STARTED) -> None:
         """Loads the target once more, as a service does, but on a CPU; raises ModelLoadError."""
-        loaded = load_model(target, engine.dtype, quantization=engine.quantization)
+        loaded = load_model(LoadOptions(target, engine.dtype, quantization=engine.quantization))
         tokenization = tokenization_of(loaded.description, Side.TARGET)
         self._model = loaded.model
         self._prompt = tokenization.encode_prompt(prompt)

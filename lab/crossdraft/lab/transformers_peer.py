@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
 from crossdraft.cli.running import CommandFailed
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import source_of
 from crossdraft.lab.outputs import Output
 from crossdraft.rpc.server import freeze_heap
@@ -123,7 +123,9 @@ class AssistedGeneration:
     """
 
     def __init__(self, target: str, assistant: str, dtype: str = "float32", device: str = "cpu") -> None:
-        self._target, self._assistant = (load_model(name, dtype, device).model for name in (target, assistant))
+        self._target, self._assistant = (
+            load_model(LoadOptions(name, dtype, device)).model for name in (target, assistant)
+        )
         self._tokenizer, self._assistant_tokenizer = (
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
             for name in (target, assistant)

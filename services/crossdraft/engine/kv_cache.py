@@ -29,6 +29,10 @@ class MemoryShare:
     sessions: int = 256  # at most what so many sessions of full length can use
     beside: int = 0  # bytes of a token in a cache that is still to be made there: both hold about as many tokens
 
+    def mib(self, unused: float, token_bytes: int) -> float:
+        """What a cache takes of so many MiB that are there; infinite: the system does not say."""
+        return (unused if math.isfinite(unused) else BUDGET) * token_bytes / (token_bytes + self.beside)
+
 
 WHAT_IS_THERE = MemoryShare()
 
@@ -75,12 +79,9 @@ class CachePlan:
         Raises:
             NumberOutOfRangeError: a session of so many tokens, or any session at all, does not fit.
         """
-        most, mib = math.inf, 0.0
-        if isinstance(budget, MemoryShare):
-            each = slot_bytes + (0 if windowed is None else windowed.slot_bytes)
-            most, mib = budget.sessions, (unused if math.isfinite(unused) else BUDGET) * each / (each + budget.beside)
-        else:
-            mib = budget
+        each = slot_bytes + (0 if windowed is None else windowed.slot_bytes)
+        most: float = budget.sessions if isinstance(budget, MemoryShare) else math.inf
+        mib = budget.mib(unused, each) if isinstance(budget, MemoryShare) else budget
         size, cost, apart, longest = max(0.0, mib * MIB), slot_bytes, 0, context
         if windowed is not None and slot_bytes:
             apart = windowed.kept * windowed.slot_bytes  # one session's
@@ -90,12 +91,7 @@ class CachePlan:
         fits = UNIT << (int(slots) // UNIT).bit_length() - 1 if slots >= UNIT else 0
         least = size_for(longest if asked else 1)
         if fits < least:
-            needed = -(-(least * cost + apart) // MIB)
-            shorter = f"set --max-model-len to {fits} or less, or " if fits else ""
-            raise NumberOutOfRangeError(
-                f"a session of up to {least} tokens needs {needed} MiB of keys and values, and the KV cache has "
-                f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
-            )
+            raise _too_small(least, -(-(least * cost + apart) // MIB), mib, fits)
         length = context if fits >= longest else fits
         if windowed is None or not apart:
             return CachePlan(int(min(slots, most * size_for(longest))), length)
@@ -104,6 +100,15 @@ class CachePlan:
         slots = min(max(shared, min(slots, size_for(longest))), most * size_for(longest))
         left = (size - slots * cost) // windowed.slot_bytes
         return CachePlan(int(slots), length, int(min(left, most * windowed.kept)))
+
+
+def _too_small(tokens: int, needed: int, mib: float, fits: int) -> NumberOutOfRangeError:
+    """A cache of so many MiB, for a session of so many tokens, which needs more; as many as `fits` have room."""
+    shorter = f"set --max-model-len to {fits} or less, or " if fits else ""
+    return NumberOutOfRangeError(
+        f"a session of up to {tokens} tokens needs {needed} MiB of keys and values, and the KV cache has "
+        f"{max(0, mib):.0f} MiB: {shorter}set --cache-mib to {needed} or more"
+    )
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,19 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import cycle, islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from crossdraft.engine.compatibility import FAILURES, embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
@@ -30,6 +27,7 @@ from crossdraft.engine.names import (
     RANDOM_PREFIX,
     ModelLoadError,
     NumberOutOfRangeError,
+    laboratory,
     larger_of,
     source_of,
 )
@@ -97,41 +95,48 @@ class LoraModule:
         return LoraModule(name, Path(path))
 
 
-def load_model(
-    name: str,  # as `names` has it
-    dtype: str = "auto",  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
-    device: str = "cpu",
-    max_length: int | None = None,
-    trust_remote_code: bool = False,  # whether code that comes with the model may run
-    pruning: Pruning | None = None,
-    template: Path | None = None,
-    quantization: str | None = None,  # of QUANTIZATIONS; a checkpoint that is quantized already names none
-    ranks: int = 1,  # processes that share the weights, of which this is one: as `tensor_parallel` has made it
-    lora: LoraModule | None = None,
-    generation_config: str = NEUTRAL,  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
-    override: Mapping[str, Any] | None = None,  # settings in place of these, by the names of generation_config.json
-) -> LoadedModel:
-    """Loads weights (safetensors only) and tokenizer, by what `served_model.ModelOptions` says.
+@dataclass(frozen=True)
+class LoadOptions:
+    """Which model is loaded, and how; checked when that is done."""
+
+    name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
+    dtype: str = "auto"  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
+    device: str = "cpu"  # as torch names it; auto: CUDA if there is one
+    max_length: int | None = None  # tokens of a session; None: the model's own context, if it fits
+    trust_remote_code: bool = False  # whether code that comes with the model may run
+    pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
+    chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
+    quantization: str | None = None  # of QUANTIZATIONS; a checkpoint that is quantized already names none
+    tensor_parallel_size: int = 1  # processes that share it, of which this is one (`tensor_parallel`)
+    lora: LoraModule | None = None
+    generation_config: str = NEUTRAL  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
+    # Settings in place of these, by the names of generation_config.json.
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_model(options: LoadOptions) -> LoadedModel:
+    """Loads weights (safetensors only) and tokenizer.
 
     Raises:
         ModelLoadError: folder, weights, tokenizer, dtype, device, max_length, quantization or adapter do not fit, or
             the head cannot be cut.
         FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
+    name, quantization, lora = options.name, options.quantization, options.lora
+    if options.dtype != "auto" and options.dtype not in DTYPES:
+        raise ModelLoadError(f"dtype {options.dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ModelLoadError(f"quantization {quantization!r} is unknown: use {known}, or leave it out")
-    runs_on = device_of(device)
+    device = device_of(options.device)
     source, larger = _source(name), larger_of(name)
     try:
-        tokenizer = load_tokenizer_json(source, template, generation_config)
-        defaults = sampling_defaults(tokenizer.generation, generation_config, override or {})
+        tokenizer = load_tokenizer_json(source, options.chat_template, options.generation_config)
+        defaults = sampling_defaults(tokenizer.generation, options)
     except (TokenizerMissing, ValueError, OSError) as error:
         raise ModelLoadError(str(error)) from error
-    leave_out_cudnn(runs_on)
-    model = _model(name, source, dtype, runs_on, trust_remote_code, ranks, larger)
+    leave_out_cudnn(device)
+    model = _model(options, source, device, larger)
     model.name_or_path = name  # as log lines call it
     move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
@@ -148,27 +153,28 @@ def load_model(
         controls=tokenizer.controls,
         stops=tokenizer.stops,
         vocabulary_size=_row_length(model),
-        context=length_of(model, max_length),
+        context=length_of(model, options.max_length),
         fingerprint="",
         chat_template=tokenizer.chat_template,
         defaults=defaults,
     )
-    kept = None if pruning is None else pruning.ids_of(description)
+    kept = None if options.pruning is None else options.pruning.ids_of(description)
     if kept is not None:
         cut_head(model, kept)
-    return LoadedModel(model, description, kept, max_length, _digest(weights))
+    return LoadedModel(model, description, kept, options.max_length, _digest(weights))
 
 
-def sampling_defaults(own: Mapping[str, Any], source: str, override: Mapping[str, Any]) -> SamplingDefaults:
-    """The defaults of requests, by a generation_config.json of this source (`load_tokenizer_json`).
+def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingDefaults:
+    """The defaults of requests, by what was read of a generation_config.json.
 
     As in vLLM `max_new_tokens` is a limit of all outputs, too, unless it is from the model's own file.
 
     Raises:
         ValueError: a value is of a wrong type or out of its range.
     """
+    override = options.override_generation_config
     settings = {**own, **override}
-    limited = override if source in (OWN, NEUTRAL) else settings
+    limited = override if options.generation_config in (OWN, NEUTRAL) else settings
     try:
         return SamplingDefaults.of(settings, limited.get("max_new_tokens"))
     except ValueError as error:
@@ -258,21 +264,22 @@ def check_divisible(name: str, ranks: int, trust_remote_code: bool) -> None:
             raise NumberOutOfRangeError(f"--tensor-parallel-size must divide {what}, {count}, got {ranks}")
 
 
-def _model(
-    name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool, ranks: int, larger: Any
-) -> PreTrainedModel:
-    """The model of a name, or a rank's share; in a larger shape if the name says so: that one is made on its device."""
-    if ranks > 1:  # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway
+def _model(options: LoadOptions, source: str, device: torch.device, larger: Any) -> PreTrainedModel:
+    """The model, or a rank's share; in a larger shape if its name says so: that one is made on its device."""
+    name, dtype, trusted = options.name, options.dtype, options.trust_remote_code
+    if options.tensor_parallel_size > 1:
+        # transformers wants `accelerate` to place what is shared, also on a CPU, where it is anyway.
         on_cpu = patch("transformers.modeling_utils.check_and_set_device_map", lambda _: None)
         with on_cpu if device.type == "cpu" else nullcontext():
-            return _weights(source, dtype, device, trust_remote_code, DistributedConfig(tp_size=ranks))
+            return _weights(source, dtype, device, trusted, DistributedConfig(tp_size=options.tensor_parallel_size))
     if name.startswith(RANDOM_PREFIX):
-        made = random_model(name.removeprefix(RANDOM_PREFIX), load_tokenizer_json(source).vocabulary_size)
+        vocabulary = load_tokenizer_json(source).vocabulary_size
+        made: PreTrainedModel = laboratory("models", name).random_model(name.removeprefix(RANDOM_PREFIX), vocabulary)
         made.to(device, DTYPES.get(dtype, made.dtype))  # type: ignore[arg-type]  # transformers wraps torch's signature
         return made
     if larger is None:
-        return _weights(source, dtype, device, trust_remote_code)
-    grown: PreTrainedModel = larger.grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), device)
+        return _weights(source, dtype, device, trusted)
+    grown: PreTrainedModel = larger.grown(_weights(source, dtype, torch.device("cpu"), trusted), device)
     return grown
 
 
@@ -398,14 +405,7 @@ def cut_head(model: PreTrainedModel, kept: Ids) -> None:
     Raises:
         ModelLoadError: the head is not a plain linear layer, or cannot be replaced.
     """
-    cut = cut_of(model.get_output_embeddings(), kept)
-    model.set_output_embeddings(cut)
-    if model.get_output_embeddings() is not cut:
-        raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")
-
-
-def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
-    """A head with copies of the weights (and biases) of `kept` ids, in their order; raises ModelLoadError."""
+    head: nn.Module | None = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise ModelLoadError(
             f"the head of this model is {'missing' if head is None else 'a ' + type(head).__name__}, and only a plain "
@@ -413,87 +413,8 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
         )
     rows = torch.as_tensor(kept, device=head.weight.device)
     cut = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device="meta", dtype=head.weight.dtype)
-    cut.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
-    if head.bias is not None:
-        cut.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
-    return cut
-
-
-# Small random models of any architecture, which `random:ARCHITECTURE` names: its own configuration, with small sizes.
-
-RANDOM_WINDOW = 24  # tokens, of layers with a window
-SWITCHES = ("sliding_window", "attention_chunk_size", "q_lora_rank")  # 0 or None: off, and then they stay so
-KINDS = ("layer_types", "mlp_layer_types")  # of layers
-RANDOM_LAYERS = 4
-RANDOM_LARGEST = 10_000_000  # parameters: some architectures have parts whose sizes are not among those that are set
-RANDOM_CONTEXT = 512
-RANDOM_SIZES: dict[str, int] = {  # what configurations call their sizes: those that one has are set
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp", "decoder_ffn_dim"), 96),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), RANDOM_LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
-    **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_d_state": 16, "expand": 1},
-    **dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim"), 16),
-    **dict.fromkeys(("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "mamba_num_heads"), 4),
-    **{"attn_layer_period": 2, "attn_layer_offset": 1, "n_groups": 1},
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), RANDOM_CONTEXT),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k"), 2),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_lora_rank"), 32),
-    **dict.fromkeys(("head_dim", "query_pre_attn_scalar", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16),
-    **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), 1),
-    **dict.fromkeys(SWITCHES, RANDOM_WINDOW),
-    **{"num_key_value_heads": 2, "rotary_dim": 8, "hidden_size_per_layer_input": 16},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
-
-
-def architectures() -> list[str]:
-    """All causal language models of transformers, by the names in their configurations."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-
-
-def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
-    """A small model of an architecture with so many ids and random weights, always the same; float32, on a CPU.
-
-    Raises:
-        ModelLoadError: transformers has no such causal language model, or none of these sizes.
-    """
-    try:
-        config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary)
-        with torch.device("meta"):  # takes no memory
-            size = AutoModelForCausalLM.from_config(config).num_parameters()
-        if size > RANDOM_LARGEST:
-            raise ValueError(f"with the sizes that are set it has {size:,} parameters")
-        with torch.random.fork_rng(devices=()), torch.no_grad():
-            torch.manual_seed(11)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-            for parameter in model.parameters():
-                if parameter.ndim > 1:  # larger than usual: the logits differ clearly
-                    torch.nn.init.normal_(parameter, std=0.15)
-    except (*FAILURES, ArithmeticError, StrictDataclassError) as error:
-        raise ModelLoadError(f"there is no small random model of {architecture}: {error}") from error
-    model.eval()
-    return model
-
-
-def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
-    """The configuration with small sizes, and with as many kinds of layers as it has."""
-    off = {name for name in SWITCHES if not getattr(usual, name, None)}
-    names = {name: usual.attribute_map.get(name, name) for name in (*RANDOM_SIZES, *KINDS)}
-    derived = {name for name, own in names.items() if isinstance(getattr(type(usual), own, None), property)}
-    sizes = {name: size for name, size in RANDOM_SIZES.items() if hasattr(usual, name) and name not in off | derived}
-    changes: dict[str, Any] = {**sizes, "vocab_size": vocabulary}
-    if "qk_rope_head_dim" in sizes:
-        changes["num_key_value_heads"] = RANDOM_SIZES["num_attention_heads"]  # latent attention has no fewer
-    for name in KINDS:
-        kinds = getattr(usual, name, None)
-        if kinds and name not in derived:
-            kinds = [*kinds, "full_attention"] if {*kinds} == {"linear_attention"} else kinds  # as trained models have
-            changes[names[name]] = [*islice(cycle(dict.fromkeys(kinds)), RANDOM_LAYERS)]
-    if hasattr(usual, "attn_layer_indices"):
-        changes["attn_layer_indices"] = [1, 3]
-    config = type(usual)(**changes)
-    if getattr(config, "max_position_embeddings", None) is None:
-        config.max_position_embeddings = RANDOM_CONTEXT
-    return config
+    for name, whole in head.named_parameters():
+        setattr(cut, name, nn.Parameter(whole.detach()[rows], requires_grad=False))
+    model.set_output_embeddings(cut)
+    if model.get_output_embeddings() is not cut:
+        raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")

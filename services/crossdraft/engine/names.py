@@ -8,7 +8,7 @@ from typing import Any
 INFLATED_PREFIX = "inflated:"
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
-RANDOM_PREFIX = "random:"  # and an architecture: a small random model, with the tokenizer of BYTES
+RANDOM_PREFIX = "random:"  # and an architecture: a small random model of the laboratory's, with the tokenizer of BYTES
 BYTES = "drafter-c"
 LABORATORY = "crossdraft.lab"
 

@@ -7,9 +7,6 @@ For each number of rows oneDNN compiles a kernel, in a millisecond, and keeps up
 each. So rows beyond a few are padded to one of few numbers.
 """
 
-from contextlib import suppress
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,15 +22,21 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.bias = None if linear.bias is None else linear.bias.detach()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+
+    @property
+    def weight(self) -> Tensor:
+        """In the usual order, for who reads it, as some routers do: a copy."""
+        dense: Tensor = self._weight.to_dense()
+        return dense
 
     def forward(self, rows: Tensor) -> Tensor:
         """Shape (..., in) to (..., out)."""
         flat = rows.reshape(-1, self.in_features)
         count = len(flat)
         filled = nn.functional.pad(flat, (0, 0, 0, padded(count) - count)) if padded(count) > count else flat
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._weight, self._bias, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._weight, self.bias, "none", [], "")
         return result[:count].view(*rows.shape[:-1], self.out_features)
 
 
@@ -49,57 +52,11 @@ def packable(weight: Tensor) -> bool:
     return plain and weight.device.type == "cpu" and (weight.dtype == torch.float32 or bfloat16)
 
 
-class Watched(nn.Linear):
-    """A linear layer that notes whether others read its weight."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        vars(self)["computing"] = True
-        try:
-            return super().forward(rows)
-        finally:
-            vars(self)["computing"] = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "weight" and not vars(self).get("computing"):
-            vars(self)["read"] = True
-        return super().__getattr__(name)
-
-
-@torch.inference_mode()
-def read_by_others(model: PreTrainedModel, linears: list[nn.Linear]) -> set[nn.Linear]:
-    """Those of some linear layers whose weights the model reads by itself in a forward, as routers do."""
-    if not linears:
-        return set()
-    for linear in linears:
-        linear.__class__ = Watched
-    try:
-        with suppress(AttributeError, LookupError, RuntimeError, TypeError, ValueError):  # the engine will refuse it
-            model(torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
-    finally:
-        for linear in linears:
-            linear.__class__ = nn.Linear
-            vars(linear).pop("computing", None)
-    return {linear for linear in linears if vars(linear).pop("read", False)}
-
-
 def pack(model: PreTrainedModel) -> None:
-    """Replaces the plain linear layers of a model that can be packed, where torch has oneDNN; others stay.
-
-    Their own weights are freed, except those of the head, which are read, and may be those of the embedding too.
-    """
+    """Replaces the plain linear layers of a model that can be packed, where torch has oneDNN; others stay."""
     if not torch.backends.mkldnn.is_available():
         return
-    head = model.get_output_embeddings()
-    places = [(module, name, child) for module in model.modules() for name, child in module.named_children()]
-    found = [
-        (module, name, child)
-        for module, name, child in places
-        if isinstance(child, nn.Linear) and type(child) is nn.Linear and packable(child.weight)
-    ]
-    kept = read_by_others(model, [child for _, _, child in found if child is not head])
-    for module, name, child in found:
-        if child not in kept:
-            packed = PackedLinear(child)
-            if child is head:
-                packed.weight = child.weight
-            setattr(module, name, packed)
+    for module in [*model.modules()]:
+        for name, child in module.named_children():
+            if type(child) is nn.Linear and packable(child.weight):
+                setattr(module, name, PackedLinear(child))

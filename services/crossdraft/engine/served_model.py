@@ -3,9 +3,8 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from crossdraft.config.engine import DrafterOptions, EngineOptions, ModelSetting
 from crossdraft.engine.device import device_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
-from crossdraft.engine.loader import LoadedModel, LoraModule, Pruning, fingerprint, load_model
+from crossdraft.engine.loader import LoadedModel, LoadOptions, LoraModule, Pruning, fingerprint, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
@@ -26,7 +25,6 @@ from crossdraft.session.models import tokenization_of
 from crossdraft.text.grammar import GrammarCompiler
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.tokenizer_file import NEUTRAL
 from crossdraft.types.messages import Description, checked_settings
 from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
@@ -53,27 +51,16 @@ class Emulation(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(LoadOptions):
     """Which model a service runs, and with what; checked when it is loaded."""
 
-    name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
-    dtype: str = "auto"
-    device: str = "auto"  # as torch names it; auto: CUDA if there is one
+    device: str = "auto"
     budget: int | MemoryShare = WHAT_IS_THERE  # MiB for keys and values of all sessions
-    max_length: int | None = None  # tokens of a session; None: the model's own context, if it fits
-    trust_remote_code: bool = False
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
-    pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
     emulation: Emulation | None = None
     reuse: bool = True  # a session may begin with a prefix that another one computed
     eager: bool = False  # no layer is compiled, and no forward captured as a CUDA graph; on a CPU none is in any case
     graph_sizes: tuple[int, ...] | None = None  # tokens of forwards that are; None: as many as memory allows
-    chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
-    quantization: str | None = None  # of weights when they are loaded; None: as the checkpoint has them
-    tensor_parallel_size: int = 1  # processes that share it, each with a device of its own (`tensor_parallel`)
-    lora: LoraModule | None = None
-    generation_config: str = NEUTRAL  # of a target: as in `load_model`
-    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(name: str, given: EngineOptions, sessions: int = MemoryShare.sessions) -> "ModelOptions":
@@ -90,18 +77,15 @@ class ModelOptions:
             more["override_generation_config"] = settings_of(given.override_generation_config)
         if isinstance(given, DrafterOptions) and given.vocab_keep is not None and given.frequencies is not None:
             more["pruning"] = Pruning(given.vocab_keep, given.frequencies)
+        same = ("dtype", "device", "trust_remote_code", "quantization", "threads")
         return ModelOptions(
             name,
-            given.dtype,
-            given.device,
-            share if given.cache_mib is None else given.cache_mib,
-            given.max_model_len,
-            given.trust_remote_code,
-            given.threads,
+            max_length=given.max_model_len,
+            budget=share if given.cache_mib is None else given.cache_mib,
             reuse=given.enable_prefix_caching,
             eager=given.enforce_eager,
             graph_sizes=given.cuda_graph_sizes or None,
-            quantization=given.quantization,
+            **{option: getattr(given, option) for option in same},
             **more,
         )
 
@@ -232,20 +216,7 @@ def load(options: ModelOptions) -> LoadedModel:
     """Loads a model; raises ValueError with a text that says what to change."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return load_model(
-        options.name,
-        options.dtype,
-        options.device,
-        options.max_length,
-        options.trust_remote_code,
-        options.pruning,
-        options.chat_template,
-        options.quantization,
-        options.tensor_parallel_size,
-        options.lora,
-        options.generation_config,
-        options.override_generation_config,
-    )
+    return load_model(options)
 
 
 def run_model(options: ModelOptions, side: Side, beside: MakeBeside = lambda _, __: None) -> RunningModel:

@@ -11,15 +11,13 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.machines.events import deploy, roles
-from tests.cluster.machines.figures import table
 from tests.cluster.machines.machines import Machine
-from tests.cluster.machines.person import FILE, PORT, REPOSITORY, Person, person
+from tests.cluster.machines.person import FILE, PORT, REPOSITORY, Person, deploy, person, processes
 from tests.cluster.machines.streams import REPEATS, Stream, Streams, client_of, faults_of
 
 OFFERS = {
@@ -111,7 +109,7 @@ async def measure(
         await bring_up(somebody, sources)
         async with client_of(somebody.url) as client:
             undisturbed = await Streams(client, range(1, clients + 1), tokens).run()
-        left, fronts, losses = await roles(somebody), list(ASKED), list[Loss]()
+        left, fronts, losses = Counter(one["role"] for one in await processes(somebody)), list(ASKED), list[Loss]()
         print("processes:", dict(left), flush=True)
         for host in hosts:
             losses.append(await loss(somebody, host, fronts, clients, tokens, undisturbed))
@@ -125,9 +123,15 @@ async def measure(
 async def known(somebody: Person, left: Counter[str]) -> None:
     """Returns once all know what there is."""
     until = time.monotonic() + KNOWN_SECONDS
-    while (found := await roles(somebody)) != left:
+    while (found := Counter(one["role"] for one in await processes(somebody))) != left:
         assert time.monotonic() < until, f"there is {dict(found)}, not {dict(left)}"
         await asyncio.sleep(1.0)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of Markdown."""
+    for row in (headings, ["---"] * len(headings), *rows):
+        yield f"| {' | '.join(row)} |"
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Somebody who brings up a cluster on three or more machines, with the commands of docs/cluster.md."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -8,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.machines.machines import Machine, machines, outfit
 
@@ -20,9 +21,6 @@ REPOSITORY = Path(__file__).parents[3]
 FILE = "deploy/cluster.local.yaml"
 CONFIGURATION = "~/crossdraft/serve.yaml"  # on the head
 PORT = 8000
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-NEXT = "99.0.0"
-SOURCES = ("services", "orchestrator", "deploy", "protos", "pyproject.toml", "README.md", "LICENSE")  # of the wheel
 WORDS = 2000  # characters of what a command said that are shown when it fails
 ALIVE = """
 import ray, sys, time
@@ -87,19 +85,6 @@ class Person:
         head, *workers = (machine.address for machine in self.machines.values())
         addresses = f"[{', '.join(workers)}]"
         self.edit(FILE, head_ip=head, worker_ips=addresses, ssh_user="root", ssh_private_key=str(self.head.key))
-
-    def changed_sources(self) -> Path:
-        """Another version of crossdraft: this one with another number."""
-        changed = self.folder / "changed"
-        for name in SOURCES:
-            whole = REPOSITORY / name
-            if whole.is_dir():
-                shutil.copytree(whole, changed / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copyfile(whole, changed / name)
-        file = changed / "pyproject.toml"
-        file.write_text(file.read_text("utf-8").replace(f'version = "{VERSION}"', f'version = "{NEXT}"'), "utf-8")
-        return changed
 
     async def make_wheel(self, sources: Path = REPOSITORY) -> None:
         """As `make wheel`, without asking a package index."""
@@ -185,3 +170,15 @@ async def said(machine: Machine, command: str) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+async def deploy(somebody: Person) -> None:
+    """As docs/cluster.md says."""
+    await somebody.exec(f"crossdraft deploy {CONFIGURATION}", seconds=1200.0)
+
+
+async def processes(somebody: Person) -> list[dict[str, Any]]:
+    """All that the directory names."""
+    output = await somebody.exec("crossdraft status --json")
+    found: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    return [*found["processes"]]
