@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from crossdraft.engine.compilation import PackedLinear, pack, padded
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.packed_linear import PackedLinear, pack, padded
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import tree_of
 

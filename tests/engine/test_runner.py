@@ -18,9 +18,10 @@ from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.model_thread import Job, ModelThread
+from crossdraft.engine.paths import PathRequest, PathResult, Paths, standing_draws
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
-from crossdraft.engine.sampler import Clocks, PathRequest, PathResult, Paths, standing_draws
+from crossdraft.engine.sampler import Clocks
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from crossdraft.engine import distributions, sampler
 from crossdraft.engine.distributions import Columns, History, Nodes, Warping, tempered
+from crossdraft.engine.paths import PathRequest, Paths
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     BatchKey,
@@ -22,8 +23,6 @@ from crossdraft.engine.sampler import (
     DrawRequest,
     Draws,
     Moments,
-    PathRequest,
-    Paths,
     RowRequest,
     SampleRequest,
     SamplerRequest,

@@ -18,8 +18,9 @@ from crossdraft.drafter.sampling import Draw, DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
+from crossdraft.engine.paths import PathResult
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Draws, PathResult, SamplerSteps
+from crossdraft.engine.sampler import Draws, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.grammar import Bits
 from crossdraft.text.letters import Letters, is_plain

@@ -10,6 +10,7 @@ import numpy as np
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import matcher_of
 from crossdraft.engine.distributions import Columns, Logits, masked, narrowed
+from crossdraft.engine.paths import PathRequest
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Clocks,
@@ -18,7 +19,6 @@ from crossdraft.engine.sampler import (
     DrawRequest,
     Draws,
     Moment,
-    PathRequest,
     SamplerSteps,
     TopRequest,
 )

@@ -23,11 +23,11 @@ from crossdraft.engine.compatibility import (
     length_of,
     plain_call,
 )
+from crossdraft.engine.compilation import pack
 from crossdraft.engine.engine import CHUNK, Engine, LayerPools
 from crossdraft.engine.kv_cache import MIB, MemoryShare
 from crossdraft.engine.kv_cache_manager import BLOCK
 from crossdraft.engine.loader import stored
-from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.types.trees import TokenTree, tree_of

@@ -29,6 +29,7 @@ from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
+from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import (
     NO_TREE,
     CachedTokens,
@@ -39,7 +40,6 @@ from crossdraft.engine.requests import (
     plan_inputs,
 )
 from crossdraft.engine.runner import ModelRunner
-from crossdraft.engine.sampler import Paths
 from crossdraft.types.trees import MOST_NODES
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
 from crossdraft.engine.engine import Engine, Following
+from crossdraft.engine.paths import Drawn, PathRequest, PathResult, Paths
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
-from crossdraft.engine.sampler import BatchKey, Drawn, PathRequest, PathResult, Paths, SamplerRequest, batched
+from crossdraft.engine.sampler import BatchKey, SamplerRequest, batched
 from crossdraft.engine.scheduler import Admission, Pause, ReadyRequest, ScheduledStep, Scheduler
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from crossdraft.engine.batch import (
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
 from crossdraft.engine.kv_cache import MIB, KVCache, KVPool
-from crossdraft.engine.sampler import Paths, StandingDraws
+from crossdraft.engine.paths import Paths, StandingDraws
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.

@@ -12,14 +12,15 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.config.engine import DrafterOptions, EngineOptions, ModelSettings, TargetOptions
+from crossdraft.engine.compilation import pack
 from crossdraft.engine.device import device_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
 from crossdraft.engine.loader import LoadedModel, LoadOptions, LoraModule, Pruning, fingerprint, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import NumberOutOfRangeError
-from crossdraft.engine.packed_linear import pack
-from crossdraft.engine.sampler import Clocks, standing_draws
+from crossdraft.engine.paths import standing_draws
+from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.grammar import GrammarCompiler

@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from crossdraft.engine.compilation import pack
 from crossdraft.engine.device import device_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import check_divisible
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
-from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest, common_prefix
 from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel, load, run_model
 from crossdraft.text.letters import Side
