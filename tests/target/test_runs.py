@@ -101,8 +101,8 @@ async def test_what_a_grammar_forces_is_drawn_together_and_as_one_by_one(
     options = replace(PENALISED, grammar=Grammar.json(schema, whitespace_flexible=False))
     opening = replace(OPENING, options=options)
     if wrong:
-        guessed = RunningModel.forced
-        monkeypatch.setattr(RunningModel, "forced", lambda *given: guessed(*given)[:1] + guessed(*given)[:3])
+        guessed = service.TargetSession._forced
+        monkeypatch.setattr(service.TargetSession, "_forced", lambda *given: guessed(*given)[:1] + guessed(*given)[:3])
     replies = await Talk(target_model, opening).draw(run_of(1, 40))
     drawn = samples_of(replies)
     same(drawn, await one_by_one(target_model, opening, len(drawn)))
