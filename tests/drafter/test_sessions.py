@@ -291,26 +291,6 @@ async def test_drafts_and_what_is_prepared_beside_them_keep_to_the_grammar(
                 assert fits(begun, letters([*epoch.tokens[:place], token]))
 
 
-async def test_what_a_grammar_forces_is_drafted_without_a_forward(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
-    grammar = Grammar.regex('"a_long_name": [0-9]')
-    opening = OpenDrafter(PROMPT, replace(WARM, grammar=grammar), None, 0)
-    letters, steps = drafter_model.tokenization.vocabulary.letters_of, drafter_model.thread.steps
-    for count, forwards in ((3, 0), (16, 1)):
-        async with drafter.session(opening) as session:
-            reply = await session.draft(Draft(1, 0, NOTHING, count))
-            tokens = [one.token for one in reply.draft_tokens]
-        assert fits_whole(grammar, letters(tokens))
-        assert (len(tokens), drafter_model.thread.steps - steps) == (count, forwards)
-        steps = drafter_model.thread.steps
-
-
-def fits_whole(grammar: Grammar, text: Letters) -> bool:
-    text = Letters(text.partition(END)[0])
-    return of_letters().matcher(grammar).fitting(NOTHING, text).startswith(text)
-
-
 async def test_rows_of_drafts_by_a_grammar_are_the_drafters_own_masked(drafter: DrafterClient) -> None:
     async with drafter.session(
         OpenDrafter(PROMPT, replace(WARM, grammar=Grammar.regex("[0-9]+")), KEY, 1000)

@@ -270,9 +270,6 @@ class Drafting:
         try:
             while not self._epoch.over and (self._drafts or self._open_branches):
                 self._make_room()
-                if self._draft_forced():
-                    self._send(send)
-                    continue
                 if (steps := self._steps()) > 1:
                     yield from self._draft_path(steps)
                     self._send(send)
@@ -295,21 +292,8 @@ class Drafting:
         """Steps up to the next reply in which nothing but the draft is made, and there is room for all."""
         if self._shape.depth or self._open_branches or self._state.source.path is None:
             return 1
-        return min(self._replies.lacking, self._room)
-
-    @property
-    def _room(self) -> int:
-        """Tokens of the draft that there is room for, where nothing else is drafted."""
-        return min(self._state.context.capacity - self._tree.size, 2 * self._shape.kept - self._tree.nodes)
-
-    def _draft_forced(self) -> bool:
-        """Drafts what the grammar leaves no choice about, if anything; whether it did. Rows are drawn from, always."""
-        state, most = self._state, min(self._epoch.count - self._replies.made, self._room - 1)
-        if not self._drafts or self._shape.depth or self._open_branches or state.rows:
-            return False
-        tokens = state.source.forced(state.context.letters(0, state.context.offset), most)
-        self._extend_path([Draw(token, [], None) for token in tokens])
-        return bool(tokens)
+        room = min(self._state.context.capacity - self._tree.size, 2 * self._shape.kept - self._tree.nodes)
+        return min(self._replies.lacking, room)
 
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
@@ -318,13 +302,10 @@ class Drafting:
         found: PathResult = yield state.source.path(forward, self._draws, state.context.offset)
         self._replies.waited(found.queued)
         if not self._epoch.over:
-            self._extend_path([Draw(token, [], distribution) for token, distribution in found.drawn])
-
-    def _extend_path(self, draws: Sequence[Draw]) -> None:
-        for draw in draws:
-            self._tree.grow(self._tip)
-            self._extend_draft(draw)
-        self._state.context.append(*(draw.token for draw in draws))
+            for token, distribution in found.drawn:
+                self._tree.grow(self._tip)
+                self._extend_draft(Draw(token, [], distribution))
+            state.context.append(*(token for token, _ in found.drawn))
 
     @property
     def _drafts(self) -> bool:

@@ -24,7 +24,7 @@ from crossdraft.engine.sampler import (
 )
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
-from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher, of_letters
+from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import OpenDrafter, SamplingOptions
 from crossdraft.types.rows import Ids, Whose
@@ -76,17 +76,10 @@ class DrawSource(ABC):
         self._matcher: GrammarMatcher | None = None
         if opening.options.grammar is not None:
             self._matcher = matcher_of(running.grammars, opening.options.grammar)
-            self._forcing = matcher_of(of_letters(), opening.options.grammar)
 
     def begin(self) -> None:
         """An epoch begins: where the grammar takes long it is not kept to, as other sessions would wait for it."""
         self.masking = self._matcher is not None and not self._matcher.slow
-
-    def forced(self, text: Letters, most: int) -> tuple[int, ...]:
-        """Tokens, so many at most, that must follow an output by its grammar: drafts that need no forward."""
-        if self._matcher is None or not self.masking or self.whose is Whose.TARGET or self._usable is not None:
-            return ()
-        return self._running.forced(self._forcing, text, most)
 
     def masks(self, text: Letters, paths: Iterable[Letters]) -> "Future[Bits] | None":
         """By the grammar, for the rows after an output with each of some paths: made in another thread meanwhile."""

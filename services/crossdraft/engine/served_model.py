@@ -23,8 +23,8 @@ from crossdraft.engine.paths import standing_draws
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
-from crossdraft.text.grammar import GrammarCompiler, GrammarError, GrammarMatcher
-from crossdraft.text.letters import NOTHING, Letters, Side
+from crossdraft.text.grammar import GrammarCompiler
+from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description, checked_settings
 from crossdraft.types.rows import Ids
@@ -180,16 +180,6 @@ class RunningModel:
         return GrammarCompiler(
             [letters[token] for token in ids], [at for at, token in enumerate(ids) if token in stops]
         )
-
-    def forced(self, matcher: GrammarMatcher, text: Letters, most: int) -> tuple[int, ...]:
-        """Tokens, so many at most, of what must follow an output by its grammar, if anything must."""
-        if matcher.slow or most < 1:
-            return ()
-        try:
-            letters = matcher.fitting(text, NOTHING)
-        except GrammarError:
-            return ()
-        return tuple(self.tokenization.encode_continuation(letters, leave_out=True)[:most])
 
     def columns(self, allowed: Ids | None) -> Ids | None:
         """The columns of logits whose ids are among `allowed` (None: all); None: every column."""

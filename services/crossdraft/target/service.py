@@ -366,9 +366,7 @@ class TargetSession:
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
-            guess: tuple[int, ...] = ()
-            if masks is None and self._forcing is not None:
-                guess = self._running.forced(self._forcing, text, run.tokens - first - 1)
+            guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
             asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1)))) if guess else request
             masks = masks or self._masks(text, asked)
             answer: ForwardResult = yield ForwardRequest(self, context, asked.tree)
@@ -392,6 +390,16 @@ class TargetSession:
             drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
             first += len(tokens)
+
+    def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
+        """Tokens, so many at most, of what must follow an output by its grammar, if anything must."""
+        if self._forcing is None or self._forcing.slow or most < 1:
+            return ()
+        try:
+            letters = self._forcing.fitting(text, NOTHING)
+        except GrammarError:
+            return ()
+        return tuple(self._running.tokenization.encode_continuation(letters, leave_out=True)[:most])
 
     def _score(self, request: ScorePrompt) -> Job[None]:
         """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
