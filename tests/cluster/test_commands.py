@@ -81,15 +81,6 @@ def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
         assert (done.returncode, "another `crossdraft deploy` is under way" in done.stderr) == (1, True)
 
 
-@pytest.mark.full
-def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: RunningCluster) -> None:
-    text = cluster.configuration().replace("orchestrators: 2", "orchestrators: many")
-    line = 1 + next(number for number, one in enumerate(text.splitlines()) if "many" in one)
-    done = cluster.command("deploy", cluster.file(text))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"small.yaml, line {line}: models.0.orchestrators: write a number of replicas" in done.stderr
-
-
 def test_nothing_is_begun_while_a_node_has_another_crossdraft(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

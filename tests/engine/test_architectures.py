@@ -62,7 +62,7 @@ def test_so_they_are_by_the_kernel_for_a_gpu(name: str, monkeypatch: pytest.Monk
     ("name", "changes"),
     [
         ("mistral", {"sliding_window": None}),
-        ("qwen2", {"use_sliding_window": False}),
+        ("qwen2", {"use_sliding_window": False, "layer_types": None}),
         ("qwen2_moe", {"use_sliding_window": False, "sliding_window": 0, "layer_types": None}),
     ],
 )

@@ -8,8 +8,7 @@ from typing import Self
 class Link:
     """Forwards connections to an address, both ways, until it is cut."""
 
-    def __init__(self, address: str, cut_after: int | None = None) -> None:
-        self._left = cut_after  # bytes of the service, after which all connections are closed; None: never
+    def __init__(self, address: str) -> None:
         self._host, port = address.split(":")
         self._port = int(port)
         self._whole = asyncio.Event()
@@ -41,19 +40,12 @@ class Link:
     async def _join(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
         far_in, far_out = await asyncio.open_connection(self._host, self._port)
         self._tasks.add(asyncio.create_task(self._forward(near_in, far_out)))
-        self._tasks.add(asyncio.create_task(self._forward(far_in, near_out, counted=True)))
+        self._tasks.add(asyncio.create_task(self._forward(far_in, near_out)))
 
-    async def _forward(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counted: bool = False
-    ) -> None:
+    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
             while data := await source.read(1 << 16):
                 await self._whole.wait()
-                if counted and self._left is not None:
-                    self._left -= len(data)
-                    if self._left < 0:
-                        self._left = None
-                        break
                 sink.write(data)
                 await sink.drain()
         except ConnectionError:

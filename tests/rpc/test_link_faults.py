@@ -65,7 +65,6 @@ from tests.rpc.linked import (
     one_pass,
     raw_service,
 )
-from tests.rpc.proxy import Link as Proxy
 from tests.rpc.sessions import TargetClient
 
 pytestmark = pytest.mark.usefixtures("carried")
@@ -723,39 +722,6 @@ async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
         sessions[0].send(one_pass(1))  # of no effect
         sessions[1].close()
         await begun(service, client, 2)
-
-
-@pytest.mark.wire
-async def test_a_link_that_is_cut_within_a_frame_loses_its_sessions_which_begin_again(service):
-    """What came of the frame is no frame: no session hears of it."""
-    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
-
-    def answer(session: PuppetSession, request: Any) -> None:
-        session.replies.send(PassDone(request.number, (wide,) * 400, 0.0))
-
-    service.answer = answer
-    async with (
-        serving(service) as server,
-        Proxy(server.address, cut_after=300_000) as proxy,
-        TargetClient(proxy.address) as client,
-    ):
-        await client.describe()
-        heard = [Heard() for _ in range(4)]
-        sessions = [client.begin(OPEN.opening, one) for one in heard]
-        for one, session in zip(heard, sessions, strict=True):
-            await one.news.until(lambda one=one: one.is_open)
-            session.send(one_pass(1))
-        errors = await all_lost(heard)
-        assert all(error.lost for error in errors)
-        assert sum(len(one.replies) for one in heard) < 4
-        await service.news.until(lambda: service.closed == 4)
-        service.answer = answered
-        session = None
-        while session is None:
-            with suppress(Unreachable):  # as long as gRPC has a new stream on the connection that was cut
-                session = await client.open(OPEN.opening)
-        async with session:
-            assert (await session.run(one_pass(1))).number == 1
 
 
 async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_time(clock: Clock):

@@ -4,6 +4,7 @@ that costs next to nothing."""
 import copy
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -215,14 +216,16 @@ def architectures() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
+def random_model(architecture: str, vocabulary: int, **changes: object) -> PreTrainedModel:
     """A small model of an architecture with so many ids and random weights, always the same; float32, on a CPU.
+
+    `changes` are of its configuration.
 
     Raises:
         ModelLoadError: transformers has no such causal language model, or none of these sizes.
     """
     try:
-        config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary)
+        config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary, changes)
         with torch.device("meta"):  # takes no memory
             size = AutoModelForCausalLM.from_config(config).num_parameters()
         if size > RANDOM_LARGEST:
@@ -239,7 +242,7 @@ def random_model(architecture: str, vocabulary: int) -> PreTrainedModel:
     return model
 
 
-def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
+def _small(usual: PreTrainedConfig, vocabulary: int, given: Mapping[str, object]) -> PreTrainedConfig:
     """The configuration with small sizes, and with as many kinds of layers as it has."""
     off = {name for name in SWITCHES if not getattr(usual, name, None)}
     names = {name: usual.attribute_map.get(name, name) for name in (*RANDOM_SIZES, *KINDS)}
@@ -255,7 +258,7 @@ def _small(usual: PreTrainedConfig, vocabulary: int) -> PreTrainedConfig:
             changes[names[name]] = [*islice(cycle(dict.fromkeys(kinds)), RANDOM_LAYERS)]
     if hasattr(usual, "attn_layer_indices"):
         changes["attn_layer_indices"] = [1, 3]
-    config = type(usual)(**changes)
+    config = type(usual)(**changes | {**given})
     if getattr(config, "max_position_embeddings", None) is None:
         config.max_position_embeddings = RANDOM_CONTEXT
     return config
