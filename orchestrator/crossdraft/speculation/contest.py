@@ -174,8 +174,8 @@ class Contest:
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
         lost = window * guesses[tried].seconds * max(0.0, speeds[self.usual] - speeds[tried])
-        known, may = self.seen(plain) or plain.drafts, free / 3
-        if known and lost < may and hope[tried] > MARGIN * speeds[self.usual]:
+        known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
+        if known and lost < may and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
 
 
