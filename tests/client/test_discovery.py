@@ -489,7 +489,7 @@ async def test_connecting_waits_for_a_drafter_while_its_process_lives(
 
     def process(address: str) -> bool:
         asked.append(address)
-        return lives and address == nowhere
+        return lives or address != nowhere  # the target is there, however slow the machine is
 
     pipeline = connect(target.address, nowhere, Patience(describe_seconds=0.05, lives=process), needs_drafter=True)
     connecting = asyncio.create_task(pipeline.__aenter__())
