@@ -5,7 +5,6 @@ import asyncio
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Roster, Services
 from crossdraft.session.events import Command, Event, Finished, IllegalEventError, Open, Reason, Replied
-from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass
 from crossdraft.types.statistics import Counts
@@ -43,9 +42,6 @@ class Scripted:
                 del self._steps[place]
                 return commands
         return []
-
-    def take_choices(self) -> tuple[Choice, ...]:
-        return ()
 
     def abandon(self) -> None:
         self.abandoned = True

@@ -1,7 +1,6 @@
 """Several services behind one pipeline: which are used, which are waited for, which come later."""
 
 import asyncio
-import logging
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Pipeline, RequestError, connect
 from crossdraft.client.api import addresses_of
-from crossdraft.client.discovery import MismatchError, Probe
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
@@ -25,7 +23,7 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.controller import TargetController
 from crossdraft.target.service import TargetService, TargetSession
 from crossdraft.text.letters import Side
-from crossdraft.types.messages import Description, OpenTarget
+from crossdraft.types.messages import OpenTarget
 from tests.engine.test_loader import rewritten
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
@@ -84,7 +82,11 @@ async def test_targets_must_serve_the_same_model(target: TargetClient) -> None:
 
 
 async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
-    target: TargetClient, drafter_model: RunningModel, taken: socket.socket, nowhere: str
+    target: TargetClient,
+    drafter_model: RunningModel,
+    taken: socket.socket,
+    nowhere: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with connect(target.address, nowhere) as pipeline:
         assert pipeline.models.drafter is None
@@ -100,6 +102,8 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
             assert len([token async for token in drafted]) == 12
         assert drafted.ids == plain.ids
         assert drafted.statistics.draft_tokens > 0
+    assert caplog.text.count("; it is tried again") == 1
+    assert f"drafter at {nowhere} is there now" in caplog.text
 
 
 async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: TargetClient, nowhere: str) -> None:
@@ -457,39 +461,6 @@ async def test_drafters_of_one_vocabulary_may_have_other_weights(
         assert len(pipeline._connected.services.drafters) == 2
 
 
-async def test_drafters_of_another_vocabulary_are_used_once_the_ones_before_have_left(
-    target: TargetClient, drafter: DrafterClient, target_model: RunningModel
-) -> None:
-    async with (
-        asyncio.timeout(300),
-        Server(DRAFTER, DrafterService(target_model), Listening(grace_seconds=0)) as other,
-        connect(target.address, drafter.address) as pipeline,
-    ):
-        plain = pipeline.generate(PROMPT, **SETTINGS)
-        ids = [token.id async for token in plain]
-        await pipeline.follow(target.address, other.address)
-        await used(lambda: other.address in pipeline._connected.services.drafters)
-        again = pipeline.generate(PROMPT, **SETTINGS)
-        assert [token.id async for token in again] == ids
-        assert again.statistics.draft_tokens > 0
-
-
-async def test_a_target_that_is_gone_is_followed_elsewhere_in_mid_stream(target_model: RunningModel) -> None:
-    service = Lasting(target_model)
-    async with (
-        Server(TARGET, service, Listening(grace_seconds=0)) as first,
-        Server(TARGET, service, Listening(grace_seconds=0)) as second,
-        connect(first.address) as pipeline,
-    ):
-        running = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 40}))
-        ids = [(await anext(running)).id]
-        await pipeline.follow(second.address)
-        await first.drain()
-        ids += [token.id async for token in running]
-        alone = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 40}))
-        assert ids == [token.id async for token in alone]
-
-
 async def test_a_drafter_that_comes_later_is_trusted_no_more_than_one_from_the_start(
     target: TargetClient, drafter: DrafterClient
 ) -> None:
@@ -510,61 +481,6 @@ async def test_of_several_lists_of_services_the_last_one_counts(target: TargetCl
         assert not team._drafters
 
 
-class Reluctant:
-    """A client whose service fails a few times."""
-
-    address = "here:1"
-    service = "drafter at here:1"
-    patience = Patience()
-    outdated = False
-
-    def __init__(self, failures: int, lives: bool = False) -> None:
-        self.asked = 0
-        self.patience = Patience(lives=lambda address: lives)
-        self._failures = failures
-
-    async def describe(self) -> Description:
-        self.asked += 1
-        if self.asked <= self._failures:
-            raise Unreachable("not yet")
-        return DESCRIPTION
-
-    def reachable(self) -> bool:
-        return True
-
-
-async def test_it_asks_until_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    client, known = Reluctant(3), asyncio.Event()
-
-    async def welcome(_: Reluctant, about: Description) -> None:
-        assert about is DESCRIPTION
-        known.set()
-
-    probe = Probe(client, welcome)
-    await probe.tried
-    assert isinstance(probe.error, ServiceError)
-    probe.warn()
-    async with asyncio.timeout(30):
-        await known.wait()
-    await probe.stop()
-    assert client.asked == 4
-    assert caplog.text.count("not yet; it is tried again") == 1
-    assert "drafter at here:1 is there now" in caplog.text
-
-
-async def test_whose_process_lives_is_waited_for() -> None:
-    client = Reluctant(3, lives=True)
-
-    async def welcome(_: Reluctant, __: Description) -> None:
-        pass
-
-    probe = Probe(client, welcome)
-    await probe.tried
-    assert (client.asked, probe.error) == (4, None)
-    await probe.stop()
-
-
 @pytest.mark.parametrize("lives", [True, False])
 async def test_connecting_waits_for_a_drafter_while_its_process_lives(
     target: TargetClient, drafter_model: RunningModel, taken: socket.socket, nowhere: str, lives: bool
@@ -573,7 +489,7 @@ async def test_connecting_waits_for_a_drafter_while_its_process_lives(
 
     def process(address: str) -> bool:
         asked.append(address)
-        return lives and address == nowhere
+        return lives or address != nowhere  # the target is there, however slow the machine is
 
     pipeline = connect(target.address, nowhere, Patience(describe_seconds=0.05, lives=process), needs_drafter=True)
     connecting = asyncio.create_task(pipeline.__aenter__())
@@ -588,21 +504,3 @@ async def test_connecting_waits_for_a_drafter_while_its_process_lives(
         await connecting
         assert pipeline.models.drafter is not None
         await pipeline.__aexit__(None, None, None)
-
-
-async def test_who_is_strange_is_asked_until_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    client, known = Reluctant(0), asyncio.Event()
-
-    async def welcome(_: Reluctant, about: Description) -> None:
-        if client.asked < 4:
-            raise MismatchError("it is another")
-        known.set()
-
-    probe = Probe(client, welcome)
-    await probe.tried
-    assert str(probe.mismatch) == "it is another"
-    async with asyncio.timeout(30):
-        await known.wait()
-    await probe.stop()
-    assert probe.mismatch is None
-    assert caplog.text.count("it is another") == 1

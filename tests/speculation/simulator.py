@@ -135,7 +135,6 @@ class Service:
         self.steps = 0
         self.stalled = 0.0  # seconds, in steps of new sizes
         self._stall, self._sizes = stall, {0}
-        self.busy_seconds = 0.0
         self._agenda, self._scheduler = agenda, Scheduler(CHUNK)
         self._waiting: list[Wanted] = []
         self._busy = self._looking = False
@@ -188,7 +187,6 @@ class Service:
         self._busy = False
         seconds = self._agenda.now - began + MOMENT * self.steps  # no two steps take the same time
         self.steps += 1
-        self.busy_seconds += seconds
         self._scheduler.stepped(fed, seconds)
         sessions, chosen = len(chosen), [one for one in chosen if one.session not in self._over]
         for one in chosen:

@@ -27,7 +27,7 @@ class Outputs:
             name, trial = self.choice.begun(self.gains)
             speed = speeds(number)[name]
             self.gains[name] = speed
-            self.choice.ended(name, trial, TOKENS, self.gains)
+            self.choice.ended(name, trial)
             self.used.append(name)
             seconds += TOKENS / speed
         return seconds
@@ -58,7 +58,7 @@ def test_nothing_is_tried_before_the_usual_one_was_seen_and_one_output_tries_at_
     assert {choice.begun(unseen) for _ in range(5)} == {("a", False)}
     seen = unseen | {"a": 1.5}
     assert [choice.begun(seen) for _ in range(3)] == [("b", True), ("a", False), ("a", False)]
-    choice.ended("b", True, 0, seen)
+    choice.ended("b", True)
     assert choice.begun(seen) == ("b", True)  # it has shown nothing
 
 
@@ -96,7 +96,7 @@ class Pipelines:
         for _ in range(outputs):
             name, trial = self.choice.begun(self.gains())
             found.append((name, self.seconds(name, tokens)))
-            self.choice.ended(name, trial, tokens, self.gains())
+            self.choice.ended(name, trial)
         return found
 
 

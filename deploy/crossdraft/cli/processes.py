@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from crossdraft.cli.running import CommandFailed, UsageError
@@ -28,19 +28,6 @@ MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
 _processes: dict[str, asyncio.subprocess.Process] = {}  # of services that became ready, by address
 
 
-class Startable(Protocol):
-    """A server's command line. It prints its address in a line of JSON, and ends when its standard input does."""
-
-    @property
-    def role(self) -> str:
-        """What error texts call it."""
-        ...
-
-    def command(self) -> list[str]:
-        """As it would be typed."""
-        ...
-
-
 @dataclass(frozen=True)
 class Wanted:
     """A service to start on loopback, on any free port."""
@@ -57,6 +44,27 @@ class Wanted:
         options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
         options += [*self.engine.arguments, *self.more]
         return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options]
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
+
+    target: str  # host:port
+    drafter: str  # likewise; empty: none
+    max_outputs: int
+    role: str = "front"
+
+    def command(self) -> list[str]:
+        """The command line. The server ends with its standard input, so it does not outlive this process."""
+        services = ["--target", self.target, "--model", MODEL]
+        services += ["--drafter", f"{DRAFTER}={self.drafter}"] if self.drafter else []
+        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
+        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
+        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
+
+
+Startable = Wanted | HttpServer  # they print their address in a line of JSON, and end when their standard input does
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,24 +167,6 @@ def end_with_stdin() -> None:
     while os.read(STDIN, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class HttpServer:
-    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
-
-    target: str  # host:port
-    drafter: str  # likewise; empty: none
-    max_outputs: int
-    role: str = "front"
-
-    def command(self) -> list[str]:
-        """The command line. The server ends with its standard input, so it does not outlive this process."""
-        services = ["--target", self.target, "--model", MODEL]
-        services += ["--drafter", f"{DRAFTER}={self.drafter}"] if self.drafter else []
-        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
-        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
 
 
 def base_url(url: str, option: str = "--url") -> str:

@@ -307,14 +307,13 @@ class LocalBackend:
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         self._connection(request)  # raises if there is none
-        with self._admitted(), self._choosing(request) as (request, emitted):
+        with self._admitted(), self._choosing(request) as request:
             pipeline, begun = await self._connection(request).open(), False
             while True:
                 try:
                     async with aclosing(self._made(request, pipeline)) as items:
                         async for item in items:
                             begun = True
-                            emitted.append(len(item.tokens) if isinstance(item, Committed) else 0)
                             yield item
                     return
                 except Replaced:
@@ -322,19 +321,19 @@ class LocalBackend:
                         raise
 
     @contextmanager
-    def _choosing(self, request: OutputRequest) -> Iterator[tuple[OutputRequest, list[int]]]:
-        """The request with the name of its drafter; and where the tokens that the block emits are counted."""
-        model, asked, emitted = self._model(request.model), request.generation, list[int]()
+    def _choosing(self, request: OutputRequest) -> Iterator[OutputRequest]:
+        """The request with the name of its drafter, for the time of the output."""
+        model, asked = self._model(request.model), request.generation
         name = request.drafter
         if name not in (None, AUTO) or not (gains := self._gains(model, asked)):
-            yield replace(request, drafter=model.default_drafter if name in (None, AUTO) else name), emitted
+            yield replace(request, drafter=model.default_drafter if name in (None, AUTO) else name)
             return
         choice = self._choices[model.name]
         name, trial = choice.begun(gains)
         try:
-            yield replace(request, drafter=name), emitted
+            yield replace(request, drafter=name)
         finally:
-            choice.ended(name, trial, sum(emitted), self._gains(model, asked))
+            choice.ended(name, trial)
 
     def _gains(self, model: LocalModel, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""

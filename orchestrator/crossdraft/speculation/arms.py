@@ -14,7 +14,7 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 ROUNDS = (2, 3, 5, 8)  # draft tokens of lock-step rounds: neighbours differ by a tenth where the best is between them
 TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
 OVERLAPPED = ((8, 0), (8, 2), (16, 4))  # draft tokens ahead at most, and that a pass waits for; 0: it never waits
-MOST_AHEAD = 32  # draft tokens of any arm, unless a request says otherwise or they are copies
+MOST_AHEAD = 2 * OVERLAPPED[-1][0]  # draft tokens of any arm, unless a request says otherwise or they are copies
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
 CROWDED = 0.2  # exponent: outputs that overlap get out of step, and passes have fewer of them
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured

@@ -1,8 +1,8 @@
 """Which arm is used, and which of several drafters: what each has brought, trials of others, and what these may cost.
 
 An account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
-round with a drafter loses beside no drafter, as that was measured, is taken from it, and what it wins is added, up to
-CREDIT; a trial is charged with what it loses beside the arm that it interrupts. While nothing is in it no drafter is
+round with a drafter loses beside no drafter, as that was measured, is taken from it, after what drafting has won
+lately; a trial is charged with what it loses beside the arm that it interrupts. While nothing is in it no drafter is
 used. So EARNED of all tokens and CREDIT of each output are lost at most, and what the round that empties it lost more:
 of that no more than CREDIT is earned again, else an outage of minutes kept drafters away for hours.
 
@@ -18,23 +18,21 @@ from crossdraft.speculation.choice import Choice
 
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
-LEAST = 3.0  # tokens that a trial may lose at least: until all outputs have begun it shows nothing
 STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes are about as many
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
+KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window of it was seen
 GUESS = 0.5  # windows that a guess weighs beside what was measured
-KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
-MOST_ARMS = 64  # with a record: requests may ask for any numbers of draft tokens
 
 
-@dataclass
 class Account:
     """What may be lost, in tokens of each output, and how many stalls are excused."""
 
-    credit: float = CREDIT
-    spare: float = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT: losses are taken from it first
-    excuses: float = EXCUSES
+    def __init__(self) -> None:
+        self.credit = CREDIT
+        self.spare = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT
+        self.excuses = EXCUSES
 
     @property
     def pays(self) -> bool:
@@ -46,9 +44,8 @@ class Account:
 
     def compare(self, won: float) -> None:
         """Drafting has won so many tokens beside no drafter, or lost them."""
-        spare = self.spare + won
-        self.spare = min(CREDIT / 4, max(0.0, spare))
-        self.add(min(0.0, spare))
+        self.add(min(0.0, self.spare + won))
+        self.spare = min(CREDIT / 4, max(0.0, self.spare + won))
 
     def excused(self, stalled: bool) -> bool:
         """Whether the round that is over is a stall that does not count."""
@@ -72,6 +69,10 @@ class Record:
     def keep(self, part: float) -> None:
         self.windows, self.seconds, self.due = part * self.windows, part * self.seconds, part * self.due
 
+    def mean(self, prior: float) -> float:
+        """The ratio, with a guess."""
+        return (self.ratio * self.windows + GUESS * prior) / (self.windows + GUESS)
+
 
 Guesses = Mapping[Choice, Round]
 
@@ -79,14 +80,10 @@ Guesses = Mapping[Choice, Round]
 class Contest:
     """The arms at one load. `usual` is what all use but while `trial` is set; guesses are what is expected by now."""
 
-    def __init__(self, account: Account, plain: Choice, like: "Contest | None" = None) -> None:
+    def __init__(self, account: Account, plain: Choice) -> None:
         self.account, self.plain, self.usual = account, plain, plain
         self.trial: Choice | None = None
         self.records: dict[Choice, Record] = {}
-        for arm, seen in like.records.items() if like is not None else ():  # another load is a better guess than none
-            if arm.drafts and seen.windows:
-                self.records[arm] = Record(seen.windows, seen.seconds, seen.due)
-                self.records[arm].keep(min(1.0, GUESS / seen.windows))
         self._trails = False  # no drafter is used, but what is left of drafts may take time
         self._rounds = 0  # of the window that count
         self._tried = 0  # since the trial began, whether they count or not
@@ -110,11 +107,8 @@ class Contest:
         lent = (1 + sum(one.ratio * one.windows for one in drafting)) / (1 + sum(one.windows for one in drafting))
         found = {}
         for arm, guess in guesses.items():
-            one, speed = self.records.get(arm, Record()), guess.tokens / max(guess.seconds, 1e-9)
-            prior = lent if arm.drafts else speed
-            found[arm] = (
-                (speed if arm.drafts else 1.0) * (one.ratio * one.windows + GUESS * prior) / (one.windows + GUESS)
-            )
+            speed, record = guess.tokens / max(guess.seconds, 1e-9), self.records.get(arm, Record())
+            found[arm] = speed * record.mean(lent) if arm.drafts else record.mean(speed)
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
@@ -127,51 +121,42 @@ class Contest:
         Args:
             pure: all outputs used `current`, and had begun to before the round.
         """
-        arm, guess, account = self.current, guesses[self.current], self.account
-        speeds, part = self.speeds(guesses), min(2.0, outputs**0.5) / WINDOW
+        arm, guess, account, speeds = self.current, guesses[self.current], self.account, self.speeds(guesses)
         plain = speeds.get(self.plain, 0.0)
+        if arm.drafts and account.excused(seconds > STALL * guess.seconds):
+            seconds = guess.seconds
         if arm.drafts or not account.pays:
             self._trails = arm.drafts
         elif self._trails:  # drafts that were asked for may go on: until it is as fast as before that is charged, too
             self._trails = tokens < (1 - HOPE) * seconds * plain
             pure = pure and not self._trails
-        if arm.drafts and account.excused(seconds > STALL * guess.seconds):
-            seconds = guess.seconds
         account.add(EARNED * tokens)
         if self.trial is not None:
             account.add(tokens - seconds * max(plain, speeds[self.usual]))
-        elif arm.drafts or self._trails:
+        elif self._trails:
             account.compare(tokens - seconds * plain)
-            if arm.drafts and not account.spare:  # it loses what it has won: what it brought before says little
-                self._record(arm).keep(min(1.0, 1.0 / max(self.seen(arm), 1e-9)))
+            if arm.drafts and not account.spare and self.seen(arm) > 1:  # what it brought before says little now
+                self.records[arm].keep(1 / self.seen(arm))
         self._tried += 1
         if pure:
             self._rounds += 1
-            self._count(arm, guess, seconds, tokens, part)
-        window = max(3, WINDOW - outputs.bit_length() + 1) if arm.drafts else 3
+            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
+        window = max(3, WINDOW + 1 - outputs.bit_length()) if arm.drafts else 3
         hopeless = self.trial is not None and self._tried > 1 and self.hope(speeds)[arm] < speeds[self.usual]
         spent = account.credit <= self._floor if self.trial is not None else not account.pays
         if hopeless or (arm.drafts and spent) or self._rounds >= window:
             self._decide(guesses, window)
 
-    def _record(self, arm: Choice) -> Record:
-        if arm not in self.records and len(self.records) >= MOST_ARMS:
-            del self.records[min(self.records, key=self.seen)]
-        return self.records.setdefault(arm, Record())
-
     def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
-        record = self._record(arm)
-        for other, kept in self.records.items():
-            kept.keep(KEPT ** (part if other == arm else 0.2 * part if other.drafts else 0.0))
+        record = self.records.setdefault(arm, Record())
+        for other, one in self.records.items():  # no drafter is seldom used where drafting pays
+            one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
         record.seconds += part * seconds
         if arm.drafts and not arm.overlap:  # acceptance is known from many more tokens, until the arm is
-            tokens += (guess.tokens - tokens) * GUESS / (GUESS + self.seen(arm))
+            tokens += (guess.tokens - tokens) * GUESS / (GUESS + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
-
-    def interrupt(self) -> None:
-        """What has changed makes the running window worthless."""
-        self._rounds = 0
+        self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
     def end_trial(self) -> None:
         self.trial, self._rounds, self._floor = None, 0, 0.0
@@ -189,8 +174,8 @@ class Contest:
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
         lost = window * guesses[tried].seconds * max(0.0, speeds[self.usual] - speeds[tried])
-        may, known = max(LEAST, free / 3), self.seen(plain) or plain.drafts
-        if known and free > LEAST and lost < may and hope[tried] > MARGIN * speeds[self.usual]:
+        known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
+        if known and lost < may and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
 
 
@@ -202,45 +187,39 @@ Gains = Mapping[str, float]
 class DrafterChoice:
     """Which of several drafters of one model a new output gets.
 
-    The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried
-    in turn, with one output at a time, as far as an account can pay for it; what an output has lost beside the fastest
-    drafter is taken from it. Beside no drafter each controller bounds the loss by itself.
+    The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
+    turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
+    slower, so that no more than that is lost. Beside no drafter each controller bounds the loss by itself.
     """
 
     def __init__(self) -> None:
-        self._account = Account()
         self.latest = ""  # what most outputs get
+        self._trials = 0.0  # of slower ones that may begin
         self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
 
     def usual(self, gains: Gains) -> str:
         """The fastest; the one before where another one is hardly faster, and at first the default one."""
-        best, usual = (
-            max(gains, key=lambda name: gains[name]),
-            self.latest if self.latest in gains else next(iter(gains)),
-        )
-        self.latest = best if gains[best] > MARGIN * gains[usual] else usual
+        before = self.latest if self.latest in gains else next(iter(gains))
+        best = max(gains, key=lambda name: gains[name])
+        self.latest = best if gains[best] > MARGIN * gains[before] else before
         return self.latest
 
     def begun(self, gains: Gains) -> tuple[str, bool]:
         """The drafter of a new output, of at least one; and whether this is a trial of it."""
         usual = self.usual(gains)
         self._turns = dict.fromkeys(gains, False) | self._turns
+        self._trials = min(1.0, self._trials + EARNED)
         for name, busy in self._turns.items() if gains[usual] else ():
-            may, lost = name in gains and name != usual and not busy, CREDIT * _lost(gains[name], gains[usual])
-            if may and (gains[name] >= gains[usual] or self._account.credit > lost):
-                del self._turns[name]
-                self._turns[name] = True
-                return name, True
+            if name in gains and name != usual and not busy:
+                slower = 0 < gains[name] < gains[usual]
+                if not slower or self._trials >= 1:
+                    self._trials -= slower
+                    del self._turns[name]
+                    self._turns[name] = True
+                    return name, True
         return usual, False
 
-    def ended(self, name: str, trial: bool, tokens: int, gains: Gains) -> None:
-        """An output that began so has emitted so many tokens."""
-        lost = _lost(gains[name], gains[self.usual(gains)]) if trial and name in gains else 0.0
+    def ended(self, name: str, trial: bool) -> None:
+        """An output that began so is over."""
         if trial:
             self._turns[name] = False
-        self._account.add((EARNED - lost) * tokens)
-
-
-def _lost(gain: float, usual: float) -> float:
-    """Of each token; nothing is known to be lost with a drafter that was not seen."""
-    return max(0.0, 1 - gain / usual) if gain else 0.0

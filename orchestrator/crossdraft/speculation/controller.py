@@ -28,14 +28,14 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
-from crossdraft.speculation.estimates import HOPED, PRIOR, Share, Times
+from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Share, Times
 
 PATIENCE = 3.0  # times the expected wait that a pass waits at most
-SHORT_RUN = 4  # tokens of a plain run while a trial may be near; four are an overlapped epoch's until its review
-CHUNK = 4  # draft tokens of a reply at most, three replies a pass: each is work for the event loop
-ASIDE_FOR = 128  # tokens until a drafter is asked again that cannot go on with a text
-RECENT = 40.0  # judged draft tokens, of all or of one output, that are compared with usual ones
-MOST_LIKELY = 0.7  # probability that a draft's next tokens are reached with which it goes on whatever they cost
+# Tokens of a plain run while a trial may be near, and of an overlapped drafter's reply; four times as many pass until
+# such an epoch is reviewed. Each message is work for the event loop, and what was decided holds as long.
+SHORT_RUN = 4
+ASIDE_FOR = 4 * LONG_RUN  # tokens until a drafter is asked again that cannot go on with a text
+RECENT = MEMORY / 5  # judged draft tokens, of all or of one output, that are compared with usual ones
 SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -92,7 +92,7 @@ class TargetController:
         self.outputs[output] = None
         self._choose_contest()
 
-    def ended(self, output: "OutputController", now: float) -> None:
+    def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
         if not self.outputs:
             self._began = None  # the time until the next one is nobody's
@@ -123,24 +123,24 @@ class TargetController:
             for fares in {one.fares for one in self.outputs}:
                 fares.acceptance = Share(recent.held, recent.seen)
             self._recent, self._pure = Share(memory=RECENT), False
-            self.contest.interrupt()
 
     def _end_round(self, now: float) -> None:
-        contest, number = self.contest, self._number
-        if self._began is not None and self._sharing:
-            arm, guesses = contest.current, self.guesses(self._sharing, {*self.arms, contest.current, contest.usual})
-            seconds, tokens = max(0.0, now - self._began - self._reading), self._tokens / number
-            contest.add(seconds, tokens, self._pure, guesses, number)
-            self.speed = contest.speeds(guesses)[contest.current]
+        contest, arm, sharing = self.contest, self.contest.current, self._sharing
+        if self._began is not None and sharing:
+            guesses = self.guesses(sharing, {*self.arms, arm, contest.usual})
+            tokens = self._tokens / self._number
+            seconds = max(0.0, now - self._began - self._reading)
+            contest.add(seconds, tokens, self._pure, guesses, self._number)
             if not arm.drafts and self._pure:
-                for fares in {one.fares for one in self._sharing}:
+                for fares in {one.fares for one in sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
+            self.speed = contest.speeds(guesses)[contest.current]
         self._choose_contest()
-        sharing = self._sharing = [one for one in self.outputs if one.shares]
+        self._sharing = [one for one in self.outputs if one.shares]
         self._number = sum(one.under_way for one in self.outputs)
-        late = sum(one.used != self.contest.current for one in sharing) + len(self.outputs) - self._number
-        self._began, self._pure = now, late <= len(sharing) // 10
-        arms = {self.contest.current, *(one.used for one in sharing)}
+        late = sum(one.used != self.contest.current for one in self._sharing) + len(self.outputs) - self._number
+        self._began, self._pure = now, late <= len(self._sharing) // 10
+        arms = {self.contest.current, *(one.used for one in self._sharing)}
         self._each = max(1 + (arm.tree_nodes or arm.max_draft_tokens) for arm in arms)
         self._tokens = self._passes = self._reading = 0.0
 
@@ -157,26 +157,19 @@ class TargetController:
         return max(1.0, self._own + self._others.seconds())
 
     def _choose_contest(self) -> None:
-        """That of the load, among the arms of most outputs; what another load has shown is a guess for a new one."""
+        """That of the load, among the arms of most outputs."""
         if not self.outputs:
             return
-        if abs(log2(self.load) - self._octave) > 0.7:
-            self._octave = round(log2(self.load))
         numbers = Counter(id(one.arms) for one in self.outputs)  # `arms_for` makes each once
         arms = max((one.arms for one in self.outputs), key=lambda arms: numbers[id(arms)])
-        if self._octave not in self.contests:
-            self.contests[self._octave] = Contest(self.account, PLAIN, self.nearest(self._octave))
-        contest = self.contests[self._octave]
+        if abs(log2(self.load) - self._octave) > 0.7:
+            self._octave = round(log2(self.load))
+        contest = self.contests.setdefault(self._octave, Contest(self.account, PLAIN))
         if contest is not self.contest or arms != self.arms:
             self.contest.end_trial()
             self.contest, self.arms, self._pure = contest, arms, False
             if contest.usual not in arms:
                 contest.usual = PLAIN
-
-    def nearest(self, octave: float) -> Contest | None:
-        """The contest of the nearest load."""
-        near = min(self.contests, key=lambda one: abs(one - octave), default=None)
-        return None if near is None else self.contests[near]
 
     def guesses(
         self, outputs: Sequence["OutputController"], arms: Iterable[Choice], factor: float = 1.0, load: float = 0.0
@@ -239,18 +232,18 @@ class OutputController(Controller):
             case Started():
                 self.target.begun(self)
             case Ended():
-                self.target.ended(self, now)
+                self.target.ended(self)
 
     def _answered(self, seen: DraftSeen) -> None:
-        target, costs = self.target, self.target.costs
+        outputs, costs = self.target.outputs, self.target.costs
         self._drafted += seen.draft_tokens
         self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
         if seen.draft_tokens:
             self.asked = None
-            drafting = sum(one._arm.drafts for one in target.outputs)
+            drafting = sum(one._arm.drafts for one in outputs)
             costs.steps.add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
-            costs.trips.add(seen.waited - seen.seconds - seen.queued, len(target.outputs))
+            costs.trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""
@@ -261,23 +254,24 @@ class OutputController(Controller):
             self.used = self._arm
         if not self._arm.drafts:
             self._fared.fade(seen.tokens / 2)
-        compared = min(self._behind, seen.accepted)
+        compared = min(self._behind, seen.accepted)  # with the target's own draws: not by the method's chance
         self._behind -= compared
         accepted, refused = seen.accepted - compared, seen.refused and not self._behind
         if judged := accepted + refused:
             self._fared.add(accepted, judged)
             self.target.judged(accepted, judged, self.fares.acceptance.mean())
             self.fares.acceptance.add(accepted, judged)
-            if accepted:
-                self.fares.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
+        if accepted:
+            self.fares.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
         drafting = self._arm.drafts and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
-        contest = self.target.nearest(log2(load))
-        seen = [] if contest is None else list(filter(contest.seen, self.arms))
-        if contest is None or len(seen) < 2:
+        contests, octave = self.target.contests, log2(load)
+        contest = contests[min(contests, key=lambda one: abs(one - octave))] if contests else self.target.contest
+        seen = list(filter(contest.seen, self.arms))
+        if len(seen) < 2:
             return 0.0
         speeds = contest.speeds(self.target.guesses([self], self.arms, load=load))
         return max(speeds[arm] for arm in seen) / speeds[PLAIN]
@@ -317,9 +311,9 @@ class OutputController(Controller):
         if arm.drafts:
             self._run = 1
             return self._choice(arm, reason)
-        contest, paid = self.target.contest, self.target.account.credit > 0
-        most = (SHORT_RUN if contest.seen(contest.usual) else 2) if paid else LONG_RUN
-        self._run = min(most, 2 * self._run)
+        contest, account = self.target.contest, self.target.account
+        soon = SHORT_RUN if contest.seen(contest.usual) else 2
+        self._run = min(soon if account.credit > 0 else LONG_RUN, 2 * self._run)
         return replace(PLAIN, run=self._run, reason=reason)
 
     def _best(self) -> tuple[Choice, str]:
@@ -329,22 +323,20 @@ class OutputController(Controller):
             return PLAIN, "the first tokens show what a pass takes"
         factor = self._fared.factor(self.fares.acceptance.mean()) if len(target.outputs) > 1 else 1.0
         self._alone = factor != 1 or arm not in self.arms
-        if self._alone:
-            speeds = contest.speeds(target.guesses([self], self.arms, factor))
-            arm = max(speeds, key=lambda one: speeds[one])
-            return arm, f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
-        return arm, "it is tried" if contest.trial is not None else "the fastest so far"
+        if not self._alone:
+            return arm, "it is tried" if contest.trial is not None else "the fastest so far"
+        speeds = contest.speeds(target.guesses([self], self.arms, factor))
+        fares = f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
+        return max(speeds, key=lambda one: speeds[one]), fares
 
     def _choice(self, arm: Choice, reason: str) -> Choice:
         """An arm, with what suits the costs."""
-        costs, many = self.target.costs, len(self.target.outputs)
+        target, costs, many = self.target, self.target.costs, len(self.target.outputs)
         step = max(costs.step(arm, many), 1e-6)
-        chunk = max(1, min(CHUNK, int(costs.target.seconds(self.target.load) / 3 / step))) if arm.overlap else 1
-        due = arm.min_draft_tokens + (chunk if arm.overlap else 0)
-        patience = PATIENCE * costs.arrival(arm, many, due)
-        if arm.overlap:
-            patience = patience if arm.min_draft_tokens else 0.0
-            return replace(arm, patience=patience, chunk=chunk, review_after=4 * SHORT_RUN, reason=reason)
-        worth = step * self.target.speed  # tokens of the time of a step
-        least = min(MOST_LIKELY, worth) if arm.tree_nodes and self._greedy else 0.0
-        return replace(arm, patience=patience, least_likely=least, reason=reason)
+        if arm.overlap:  # three replies a pass
+            chunk = max(1, min(SHORT_RUN, int(costs.target.seconds(target.load) / 3 / step)))
+            waits = PATIENCE * costs.arrival(arm, many, arm.min_draft_tokens + chunk) * (arm.min_draft_tokens > 0)
+            return replace(arm, patience=waits, chunk=chunk, review_after=4 * SHORT_RUN, reason=reason)
+        likely = min(1.0, step * target.speed) if arm.tree_nodes and self._greedy else 0.0  # tokens of a step's time
+        waits = PATIENCE * costs.arrival(arm, many, arm.min_draft_tokens)
+        return replace(arm, patience=waits, least_likely=likely, reason=reason)

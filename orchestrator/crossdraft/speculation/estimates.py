@@ -1,13 +1,11 @@
-"""What is measured besides arms: what steps take, and how draft tokens fare."""
+"""What is measured: what steps take, and shares, such as of draft tokens that were accepted."""
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from math import log2
 from statistics import median
 
-LATEST = 9  # durations of which the median counts: four that are nobody's, such as captures, do not show
-SLOPE = 1 / 400  # of a step, that a further token costs until it is known: accelerators are limited by memory
+LATEST = 9  # durations of which the lower third counts: five that are nobody's, such as captures, do not show
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
@@ -32,24 +30,19 @@ class Times:
         """Of a step of this size; 0 if none was seen."""
         if not self._points:  # of an octave that was seen twice nothing is known: both may have been stalls
             seen = [one for one in self._seen.values() if len(one) > 2] or self._seen.values()
-            self._points = sorted(map(_usual, seen))
+            columns = (tuple(zip(*one, strict=True)) for one in seen)
+            self._points = sorted((median(sizes), sorted(took)[(len(took) - 1) // 3]) for sizes, took in columns)
         points = self._points
         if len(points) < 2:
-            return points[0][1] * (1 + SLOPE * max(0.0, size - points[0][0])) if points else 0.0
+            return points[0][1] if points else 0.0
         place = min(max(1, bisect_right(points, (size,))), len(points) - 1)
         (x, y), (x1, y1) = points[place - 1 : place + 1]
         slope = (y1 - y) / (x1 - x)
         return max(0.0, y1 + max(0.0, slope) * (size - x1) if size > x1 else y + slope * max(0.0, size - x))
 
 
-def _usual(seen: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The median size, and the seconds at the end of the lower third: most of what is above may be stalls."""
-    sizes, seconds = zip(*seen, strict=True)
-    return median(sizes), sorted(seconds)[(len(seconds) - 1) // 3]
-
-
 class Share:
-    """A probability, counted with exponential discounting."""
+    """A mean of what is between 0 and 1, or of a ratio, counted with exponential discounting."""
 
     def __init__(self, held: float = 0.0, seen: float = 0.0, memory: float = MEMORY) -> None:
         self.held, self.seen, self._memory = held, seen, memory
@@ -65,7 +58,7 @@ class Share:
         self.held, self.seen = self.held * kept, self.seen * kept
 
     def mean(self, prior: float = HOPED, weight: float = PRIOR) -> float:
-        """The probability, with a prior that counts as so many observations."""
+        """With a prior that counts as so many observations."""
         return (self.held + prior * weight) / (self.seen + weight)
 
     def factor(self, usual: float) -> float:

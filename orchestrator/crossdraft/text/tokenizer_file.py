@@ -95,14 +95,10 @@ def _missing(source: str, sentencepiece: bool) -> str:
 
 
 def _files_of(folder_or_hub_id: str) -> Find:
-    return _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
+    folder, hub_id = Path(folder_or_hub_id), folder_or_hub_id
+    if folder.is_dir():
+        return lambda name: path if (path := folder / name).is_file() else None
 
-
-def _in_folder(folder: Path) -> Find:
-    return lambda name: path if (path := folder / name).is_file() else None
-
-
-def _on_hub(hub_id: str) -> Find:
     def find(name: str) -> Path | None:
         try:
             return Path(hf_hub_download(hub_id, name))
