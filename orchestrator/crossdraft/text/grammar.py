@@ -8,6 +8,7 @@ accepts, and only there.
 
 import atexit
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -121,6 +122,10 @@ class Grammar:
             return LLMatcher.grammar_from_lark(self._lark + OPTIONS)
         except (ValueError, RecursionError) as error:
             raise _refused(str(error)) from error
+
+    def rule(self, name: str) -> str:
+        """As a rule of this name in another grammar, in Lark; raises ValueError."""
+        return re.sub(r"(?m)^\s*\??start\b", name, self._lark)
 
     @property
     def _lark(self) -> str:
