@@ -45,7 +45,8 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
     (AnswerForm(HERMES), f"\n<tool_call>\n{F}\n</tool_call>\n<tool_call>{F}</tool_call>\n", CALLED * 2),
     (AnswerForm(HERMES, most=1), f"<tool_call>{F}</tool_call><tool_call>{F}</tool_call>", CALLED),
     (AnswerForm(HERMES), f"<tool_call>{F}</tool_call>\nDone.", [*CALLED, ("content", "Done.")]),
-    (AnswerForm(HERMES), '<tool_call>{"arguments": {"a": [1]}, "id": 7, "name": "g"}', [("call", "g"), ("arguments", '{"a": [1]}')]),
+    (AnswerForm(HERMES), '<tool_call>{"arguments": {"a": [1]}, "id": 7, "name": "g"}',
+     [("call", "g"), ("arguments", '{"a": [1]}')]),
     (AnswerForm(HERMES), '<tool_call>{"name": "g"}</tool_call>', [("call", "g"), ("arguments", "{}")]),
     (AnswerForm(HERMES), '<tool_call>\n{"name": "f", "arguments": {"ci', [("call", "f"), ("arguments", '{"ci')]),
     (AnswerForm(HERMES), '<tool_call>\n{"name": "f", "argu', [("content", '<tool_call>\n{"name": "f", "argu')]),
@@ -56,10 +57,12 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
      [("content", "Hm"), ("call", "f"), ("arguments", '{"a": 1}'), ("call", "g"), ("arguments", '{"b": {}}')]),
     (AnswerForm(MISTRAL), f"[{F}]", [("content", f"[{F}]")]),
     (AnswerForm(MISTRAL, bare=True), f"[{F}]", CALLED),
-    (AnswerForm(MISTRAL), '[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": 1}"}]', [("call", "f"), ("arguments", '{"a": 1}')]),
+    (AnswerForm(MISTRAL), '[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": 1}"}]',
+     [("call", "f"), ("arguments", '{"a": 1}')]),
     (AnswerForm(LLAMA), '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"x": null}}',
      [("call", "f"), ("arguments", "{}"), ("call", "g"), ("arguments", '{"x": null}')]),
-    (AnswerForm(LLAMA), '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', [("call", "f"), ("arguments", "{}")]),
+    (AnswerForm(LLAMA), '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}',
+     [("call", "f"), ("arguments", "{}")]),
     (AnswerForm(LLAMA), '{"name": "Bo", "age": 3}', [("content", '{"name": "Bo", "age": 3}')]),
     (AnswerForm(JSON), "[1, 2]", [("content", "[1, 2]")]),
     (AnswerForm(JSON), ' say {"name": "f"}', [("content", ' say {"name": "f"}')]),
@@ -67,7 +70,8 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
     (AnswerForm(None, R1), "<think>Hm", [("reasoning", "Hm")]),
     (AnswerForm(None, QWEN), "\n<think>Hm</think>Yes", [("reasoning", "Hm"), ("content", "Yes")]),
     (AnswerForm(None, QWEN), "\nHm</think>", [("content", "\nHm</think>")]),
-    (AnswerForm(HERMES, R1), f"a <tool_call>{F}</think>\n<tool_call>{F}</tool_call>", [("reasoning", f"a <tool_call>{F}"), *CALLED]),
+    (AnswerForm(HERMES, R1), f"a <tool_call>{F}</think>\n<tool_call>{F}</tool_call>",
+     [("reasoning", f"a <tool_call>{F}"), *CALLED]),
 ]  # fmt: skip
 
 
@@ -107,9 +111,8 @@ def test_calls_have_ids_of_their_own_as_mistrals_templates_want_them() -> None:
 
 
 def test_the_format_and_the_reasoning_that_a_prompt_shows() -> None:
-    assert [format_of(one) for one in ("{{ '<tool_call>' }}", "[TOOL_CALLS]", "Environment: ipython", "{{ tools }}")] == [
-        "hermes", "mistral", "llama3_json", "json"
-    ]  # fmt: skip
+    templates = ("{{ '<tool_call>' }}", "[TOOL_CALLS]", "Environment: ipython", "{{ tools }}")
+    assert [*map(format_of, templates)] == ["hermes", "mistral", "llama3_json", "json"]
     assert after(QWEN, "<|assistant|><think>\n") == Reasoning("<think>", "</think>", open=True)
     assert after(R1, "<think>\n\n</think>\n\n") is None
     assert after(QWEN, "<|assistant|>") is QWEN

@@ -1,6 +1,7 @@
 """What the HTTP and the gRPC API have: for whom they generate, and how much."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from crossdraft.config.engine import OwnModels
@@ -100,8 +101,52 @@ class ConnectionOptions(Checked):
     )
 
 
+class ToolCallParser(StrEnum):
+    """In which form a model calls tools; but for `auto` as vLLM's parsers are called, and `json`."""
+
+    AUTO = "auto"  # what the chat template writes
+    HERMES = "hermes"
+    MISTRAL = "mistral"
+    GRANITE = "granite"
+    JAMBA = "jamba"
+    PHI4_MINI_JSON = "phi4_mini_json"
+    LLAMA3_JSON = "llama3_json"
+    JSON = "json"
+
+
+class ReasoningParser(StrEnum):
+    """How a model marks its reasoning, as vLLM's parsers are called."""
+
+    NONE = "none"
+    DEEPSEEK_R1 = "deepseek_r1"
+    QWEN3 = "qwen3"
+    GLM45 = "glm45"
+    STEP3 = "step3"
+    MISTRAL = "mistral"
+
+
+class SpeculativeMetrics(StrEnum):
+    """What a reply says of its speculation, in vLLM's form."""
+
+    NONE = "none"
+    SUMMARY = "summary"
+
+
 @dataclass(frozen=True, kw_only=True)
-class HttpSettings(ConnectionOptions):
+class AnswerOptions:
+    """How answers are read, and what is told beside them; named as vLLM's options."""
+
+    tool_call_parser: ToolCallParser = option(
+        ToolCallParser.AUTO, "In which form models call tools; auto: what the chat template writes."
+    )
+    reasoning_parser: ReasoningParser = option(ReasoningParser.NONE, "How models mark their reasoning.")
+    per_request_spec_decode_metrics: SpeculativeMetrics = option(
+        SpeculativeMetrics.NONE, "Add `metrics.speculative_decoding` to replies of one output, as vLLM does."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings(AnswerOptions, ConnectionOptions):
     """Where the HTTP API listens, how large a request may be, and which pages of other servers may use it: these are
     named as vLLM's options, whose JSON lists are taken, too."""
 

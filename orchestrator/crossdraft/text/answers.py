@@ -1,4 +1,4 @@
-"""What a model's answer consists of: reasoning, content and calls of tools, written in one text in the model's own form.
+"""What a model's answer consists of: reasoning, content and calls of tools, in one text in the model's own form.
 
 Forms are data, by the names of vLLM's parsers; one parser reads all of them, while the text comes in, and the grammars
 of calls are made from the same data.
@@ -100,6 +100,18 @@ class AnswerForm:
     bare: bool = False  # calls come without a mark that is a control symbol, as a grammar writes them
     most: int | None = None  # calls that count; None: all
 
+    @property
+    def plain(self) -> bool:
+        """Whether an answer is nothing but content."""
+        return self.tools is None and self.reasoning is None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Which may be control symbols, that have no text of their own."""
+        tools, reasoning = self.tools, self.reasoning
+        found = (tools.begin, tools.end) if tools is not None else ()
+        return found if reasoning is None else (*found, reasoning.begin, reasoning.end)
+
     def grammar(self, functions: Sequence[Function], free: bool, content: Grammar | None = None) -> Grammar | None:
         """What an answer is to be, once its reasoning has ended; None: anything. Raises ValueError.
 
@@ -187,7 +199,7 @@ class AnswerParser:
     """
 
     def __init__(self, form: AnswerForm) -> None:
-        self._form = form
+        self.form = form
         self._text, self._at, self._over = "", 0, False  # text that has come, and how much of it has been read
         self._tried: list[str] = []  # what has been read of that which may be a call
         self._blanks = ""  # before content, if any follows
@@ -215,12 +227,12 @@ class AnswerParser:
         return [*(one for piece in pieces for one in self.feed(piece)), *self.end()]
 
     def _answer(self) -> Generator[None, None, None]:
-        if self._form.reasoning is not None:
-            yield from self._reasoning(self._form.reasoning)
-        tools = self._form.tools
+        if self.form.reasoning is not None:
+            yield from self._reasoning(self.form.reasoning)
+        tools = self.form.tools
         yield from self._skip(BLANKS)
         self._blanks += self._given_up()
-        if tools is not None and (tools.bare or self._form.bare) and (yield from self._next()) in ("{", "["):
+        if tools is not None and (tools.bare or self.form.bare) and (yield from self._next()) in ("{", "["):
             yield from self._all_calls(tools)
         mark = tools.begin if tools is not None else ""
         while (yield from self._until(mark, What.CONTENT)):
@@ -291,7 +303,7 @@ class AnswerParser:
         while (one := (yield from self._next())) and (one.isalnum() or one in "_-."):
             name += one
             self._take()
-        if not name or self._form.tools is None or self._form.tools.begin not in self._tried:
+        if not name or self.form.tools is None or self.form.tools.begin not in self._tried:
             return False
         if one == "[" and not (yield from self._takes(NAMED)):
             return False
@@ -330,7 +342,7 @@ class AnswerParser:
         if what is What.CONTENT and text:
             text, self._blanks = self._blanks + text, ""
         call = 0 if what in (What.REASONING, What.CONTENT) else self.calls - 1
-        if (text or what is What.CALL) and (not call or self._form.most is None or call < self._form.most):
+        if (text or what is What.CALL) and (not call or self.form.most is None or call < self.form.most):
             self._said.append((what, call, text))
 
     def _next(self) -> Steps:

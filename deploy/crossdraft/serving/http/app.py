@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from crossdraft.client.api import software
+from crossdraft.config.api import ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.serving.backend import Backend, UnknownModelError, own_names
@@ -44,6 +45,7 @@ from crossdraft.serving.http.responses import (
 from crossdraft.serving.http.streaming import AnyFormat, Chunks, ClientGoneError, EventStream, items, unless_gone, whole
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
+from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, Reasoning, ToolFormat, after
 from crossdraft.types.output import ServedModel
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
@@ -177,9 +179,24 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
             raise RefusedError(400, text, INVALID, "too_many_choices", "n")
         return model
 
+    async def _tool_format(body: ChatBody, model: str) -> ToolFormat | None:
+        name: str = options.answers.tool_call_parser
+        if not body.usable:
+            return None
+        if name == ToolCallParser.AUTO:
+            name = next((one.tool_format for one in await backend.models() if one.name == model), "")
+        return TOOL_FORMATS[name or ToolCallParser.JSON]
+
+    async def _reasoning(body: ChatBody, model: str) -> Reasoning | None:
+        """How an answer to this prompt has it."""
+        marks = REASONINGS.get(options.answers.reasoning_parser)
+        return None if marks is None else after(marks, (await backend.written(model, body.prompts[0])).text)
+
     async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
         model, request_id = _checked(body), request.scope[ID_KEY]
         body.cache_salt = scope_of(request.headers.get("authorization"), body.cache_salt, options.keys)
+        if isinstance(body, ChatBody):
+            body.write(await _tool_format(body, model), await _reasoning(body, model))
         requests = await beside.run(len(await request.body()), body.output_requests, model, request_id)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         format = kind(body, model, request_id, [(await backend.written(model, one)).ids for one in asked])

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictBool,
     StrictInt,
     ValidationInfo,
@@ -33,6 +35,7 @@ from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
 from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
+from crossdraft.text.answers import AnswerForm, Function, Reasoning, ToolFormat
 from crossdraft.types.request import Chat, Grammar, Message, Prompt
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
@@ -41,6 +44,7 @@ MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
+MAX_TOOLS = 512
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
@@ -441,6 +445,65 @@ class CompletionBody(GenerationBody):
         return str(self.prompts[index // self.n]) if self.echo and not self.echoes_tokens else ""
 
 
+class FunctionBody(Part):
+    """What a model may call."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=256)]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
+    strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
+
+    def function(self, any_object: bool = False) -> Function:
+        """With the schema of its arguments, or that of any object."""
+        none: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+        asked = {} if any_object else none if self.parameters is None else self.parameters
+        return Function(self.name, json.dumps({"type": "object"} | asked))
+
+
+class ToolBody(Part):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionName(Body):
+    """Of a function that must be called."""
+
+    name: Text
+
+
+class ToolName(Body):
+    """Of a tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Part):
+    """What was called."""
+
+    name: Text
+    arguments: Text | dict[str, Any] | None = Field(None, description="JSON, as the model has written it.")
+
+
+class CallBody(Part):
+    """A call in a message of the assistant."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As chat templates read it, with arguments as an object, if they are one."""
+        arguments: object = self.function.arguments or {}
+        with suppress(ValueError, RecursionError):  # the model may have written something else: it is shown as it is
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        called = {"name": self.function.name, "arguments": arguments}
+        return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": called}
+
+
 class TextPart(Part):
     """A part of a message."""
 
@@ -455,8 +518,11 @@ class MessageBody(Part):
     content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
         None, validate_default=True, description="May be null in messages of the assistant."
     )
-    name: str | None = None  # accepted, and not shown to the model
-    tool_calls: Nothing = None
+    name: str | None = Field(None, description="Of a tool; of others it is not shown to the model.")
+    tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: Text | None = Field(None, description="Of the call whose result this is.")
+    reasoning: object = Field(None, description="Of the assistant; templates show it as they like.")
+    reasoning_content: object = Field(None, description="Its older name.")
     function_call: Nothing = None
     audio: Nothing = None
 
@@ -472,7 +538,20 @@ class MessageBody(Part):
         """Its parts joined; `developer` is OpenAI's newer name of `system`, which chat templates do not know."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Message("system" if self.role == "developer" else self.role, text)
+        fields = json.dumps(shown) if (shown := self._fields) else ""
+        return Message("system" if self.role == "developer" else self.role, text, fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """What else the template may show."""
+        given: dict[str, object] = {}
+        if self.role == "tool":
+            given = {"tool_call_id": self.tool_call_id, "name": self.name}
+        elif self.role == "assistant":
+            reasoning = self.reasoning or self.reasoning_content
+            calls = [one.shown for one in self.tool_calls or ()]
+            given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
+        return {name: value for name, value in given.items() if value}
 
 
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -484,9 +563,17 @@ class TemplateFields(Body):
     add_generation_prompt: StrictBool = Field(True, description="Begin an answer after the last message.")
     continue_final_message: StrictBool = Field(False, description="Go on with the last message.")
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
+    tools: list[ToolBody] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+
+    @property
+    def usable(self) -> list[FunctionBody]:
+        """What the model is told that it may call."""
+        return [one.function for one in self.tools]
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
-        settings = "" if self.chat_template_kwargs is None else json.dumps(self.chat_template_kwargs)
+        tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
+        given = {**(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
+        settings = json.dumps(given) if given else ""
         said = tuple(one.message for one in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
 
@@ -500,20 +587,58 @@ class ChatBody(TemplateFields, GenerationBody):
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    tools: list[object] = Field([], description="Not served: must be empty, unless tool_choice is none.")
-    parallel_tool_calls: bool | None = None  # accepted, and without effect
-
-    @field_validator("tools")
-    @classmethod
-    def _unless_none(cls, tools: object, info: ValidationInfo) -> object:
-        return [] if info.data.get("tool_choice") == "none" else _nothing(tools) or []
+    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call.")
+    include_reasoning: StrictBool = True
+    _form: AnswerForm = PrivateAttr(default_factory=AnswerForm)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
+        if self._must_call and not self.tools:
+            raise ValueError("When using `tool_choice`, `tools` must be set.")
+        if isinstance(self.tool_choice, ToolName) and not self._chosen:
+            raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return self
+
+    @property
+    def usable(self) -> list[FunctionBody]:
+        """As of `TemplateFields`."""
+        return [] if self.tool_choice == "none" else super().usable
+
+    @property
+    def form(self) -> AnswerForm:
+        """How the answers are written."""
+        return self._form
+
+    def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
+        """Says how the model writes calls, and its reasoning after this prompt."""
+        most = 1 if self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolName) else None
+        constrained = self._must_call or any(one.strict for one in self.usable) or self._asks_for_form
+        self._form = AnswerForm(tools if self.usable else None, reasoning, constrained, most)
+
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def _chosen(self) -> list[FunctionBody]:
+        """Of the functions, those that may be called."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
+        return [one for one in self.usable if named in (None, one.name)]
+
+    @property
+    def _asks_for_form(self) -> bool:
+        """Whether content is to follow a grammar."""
+        older = any(getattr(self, f"guided_{name}") is not None for name in OLDER)
+        return older or self.structured_outputs is not None or bool(self.response_format and self.response_format.asked)
+
+    def _grammar(self) -> Grammar | None:
+        """With `required` and a name the calls are by the schemas; with `auto` those of strict functions."""
+        content, chosen, must = super()._grammar(), self._chosen, self._must_call
+        functions = [one.function(not (must or one.strict)) for one in chosen] if self._form.bare else []
+        return self._form.grammar(functions, not must, content)
 
     @property
     def prompts(self) -> Sequence[Prompt]:

@@ -5,6 +5,7 @@ Fields without a default are always written, if only as null; the others only wh
 
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_origin, get_type_hints
@@ -15,6 +16,7 @@ from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
+from crossdraft.text.answers import AnswerParser, Said, What
 from crossdraft.trace.timeline import Span
 from crossdraft.types.output import Names, PromptToken
 
@@ -31,7 +33,7 @@ class Usage(BaseModel):
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Lane(BaseModel, from_attributes=True):
@@ -157,12 +159,31 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class CalledFunction(BaseModel):
+    """What is called; in a chunk, a part of it."""
+
+    name: str | None = None
+    arguments: str  # JSON, as the model writes it
+
+
+class ToolCall(BaseModel):
+    """A call of a tool; in a chunk, a part of it."""
+
+    index: int | None = None  # in a chunk
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     """The model's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # its older name
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -194,6 +215,9 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -285,6 +309,17 @@ class PartialOutput:
     prompt: list[PromptToken] = field(default_factory=list)
     begun: bool = False  # a chunk of it was sent
     ended: OutputEnded | None = None
+    answer: AnswerParser | None = None  # reads what its text consists of, if it may have parts
+    said: list[Said] = field(default_factory=list)  # those parts
+    new: Sequence[Said] = ()  # of them, what the latest item brought
+
+    def hear(self, item: "Shown") -> None:
+        """Reads the parts in what comes next."""
+        if self.answer is not None:
+            tokens, marks = item.tokens if isinstance(item, Committed) else (), self.answer.form.marks
+            text = "".join(token.text or _mark(token, marks) for token in tokens)
+            self.new = self.answer.end() if isinstance(item, OutputEnded) else self.answer.feed(text)
+            self.said += self.new
 
     def take(self, item: "Shown", echoed: bool) -> None:
         """What comes next; with the prompt's tokens the text begins if they are echoed."""
@@ -308,6 +343,10 @@ class Format(ABC, Generic[BodyT]):
         self.body = body
         self._prompts = prompts
         self._head: dict[str, Any] = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
+
+    def output(self) -> PartialOutput:
+        """One that begins."""
+        return PartialOutput()
 
     @abstractmethod
     def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
@@ -344,7 +383,7 @@ class Format(ABC, Generic[BodyT]):
         figures = Figures.of(output.ended.statistics)
         trace = Trace(milliseconds=1000 * figures.seconds, statistics=figures) if self.body.speculative.trace else None
         ids = self._token_ids(output.tokens)
-        return {"index": index, "finish_reason": _finish(output.ended), **ids, **_traced(trace)}
+        return {"index": index, "finish_reason": _finish(output.ended, output), **ids, **_traced(trace)}
 
     def _prompt_fields(self, output: PartialOutput) -> dict[str, Any]:
         count = self.body.prompt_logprobs
@@ -400,10 +439,15 @@ class ChatFormat(Format[ChatBody]):
 
     PREFIX = "chatcmpl"
 
+    def output(self) -> PartialOutput:
+        """As `Format.output`."""
+        form = self.body.form
+        return PartialOutput(answer=None if form.plain else AnswerParser(form))
+
     def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         choices = [
             ChatChoice(
-                message=ChatMessage(role="assistant", content=one.text, refusal=None),
+                message=ChatMessage(role="assistant", refusal=None, **self._message(one)),
                 logprobs=self._logprobs(one.tokens),
                 **self._choice_fields(index, one),
             )
@@ -415,14 +459,47 @@ class ChatFormat(Format[ChatBody]):
     def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one has the role."""
         tokens = item.tokens if isinstance(item, Committed) else ()
-        text: dict[str, Any] = {"content": text_of(tokens)} if tokens or not before.begun else {}
-        delta = Delta(**text) if before.begun else Delta(role="assistant", **text)
+        text = self._delta(before, tokens)
+        delta = Delta(**text) if before.begun else Delta(role="assistant", **{"content": "", **text})
         logprobs = self._logprobs(tokens) if tokens else None
         choice = ChatChunkChoice(
-            index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item), **self._token_ids(tokens)
+            index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item, before), **self._token_ids(tokens)
         )
         prompt = {} if before.begun else self._prompt_ids(index)
         return self._chunk([choice], **prompt, **self._chunk_fields(index, before, len(tokens), trace))
+
+    def _message(self, output: PartialOutput) -> dict[str, Any]:
+        """What a whole answer consists of."""
+        if output.answer is None:
+            return {"content": output.text}
+        parts = self._parts(output.said)
+        for call in parts.get("tool_calls", ()):
+            call.pop("index")
+        return {"content": None if parts else "", **parts}
+
+    def _delta(self, before: PartialOutput, tokens: Sequence[Token]) -> dict[str, Any]:
+        if before.answer is None:
+            return {"content": text_of(tokens)} if tokens else {}
+        return self._parts(before.new)
+
+    def _parts(self, said: Sequence[Said]) -> dict[str, Any]:
+        """Content, reasoning and calls, those that there are."""
+        texts, calls = defaultdict[What, list[str]](list), dict[int, dict[str, Any]]()
+        for one in said:
+            match one.what:
+                case What.CALL:
+                    called = {"name": one.text, "arguments": ""}
+                    calls[one.call] = {"index": one.call, "id": one.id, "type": "function", "function": called}
+                case What.ARGUMENTS:
+                    call = calls.setdefault(one.call, {"index": one.call, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += one.text
+                case _:
+                    texts[one.what].append(one.text)
+        names = ("reasoning", "reasoning_content") if self.body.include_reasoning else ()
+        parts: dict[str, Any] = {"tool_calls": [*calls.values()]} if calls else {}
+        for what, shown in ((What.CONTENT, ("content",)), (What.REASONING, names)):
+            parts |= dict.fromkeys(shown, "".join(texts[what])) if texts[what] else {}
+        return parts
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         return self._chunk([], usage=self.usage(outputs))
@@ -438,6 +515,12 @@ def text_of(tokens: Sequence[Token | PromptToken]) -> str:
     return "".join(token.text for token in tokens)
 
 
+def _mark(token: Token, marks: Sequence[str]) -> str:
+    """The name of a control symbol that is one of these marks."""
+    name = dict(token.names).get(token.id, "")
+    return name if name in marks else ""
+
+
 def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
     """The token itself and the `count` most probable ids."""
     if token.log_probability is None:
@@ -450,9 +533,12 @@ def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
     }
 
 
-def _finish(item: Shown) -> Finish | None:
+def _finish(item: Shown, output: PartialOutput | None = None) -> Finish | None:
     """OpenAI's word for the end of an output; None for tokens."""
-    return FINISH.get(item.reason, "length") if isinstance(item, OutputEnded) else None
+    if not isinstance(item, OutputEnded):
+        return None
+    calls = output is not None and output.answer is not None and output.answer.calls
+    return "tool_calls" if calls and item.reason is Reason.STOP else FINISH.get(item.reason, "length")
 
 
 def _traced(trace: Trace | None) -> dict[str, Any]:
