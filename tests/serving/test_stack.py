@@ -202,7 +202,7 @@ def pieces_of(parsed: Any) -> str:
 
 @pytest.mark.parametrize("drafter", ["none", "b"])
 async def test_a_loop_of_five_tool_calls_by_openais_client(stack: Stack, drafter: str) -> None:
-    """As an agent makes them: each result goes back with the call; models of any kind, as the calls are constrained."""
+    """As an agent makes them; a model of any kind can, as the calls are constrained."""
     chat, said = stack.front.openai.chat.completions, list[Any](MESSAGES)
     asked: Any = {"model": "demo", "max_completion_tokens": 200, "extra_body": {"speculative": {"drafter": drafter}}}
     asked["tools"] = [openai.pydantic_function_tool(Point, name=name) for name in ("move", "draw")]
@@ -220,7 +220,9 @@ async def test_a_loop_of_five_tool_calls_by_openais_client(stack: Stack, drafter
             assert call.function.parsed_arguments == Point.model_validate_json(call.function.arguments)
         result = {"role": "tool", "tool_call_id": call.id, "content": f"{turn} was done"}
         said += [streamed.choices[0].message.to_dict(), result]
-    final = await chat.create(**asked | {"messages": said, "tool_choice": "none", "seed": 1, "max_completion_tokens": 5})
+    final = await chat.create(
+        **asked | {"messages": said, "tool_choice": "none", "seed": 1, "max_completion_tokens": 5}
+    )
     assert final.choices[0].message.content
 
 

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from crossdraft.client.api import software
-from crossdraft.config.api import ToolCallParser
+from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.serving.backend import Backend, UnknownModelError, own_names
@@ -158,6 +158,7 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
     responses: dict[int | str, dict[str, Any]] = {**FAULTS}
+    measured = options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.NONE
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
 
     @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
@@ -199,7 +200,8 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
             body.write(await _tool_format(body, model), await _reasoning(body, model))
         requests = await beside.run(len(await request.body()), body.output_requests, model, request_id)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
-        format = kind(body, model, request_id, [(await backend.written(model, one)).ids for one in asked])
+        prompts = [(await backend.written(model, one)).ids for one in asked]
+        format = kind(body, model, request_id, prompts, measured)
         coming = items(backend, requests)
         if not body.stream:
             answer = await unless_gone(request.receive, whole(coming, format, beside))

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_origin, get_type_hints
 
 from pydantic import AliasPath, BaseModel, Field, create_model
@@ -31,6 +32,41 @@ class Usage(BaseModel):
     @staticmethod
     def of(prompt: int, completion: int) -> "Usage":
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+class SpeculativeDecoding(BaseModel):
+    """What drafting brought an output, as vLLM has it; a step is a lock-step round, or an epoch with overlap."""
+
+    mean_acceptance_length: float  # of a step, with the target's own token
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # steps, by how many draft tokens were accepted
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int  # in the longest step
+
+    @staticmethod
+    def of(figures: Statistics) -> "SpeculativeDecoding | None":
+        """None: nothing was drafted."""
+        if not figures.drafted_at:
+            return None
+        reached = (figures.drafted_at[0], *figures.accepted_at, 0)
+        steps, accepted, drafted = reached[0], sum(figures.accepted_at), sum(figures.drafted_at)
+        return SpeculativeDecoding(
+            mean_acceptance_length=1 + accepted / steps,
+            draft_acceptance_rate=accepted / drafted,
+            acceptance_histogram=[before - after for before, after in pairwise(reached)],
+            num_spec_steps=steps,
+            num_accepted_draft_tokens=accepted,
+            num_draft_tokens=drafted,
+            num_spec_tokens=len(figures.drafted_at),
+        )
+
+
+class RequestMetrics(BaseModel):
+    """Of a request with one output."""
+
+    speculative_decoding: SpeculativeDecoding
 
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -135,6 +171,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    metrics: RequestMetrics | None = None
     crossdraft: Trace | None = None
 
 
@@ -206,6 +243,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None = None
+    metrics: RequestMetrics | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -239,6 +277,7 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    metrics: RequestMetrics | None = None
     prompt_token_ids: list[int] | None = None
     crossdraft: Trace | None = None
 
@@ -339,9 +378,12 @@ class Format(ABC, Generic[BodyT]):
 
     PREFIX: ClassVar[str]  # of ids
 
-    def __init__(self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = (), measured: bool = False
+    ) -> None:
         self.body = body
         self._prompts = prompts
+        self._measured = measured
         self._head: dict[str, Any] = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
 
     def output(self) -> PartialOutput:
@@ -360,9 +402,13 @@ class Format(ABC, Generic[BodyT]):
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         """The last chunk of a stream with `include_usage`."""
 
-    def usage(self, outputs: Sequence[PartialOutput]) -> Usage:
+    def totals(self, outputs: Sequence[PartialOutput]) -> dict[str, Any]:
+        """Usage, and metrics where they are wanted."""
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
-        return Usage.of(sum(one.prompt_tokens for one in figures[:: self.body.n]), sum(one.tokens for one in figures))
+        found = SpeculativeDecoding.of(figures[0]) if self._measured and len(figures) == 1 else None
+        metrics = {} if found is None else {"metrics": RequestMetrics(speculative_decoding=found)}
+        prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
+        return metrics | {"usage": Usage.of(prompts, sum(one.tokens for one in figures))}
 
     def _chunk_fields(self, index: int, before: PartialOutput, tokens: int, trace: Trace | None) -> dict[str, Any]:
         """With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far."""
@@ -406,7 +452,7 @@ class CompletionFormat(Format[CompletionBody]):
             )
             for index, one in enumerate(outputs)
         ]
-        return self._completion(choices, usage=self.usage(outputs))
+        return self._completion(choices, **self.totals(outputs))
 
     def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one begins with the echo."""
@@ -424,7 +470,7 @@ class CompletionFormat(Format[CompletionBody]):
         return self._completion([choice], **self._chunk_fields(index, before, len(committed), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        return self._completion([], usage=self.usage(outputs))
+        return self._completion([], **self.totals(outputs))
 
     def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> CompletionLogprobs | None:
         count = self.body.num_logprobs
@@ -453,7 +499,7 @@ class ChatFormat(Format[ChatBody]):
             )
             for index, one in enumerate(outputs)
         ]
-        fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs), **self._prompt_ids(0)}
+        fields = {"object": "chat.completion", "choices": choices, **self.totals(outputs), **self._prompt_ids(0)}
         return ChatCompletion.model_validate(self._head | fields | self._prompt_fields(outputs[0]))
 
     def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
@@ -502,7 +548,7 @@ class ChatFormat(Format[ChatBody]):
         return parts
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        return self._chunk([], usage=self.usage(outputs))
+        return self._chunk([], **self.totals(outputs))
 
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         return None if self.body.num_logprobs is None else of_chat(tokens)
