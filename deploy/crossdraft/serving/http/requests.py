@@ -55,10 +55,11 @@ EMPTY: Sequence[object] = (False, "", [], {})  # 0 is equal to the first
 # served are taken for mistakes.
 UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     (
-        "add_special_tokens", "audio", "chat_template", "disable_additional_properties", "documents", "early_stopping",
-        "echo", "functions", "kv_transfer_params", "logits_processors", "mm_processor_kwargs", "moderation",
-        "prediction", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids", "structural_tag",
-        "use_beam_search", "vllm_xargs", "web_search_options",
+        "add_special_tokens", "audio", "chat_template", "context_management", "conversation",
+        "disable_additional_properties", "documents", "early_stopping", "echo", "functions", "kv_transfer_params",
+        "logits_processors", "max_tool_calls", "mm_processor_kwargs", "moderation", "prediction",
+        "previous_response_id", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids",
+        "structural_tag", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
     ), EMPTY,
 ) | {
     "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
