@@ -101,35 +101,12 @@ class ConnectionOptions(Checked):
     )
 
 
-class ToolCallParser(StrEnum):
-    """In which form a model calls tools; but for `auto` as vLLM's parsers are called, and `json`."""
-
-    AUTO = "auto"  # what the chat template writes
-    HERMES = "hermes"
-    MISTRAL = "mistral"
-    GRANITE = "granite"
-    JAMBA = "jamba"
-    PHI4_MINI_JSON = "phi4_mini_json"
-    LLAMA3_JSON = "llama3_json"
-    JSON = "json"
-
-
-class ReasoningParser(StrEnum):
-    """How a model marks its reasoning, as vLLM's parsers are called."""
-
-    NONE = "none"
-    DEEPSEEK_R1 = "deepseek_r1"
-    QWEN3 = "qwen3"
-    GLM45 = "glm45"
-    STEP3 = "step3"
-    MISTRAL = "mistral"
-
-
-class SpeculativeMetrics(StrEnum):
-    """What a reply says of its speculation, in vLLM's form."""
-
-    NONE = "none"
-    SUMMARY = "summary"
+# As vLLM's parsers are called, and in which form a model calls tools, or how it marks its reasoning: `text.answers`.
+ToolCallParser = StrEnum(
+    "ToolCallParser", ("auto", "hermes", "mistral", "granite", "jamba", "phi4_mini_json", "llama3_json", "json")
+)
+ReasoningParser = StrEnum("ReasoningParser", ("none", "deepseek_r1", "qwen3", "glm45", "step3", "mistral"))
+SpeculativeMetrics = StrEnum("SpeculativeMetrics", ("none", "summary"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +114,11 @@ class AnswerOptions:
     """How answers are read, and what is told beside them; named as vLLM's options."""
 
     tool_call_parser: ToolCallParser = option(
-        ToolCallParser.AUTO, "In which form models call tools; auto: what the chat template writes."
+        ToolCallParser.auto, "In which form models call tools; auto: what the chat template writes."
     )
-    reasoning_parser: ReasoningParser = option(ReasoningParser.NONE, "How models mark their reasoning.")
+    reasoning_parser: ReasoningParser = option(ReasoningParser.none, "How models mark their reasoning.")
     per_request_spec_decode_metrics: SpeculativeMetrics = option(
-        SpeculativeMetrics.NONE, "Add `metrics.speculative_decoding` to replies of one output, as vLLM does."
+        SpeculativeMetrics.none, "Add `metrics.speculative_decoding` to replies of one output, as vLLM does."
     )
 
 

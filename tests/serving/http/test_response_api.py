@@ -106,7 +106,7 @@ async def test_calls_come_after_content_and_results_go_back(served: Front, outpu
 
 async def test_reasoning_is_an_item_of_its_own(outputs: FakeBackend) -> None:
     outputs.tokens = tokens_of(["<think>Hm", "</think>", "\n", "Yes"])
-    answers = AnswerOptions(reasoning_parser=ReasoningParser.QWEN3)
+    answers = AnswerOptions(reasoning_parser=ReasoningParser.qwen3)
     async with front(outputs, HttpOptions(answers=answers)) as served:
         whole, _ = await both(served, tools=[])
     assert [one["type"] for one in outline(whole)[1]] == ["reasoning", "message"]
@@ -169,18 +169,18 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
         ({"conversation": "c"}, "conversation", "conversation is not served"),
         ({"background": True}, "background", "background true is not served"),
         ({"truncation": "auto"}, "truncation", "is not served"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "is not served"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "is not served"),
         ({"include": ["file_search_call.results"]}, "include.0", "is not served"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "it may be 'function'"),
         ({"tools": [], "tool_choice": "required"}, None, "`tools` must be set"),
         ({"tool_choice": {"type": "function", "name": "x"}}, None, "does not match any"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "items of this type are not served"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "is not served: it may be 'message'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "not served"),
         ({"input": []}, "input", "at least 1 item"),
-        ({"input": [{"role": "user"}]}, "input.0.content", "it is required"),
+        ({"input": [{"role": "user"}]}, "input.0", "content is required in a message"),
         ({"messages": []}, "messages", "Unrecognized request argument"),
         ({"temperature": 5e400}, "temperature", "finite"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "schema must be provided"),
+        ({"text": {"format": {"type": "json_schema"}}}, None, "json_schema must be provided"),
     ],
 )
 async def test_what_is_not_served_is_named(

@@ -42,7 +42,7 @@ def outputs() -> FakeBackend:
 
 @pytest.fixture
 async def thinking(outputs: FakeBackend) -> AsyncIterator[Front]:
-    async with front(outputs, HttpOptions(answers=AnswerOptions(reasoning_parser=ReasoningParser.QWEN3))) as running:
+    async with front(outputs, HttpOptions(answers=AnswerOptions(reasoning_parser=ReasoningParser.qwen3))) as running:
         yield running
 
 
@@ -165,7 +165,7 @@ async def test_with_auto_only_strict_functions_and_forms_of_content_are_kept_to(
 
 async def test_the_format_is_the_templates_or_the_servers_to_say(outputs: FakeBackend) -> None:
     outputs.tokens = tokens_of(["[TOOL_CALLS]", '[{"name": "weather", ', '"arguments": {"city": "b"}}]'])
-    parser = HttpOptions(answers=AnswerOptions(tool_call_parser=ToolCallParser.MISTRAL))
+    parser = HttpOptions(answers=AnswerOptions(tool_call_parser=ToolCallParser.mistral))
     async with front(outputs, parser) as served:
         choice, _ = await both(served)
         assert choice.message.tool_calls[0].function.arguments == '{"city": "b"}'

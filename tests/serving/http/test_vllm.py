@@ -157,7 +157,7 @@ async def test_metrics_of_speculative_decoding_are_as_vllms_if_they_are_wanted(
         "num_spec_steps": 2, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 2,
     }  # fmt: skip
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-    answers = AnswerOptions(per_request_spec_decode_metrics=SpeculativeMetrics.SUMMARY)
+    answers = AnswerOptions(per_request_spec_decode_metrics=SpeculativeMetrics.summary)
     async with front(outputs, HttpOptions(answers=answers)) as telling:
         for path, body in (("/v1/completions", {"prompt": "Say"}), ("/v1/chat/completions", {"messages": MESSAGES})):
             whole = (await telling.post(path, **body)).json()

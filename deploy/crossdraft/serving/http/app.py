@@ -160,7 +160,7 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
     responses: dict[int | str, dict[str, Any]] = {**FAULTS}
-    measured = options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.NONE
+    measured = options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.none
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
 
     @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
@@ -197,9 +197,9 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         name: str = options.answers.tool_call_parser
         if not body.usable:
             return None
-        if name == ToolCallParser.AUTO:
+        if name == ToolCallParser.auto:
             name = next((one.tool_format for one in await backend.models() if one.name == model), "")
-        return TOOL_FORMATS[name or ToolCallParser.JSON]
+        return TOOL_FORMATS[name or ToolCallParser.json]
 
     async def _reasoning(body: ChatBody, model: str) -> Reasoning | None:
         """How an answer to this prompt has it."""

@@ -461,10 +461,15 @@ class FunctionBody(Part):
         return Function(self.name, json.dumps({"type": "object"} | asked))
 
 
-class ToolBody(Part):
-    """A tool."""
+class ToolType(Part):
+    """The type of a tool."""
 
     type: Literal["function"]
+
+
+class ToolBody(ToolType):
+    """A tool."""
+
     function: FunctionBody
 
 
@@ -616,8 +621,7 @@ class ChatBody(TemplateFields, GenerationBody):
     def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
         """Says how the model writes calls, and its reasoning after this prompt."""
         most = 1 if self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolName) else None
-        constrained = self._must_call or any(one.strict for one in self.usable) or self._asks_for_form
-        self._form = AnswerForm(tools if self.usable else None, reasoning, constrained, most)
+        self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
 
     @property
     def _must_call(self) -> bool:
@@ -629,16 +633,12 @@ class ChatBody(TemplateFields, GenerationBody):
         named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
         return [one for one in self.usable if named in (None, one.name)]
 
-    @property
-    def _asks_for_form(self) -> bool:
-        """Whether content is to follow a grammar."""
-        older = any(getattr(self, f"guided_{name}") is not None for name in OLDER)
-        return older or self.structured_outputs is not None or bool(self.response_format and self.response_format.asked)
-
     def _grammar(self) -> Grammar | None:
         """With `required` and a name the calls are by the schemas; with `auto` those of strict functions."""
         content, chosen, must = super()._grammar(), self._chosen, self._must_call
-        functions = [one.function(not (must or one.strict)) for one in chosen] if self._form.bare else []
+        constrained = must or content is not None or any(one.strict for one in chosen)
+        self._form = replace(self._form, bare=constrained)
+        functions = [one.function(not (must or one.strict)) for one in chosen] if constrained else []
         return self._form.grammar(functions, not must, content)
 
     @property

@@ -34,41 +34,6 @@ class Usage(BaseModel):
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-class SpeculativeDecoding(BaseModel):
-    """What drafting brought an output, as vLLM has it; a step is a lock-step round, or an epoch with overlap."""
-
-    mean_acceptance_length: float  # of a step, with the target's own token
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]  # steps, by how many draft tokens were accepted
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int  # in the longest step
-
-    @staticmethod
-    def of(figures: Statistics) -> "SpeculativeDecoding | None":
-        """None: nothing was drafted."""
-        if not figures.drafted_at:
-            return None
-        reached = (figures.drafted_at[0], *figures.accepted_at, 0)
-        steps, accepted, drafted = reached[0], sum(figures.accepted_at), sum(figures.drafted_at)
-        return SpeculativeDecoding(
-            mean_acceptance_length=1 + accepted / steps,
-            draft_acceptance_rate=accepted / drafted,
-            acceptance_histogram=[before - after for before, after in pairwise(reached)],
-            num_spec_steps=steps,
-            num_accepted_draft_tokens=accepted,
-            num_draft_tokens=drafted,
-            num_spec_tokens=len(figures.drafted_at),
-        )
-
-
-class RequestMetrics(BaseModel):
-    """Of a request with one output."""
-
-    speculative_decoding: SpeculativeDecoding
-
-
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -171,7 +136,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    metrics: RequestMetrics | None = None
+    metrics: dict[str, Any] | None = None  # `speculative_decoding`
     crossdraft: Trace | None = None
 
 
@@ -243,7 +208,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None = None
-    metrics: RequestMetrics | None = None
+    metrics: dict[str, Any] | None = None  # `speculative_decoding`
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -277,7 +242,7 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
-    metrics: RequestMetrics | None = None
+    metrics: dict[str, Any] | None = None  # `speculative_decoding`
     prompt_token_ids: list[int] | None = None
     crossdraft: Trace | None = None
 
@@ -405,8 +370,8 @@ class Format(ABC, Generic[BodyT]):
     def totals(self, outputs: Sequence[PartialOutput]) -> dict[str, Any]:
         """Usage, and metrics where they are wanted."""
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
-        found = SpeculativeDecoding.of(figures[0]) if self._measured and len(figures) == 1 else None
-        metrics = {} if found is None else {"metrics": RequestMetrics(speculative_decoding=found)}
+        measured = self._measured and len(figures) == 1 and figures[0].drafted_at
+        metrics = {"metrics": {"speculative_decoding": _speculative_decoding(figures[0])}} if measured else {}
         prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
         return metrics | {"usage": Usage.of(prompts, sum(one.tokens for one in figures))}
 
@@ -559,6 +524,21 @@ class ChatFormat(Format[ChatBody]):
 
 def text_of(tokens: Sequence[Token | PromptToken]) -> str:
     return "".join(token.text for token in tokens)
+
+
+def _speculative_decoding(figures: Statistics) -> dict[str, Any]:
+    """What drafting brought an output, as vLLM has it; a step is a lock-step round, or an epoch with overlap."""
+    reached = (figures.drafted_at[0], *figures.accepted_at, 0)
+    steps, accepted, drafted = reached[0], sum(figures.accepted_at), sum(figures.drafted_at)
+    return {
+        "mean_acceptance_length": 1 + accepted / steps,
+        "draft_acceptance_rate": accepted / drafted,
+        "acceptance_histogram": [before - after for before, after in pairwise(reached)],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": len(figures.drafted_at),
+    }
 
 
 def _mark(token: Token, marks: Sequence[str]) -> str:
