@@ -109,6 +109,10 @@ TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
             {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"},
             Grammar.json({"type": "object"}, whitespace_pattern=" ?"),
         ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"disable_any_whitespace": True}},
+            Grammar.json({"type": "object"}, whitespace_flexible=False),
+        ),
         ({"structured_outputs": {"regex": "a+", "json_object": False}}, Grammar.regex("a+")),
         ({"structured_outputs": {"choice": ["a", "ü"]}}, Grammar.choice(["a", "ü"])),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar.ebnf('root ::= "a"')),

@@ -108,7 +108,8 @@ HOW = "speculative"
         (COMPLETIONS, SAY | {"allowed_token_ids": [5] * (2**20 + 1)}, "allowed_token_ids", "at most 1048576 items"),
         (CHAT, {"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
         (COMPLETIONS, SAY | {"suffix": "b"}, "suffix", "suffix is not served: leave it out"),
-        (COMPLETIONS, SAY | {"guided_json": 7}, "guided_json", "valid"),
+        (COMPLETIONS, SAY | {"guided_json": 7}, "guided_json", "it must be a JSON schema: an object, or the text of"),
+        (COMPLETIONS, SAY | {"structured_outputs": {"json": [1]}}, "structured_outputs.json", "it must be a JSON sch"),
         (
             COMPLETIONS,
             SAY | {"guided_regex": "a", "structured_outputs": {"choice": ["b"]}},

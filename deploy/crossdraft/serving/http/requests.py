@@ -84,6 +84,12 @@ def _no_boolean(value: object) -> object:
     return value
 
 
+def _schema(value: object) -> object:
+    if not isinstance(value, str | dict):
+        raise ValueError("it must be a JSON schema: an object, or the text of one")
+    return value
+
+
 def _few(value: object) -> object:
     """Refuses many entries before each of them is found wrong by itself."""
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
@@ -92,6 +98,7 @@ def _few(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
+Schema = Annotated[Text | dict[str, Any], BeforeValidator(_schema)]
 Name = Annotated[str, Field(max_length=1000), AfterValidator(_unicode)]
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 Whole = Annotated[int, NO_BOOLEAN]
@@ -210,7 +217,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """What an output is to be, one of the first five."""
 
-    json_schema: Text | dict[str, Any] | None = Field(None, alias="json")
+    json_schema: Schema | None = Field(None, alias="json")
     regex: Text | None = None
     choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     grammar: Text | None = Field(None, description="Lark as llguidance has it, or GBNF.")
@@ -248,7 +255,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Text | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json.")
+    guided_json: Schema | None = Field(None, description="vLLM's older name of structured_outputs.json.")
     guided_regex: Text | None = None
     guided_choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: Text | None = None
@@ -362,11 +369,11 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
         format, outputs = self.response_format, self.structured_outputs
-        if outputs is not None and not outputs.asked:
-            raise RequestError(f"You must use {ONE_KIND} but none are specified", "structured_outputs")
         older = {name: value for name in OLDER if (value := getattr(self, f"guided_{name}")) is not None}
         ways = [older, {} if format is None else format.asked, {} if outputs is None else outputs.asked]
         given = [one for way in ways for one in way.items()]
+        if outputs is not None and not given:
+            raise RequestError(f"You must use {ONE_KIND} but none are specified", "structured_outputs")
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
