@@ -141,26 +141,21 @@ class AnswerForm:
 
 def _calls(tools: ToolFormat, functions: Sequence[Function], most: int | None) -> list[str]:
     """Rules of `calls`, and of `open`: content with calls in it, where a mark begins them."""
-    begin, more = _quoted(tools.begin) if tools.spelled else "", "" if most == 1 else "*"
+    begin = _quoted(tools.begin) if tools.spelled else ""
     names = [f"function_{index}" for index in range(len(functions))]
     rules = [f"function: {' | '.join(names)}"]
     for name, one in zip(names, functions, strict=True):
         head = _quoted(f'{{"name": {_quoted(one.name)}, "{tools.arguments}": ')
         rules.append(f'{name}: {head} {name}_arguments "}}"\n{name}_arguments: %json {one.schema}')
-    if tools.listed:
-        called = '"[" function (", " function)* "]"' if more else '"[" function "]"'
-        rules.append(f"call: {called}")
-        joined, more = "call", "" if most == 1 else more
-    elif tools.end:
-        rules.append(f'call: "\\n" function {_quoted(chr(10) + tools.end)}')
-        joined = f'call ("\\n" {begin} call){more}' if more else "call"
-    else:
-        rules.append("call: function")
-        joined = f'call ("; " call){more}' if more else "call"
-    rules.append(f"calls: {begin} {joined}")
+    ended = bool(tools.end) and not tools.listed
+    call = f'"\\n" function {_quoted(chr(10) + tools.end)}' if ended else "function"
+    between = '", "' if tools.listed else f'"\\n" {begin}' if ended else '"; "'
+    called = "call" if most == 1 else f"call ({between} call)*"
+    listed = f'"[" {called} "]"'
+    rules += [f"call: {call}", f"called: {listed if tools.listed else called}", f"calls: {begin} called"]
     if begin:
         again = "?" if most == 1 else "*"
-        rules.append(f"open: (begun call){again} /(?s:.*)/\nbegun[suffix={begin}]: /(?s:.*)/")
+        rules.append(f"open: (begun called){again} /(?s:.*)/\nbegun[suffix={begin}]: /(?s:.*)/")
     return rules
 
 
