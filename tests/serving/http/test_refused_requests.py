@@ -192,6 +192,7 @@ OBJECT = "it must be a JSON object"
         (b"{", JSON, "not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b"\xff", JSON, "not UTF-8"),
         (b"[" * 100_000, JSON, "nested too deeply"),
+        (b'{"logit_bias": ' + b'{"a":' * 200 + b"1" + b"}" * 201, JSON, "nested too deeply"),
         (b'{"prompt": "\\ud800"}', JSON, "it is not Unicode text"),
         (b'{"prompt": NaN}', JSON, "it must be a text, a list"),
         (b'{"prompt": ' + b"1" * 5000 + b"}", JSON, "too many digits"),

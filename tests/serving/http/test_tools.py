@@ -129,6 +129,19 @@ async def test_the_template_gets_tools_calls_and_results(served: Front, outputs:
     assert kept["reasoning_content"] == "Hm"
 
 
+@pytest.mark.parametrize("depth", [100, 500, 960, 985, 20_000])
+async def test_arguments_of_any_depth_can_be_sent_again(served: Front, outputs: FakeBackend, depth: int) -> None:
+    call = {"function": {"name": "time", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+    response = await served.post(
+        "/v1/chat/completions", messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}], tools=[TIME]
+    )
+    assert response.status_code == 200
+    prompt = outputs.requests[-1].generation.prompt
+    assert isinstance(prompt, Chat)
+    shown = prompt.messages[-1].fields
+    assert Message("assistant", "", shown).more["tool_calls"][0]["function"]["name"] == "time"
+
+
 async def grammar_of(served: Front, outputs: FakeBackend, **asked: Any) -> Grammar | None:
     await served.openai.chat.completions.create(**ASKED | asked)
     return outputs.requests[-1].generation.options.grammar

@@ -210,9 +210,10 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         """The model of a request, and its outputs."""
         model = _checked(body)
         body.cache_salt = scope_of(request.headers.get("authorization"), body.cache_salt, options.keys)
-        if isinstance(body, ChatBody):
-            body.write(await _tool_format(body, model), await _reasoning(body, model))
         size = len(await request.body())
+        if isinstance(body, ChatBody):
+            await beside.run(size, lambda: body.prompts)
+            body.write(await _tool_format(body, model), await _reasoning(body, model))
         return model, await beside.run(size, body.output_requests, model, request.scope[ID_KEY])
 
     async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:

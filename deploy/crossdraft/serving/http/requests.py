@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
@@ -45,6 +46,7 @@ MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
+DEEPEST = 128  # objects and lists in each other: far from where recursion ends
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
@@ -66,6 +68,15 @@ UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip
+
+
+def deep(value: object) -> bool:
+    """Whether it is nested deeper than anything may be."""
+    level = [value]
+    for _ in range(DEEPEST):
+        parts = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for within in parts for part in within]
+    return bool(level)
 
 
 def _unicode(text: str) -> str:
@@ -512,7 +523,8 @@ class CallBody(Part):
         """As chat templates read it, with arguments as an object, if they are one."""
         arguments: object = self.function.arguments or {}
         with suppress(ValueError, RecursionError):  # the model may have written something else: it is shown as it is
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            found = json.loads(arguments) if isinstance(arguments, str) else arguments
+            arguments = arguments if deep(found) else found
         called = {"name": self.function.name, "arguments": arguments}
         return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": called}
 
@@ -648,9 +660,15 @@ class ChatBody(TemplateFields, GenerationBody):
         functions = [one.function(not (must or one.strict)) for one in chosen] if constrained else []
         return self._form.grammar(functions, not must, content)
 
-    @property
+    @cached_property
     def prompts(self) -> Sequence[Prompt]:
+        """As `GenerationBody.prompts`: takes as long as they are large."""
         return [self.chat_of(self.messages)]
+
+    @property
+    def num_outputs(self) -> int:
+        """As `GenerationBody.num_outputs`."""
+        return self.n
 
     @property
     def max_output_tokens(self) -> int:
