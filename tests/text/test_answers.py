@@ -55,6 +55,7 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
     (AnswerForm(MISTRAL), f"[TOOL_CALLS][{F}, {F}]", CALLED * 2),
     (AnswerForm(MISTRAL), 'Hm[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[ARGS]{"b": {}}',
      [("content", "Hm"), ("call", "f"), ("arguments", '{"a": 1}'), ("call", "g"), ("arguments", '{"b": {}}')]),
+    (AnswerForm(HERMES, bare=True), F, [("content", F)]),
     (AnswerForm(MISTRAL), f"[{F}]", [("content", f"[{F}]")]),
     (AnswerForm(MISTRAL, bare=True), f"[{F}]", CALLED),
     (AnswerForm(MISTRAL), '[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": 1}"}]',
@@ -102,6 +103,15 @@ def test_without_marks_the_text_is_the_content(text: str, data: st.DataObject) -
     form = data.draw(st.sampled_from([AnswerForm(HERMES), AnswerForm(JSON), AnswerForm(MISTRAL)]))
     if '"name"' not in text:
         assert "".join(said for _, said in parts(form, text)) == text
+
+
+def test_json_that_is_no_call_is_shown_while_it_comes() -> None:
+    parser = AnswerParser(AnswerForm(JSON))
+    assert [one.text for piece in ('{"ci', 'ty":', ' "', "Par") for one in parser.feed(piece)] == [
+        '{"city":',
+        ' "',
+        "Par",
+    ]
 
 
 def test_calls_have_ids_of_their_own_as_mistrals_templates_want_them() -> None:

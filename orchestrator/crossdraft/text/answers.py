@@ -18,6 +18,7 @@ from crossdraft.text.grammar import Grammar
 BLANKS = " \t\r\n"
 BETWEEN = BLANKS + ",;]"  # what may stand after calls: they are a list, or written one after the other
 ARGUMENTS = ("arguments", "parameters")
+MEMBERS = (*ARGUMENTS, "name", "id", "type")  # of a call; what begins with another is content at once
 NAMED = "[ARGS]"  # in Mistral's newer form, between the name of a function and its arguments
 
 
@@ -227,7 +228,8 @@ class AnswerParser:
         tools = self.form.tools
         yield from self._skip(BLANKS)
         self._blanks += self._given_up()
-        if tools is not None and (tools.bare or self.form.bare) and (yield from self._next()) in ("{", "["):
+        unmarked = tools is not None and (tools.bare or (self.form.bare and not tools.spelled))
+        if tools is not None and unmarked and (yield from self._next()) in ("{", "["):
             yield from self._all_calls(tools)
         mark = tools.begin if tools is not None else ""
         while (yield from self._until(mark, What.CONTENT)):
@@ -274,7 +276,7 @@ class AnswerParser:
                 break
             key = _read((yield from self._value())) if one == '"' else None
             yield from self._skip(BLANKS)
-            if key is None or (yield from self._next()) != ":":
+            if key is None or (yield from self._next()) != ":" or not (begun or key in MEMBERS):
                 return begun
             self._take()
             yield from self._skip(BLANKS)
