@@ -116,7 +116,7 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
     max_output_tokens: Tokens | None = None
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
-    text: TextOptions = TextOptions(format=TextFormat(type="text"))
+    text: TextOptions = TextOptions.model_validate({"format": {"type": "text"}})
     reasoning: Nothing = None
     include: list[Literal["reasoning.encrypted_content"]] = Field([], description="Without effect.", fail_fast=True)
     store: Literal[False] | None = Field(None, description="Nothing is stored.")
@@ -140,12 +140,12 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
 
     def _as_chat(self) -> dict[str, Any]:
         choice, shape = self.tool_choice, self.text.format
-        named = isinstance(choice, FunctionChoice)
+        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, FunctionChoice) else None
         return {name: getattr(self, name) for name in SHARED} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
-            "tool_choice": {"type": "function", "function": {"name": choice.name}} if named else choice,
+            "tool_choice": named or choice,
             "response_format": shape
             and {"type": shape.type, "json_schema": shape.model_dump(exclude={"type"}, by_alias=True)},
         }
@@ -266,7 +266,8 @@ class ResponseWriter:
         if kind == "function_call" and said is not None:
             item |= {"call_id": said.id, "name": said.text, "arguments": ""}
         else:
-            item |= {"content": []} | ({"role": "assistant"} if kind == "message" else {"summary": []})
+            item["content"] = []
+            item |= {"role": "assistant"} if kind == "message" else {"summary": []}
         self.response.output.append(item)
         yield self._of_item("response.output_item.added", item=item)
         if kind in PARTS:
