@@ -265,9 +265,10 @@ class ResponseWriter:
         item: dict[str, Any] = {"id": f"{kind}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
         if kind == "function_call" and said is not None:
             item |= {"call_id": said.id, "name": said.text, "arguments": ""}
+        elif kind == "message":
+            item |= {"role": "assistant", "content": []}
         else:
-            item["content"] = []
-            item |= {"role": "assistant"} if kind == "message" else {"summary": []}
+            item |= {"summary": [], "content": []}
         self.response.output.append(item)
         yield self._of_item("response.output_item.added", item=item)
         if kind in PARTS:
