@@ -200,6 +200,32 @@ def pieces_of(parsed: Any) -> str:
     return str(parsed.choices[0].message.content)
 
 
+@pytest.mark.parametrize("drafter", ["none", "b"])
+async def test_a_loop_of_five_tool_calls_by_openais_client(stack: Stack, drafter: str) -> None:
+    """As an agent makes them; a model of any kind can, as the calls are constrained."""
+    chat, said = stack.front.openai.chat.completions, list[Any](MESSAGES)
+    asked: Any = {"model": "demo", "max_completion_tokens": 200, "extra_body": {"speculative": {"drafter": drafter}}}
+    asked["tools"] = [openai.pydantic_function_tool(Point, name=name) for name in ("move", "draw")]
+    for turn in range(5):
+        choice: Any = "required" if turn % 2 else {"type": "function", "function": {"name": "draw"}}
+        given = asked | {"messages": said, "tool_choice": choice, "seed": turn, "parallel_tool_calls": False}
+        done = await chat.parse(**given)
+        async with chat.stream(**given) as stream:
+            streamed = await stream.get_final_completion()
+        for answer in (done, streamed):
+            (call,) = answer.choices[0].message.tool_calls or ()
+            assert answer.choices[0].finish_reason == "tool_calls"
+            assert call.function.name in (["move", "draw"] if turn % 2 else ["draw"])
+            assert isinstance(call.function.parsed_arguments, Point)
+            assert call.function.parsed_arguments == Point.model_validate_json(call.function.arguments)
+        result = {"role": "tool", "tool_call_id": call.id, "content": f"{turn} was done"}
+        said += [streamed.choices[0].message.to_dict(), result]
+    final = await chat.create(
+        **asked | {"messages": said, "tool_choice": "none", "seed": 1, "max_completion_tokens": 5}
+    )
+    assert final.choices[0].message.content
+
+
 async def test_structured_outputs_by_vllms_names(stack: Stack) -> None:
     """As vLLM's documentation shows them."""
     for body, pattern in (

@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Event
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
+from crossdraft.text import grammar as grammar_module
 from crossdraft.text.grammar import LONGEST, Bits, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, ControlRole, Letters, Side, from_bytes
 
@@ -140,6 +144,9 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
         (Grammar("choice", "[]"), "a choice must be a list of texts, at least one"),  # type: ignore[arg-type]
         (Grammar.ebnf("start: other"), r"^Grammar error: at 1\(8\): unknown name: \"other\"$"),
         (Grammar.ebnf('root ::= "a" | )'), "GBNF|Expected"),
+        (Grammar.ebnf("start: a\na[max_tokens=5]: /b+/"), "max_tokens= is not served: a grammar is over letters"),
+        (Grammar.ebnf("?start: <[65]>"), r"<\[65\]> is not served"),
+        (Grammar.ebnf('start: "a" <|eos|>'), r"<\|eos\|> is not served"),
         (Grammar.json({"$ref": "http://example.com/schema"}), "http://example.com/schema"),
         (
             Grammar.json({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
@@ -245,9 +252,43 @@ def test_what_takes_too_long_to_compile_is_refused_and_others_are_not() -> None:
     """The library would take minutes, and gigabytes."""
     endless = Grammar.json({"type": "integer", "multipleOf": 99_999_989})
     for _ in range(2):  # the second time it is known
-        with pytest.raises(GrammarError, match="takes more than 2 s of processor time"):
+        reason = "takes more than 2 s of processor time: .*what costs may be multipleOf$"
+        with pytest.raises(GrammarError, match=reason):
             of_letters().matcher(endless)
     assert of_letters().matcher(Grammar.json({"type": "integer", "multipleOf": 7})).fitting(NOTHING, Letters("14"))
+
+
+def test_what_looks_like_a_token_within_texts_is_none() -> None:
+    for grammar in (
+        'start: "<|eos|>" /<[a-z]+>/ // <b>',
+        'root ::= "<a>" [^<>]',
+        '?start: %json {"const": "max_tokens="}',
+    ):
+        assert of_letters().matcher(Grammar.ebnf(grammar))
+
+
+def test_compiled_grammars_are_kept_as_far_as_they_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that several ask for at once is compiled once."""
+    compiled, costs, waits = [], {"a": 0.4, "b": 0.7, "c": 0.1, "d": 5.0}, Event()
+
+    def compile_(_: object, grammar: Grammar) -> tuple[LLMatcher, float]:
+        waits.wait(60)
+        compiled.append(grammar.text)
+        return GrammarCompiler(spelled(["a"])).matcher(Grammar.regex("a+"))._start, costs[grammar.text]
+
+    real = grammar_module._compile
+    compiler = GrammarCompiler()
+    monkeypatch.setattr(
+        grammar_module, "_compile", lambda *given: compile_(*given) if given[1].text in costs else real(*given)
+    )
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(compiler.matcher, Grammar.regex("a")) for _ in range(4)]
+        waits.set()
+        assert all(one.result() for one in asked)
+    assert compiled == ["a"]
+    for text in ("c", "a", "b", "a", "c", "d", "d", "b"):
+        compiler.matcher(Grammar.regex(text))
+    assert compiled == ["a", "c", "b", "a", "c", "d", "b"]
 
 
 @pytest.mark.parametrize(

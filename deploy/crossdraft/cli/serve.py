@@ -33,7 +33,7 @@ from crossdraft.cli.running import (
 )
 from crossdraft.cli.workers import Workers, WorkerSettings, reserved
 from crossdraft.client.api import addresses_of
-from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
+from crossdraft.config.api import AnswerOptions, ApiOptions, ServedGrpc, ServedHttp
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import (
@@ -124,6 +124,7 @@ def serve_http(api: ServedHttp) -> None:
             max_bytes=int(api.max_body_mib * MIB),
             max_held_bytes=int(api.max_bodies_mib * MIB),
             max_choices=min(api.max_choices, local.max_outputs),
+            answers=part_of(AnswerOptions, api),
             cors=api.cors,
         )
 

@@ -21,7 +21,9 @@ from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refus
 from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Load, Role
+from crossdraft.config.api import AnswerOptions
 from crossdraft.config.cluster import Front, Grpc, Http
+from crossdraft.config.fields import part_of
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
@@ -125,6 +127,7 @@ class Ingress:
             max_held_bytes=int(http.max_bodies_mib * MIB),
             max_choices=http.max_choices,
             metrics=metrics.text,
+            answers=part_of(AnswerOptions, http),
             cors=http.cors,
         )
         return make_app(backend, options)

@@ -22,6 +22,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method
 from crossdraft.speculation.contest import DrafterChoice, Gains
+from crossdraft.text.answers import format_of
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked, GenerationRequest, RequestError
@@ -440,6 +441,7 @@ def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int, deta
         model.drafter_names,
         methods=tuple(method.name for method in METHODS.values() if not fault_of_pair(method, models)),
         chats=models.target.chat_template is not None,
+        tool_format="" if models.target.chat_template is None else format_of(models.target.chat_template.source),
         root="" if name == model.name else model.name,
         detail=detail,
         there=pipeline.target_there,

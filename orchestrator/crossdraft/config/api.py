@@ -1,6 +1,7 @@
 """What the HTTP and the gRPC API have: for whom they generate, and how much."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from crossdraft.config.engine import OwnModels
@@ -100,8 +101,29 @@ class ConnectionOptions(Checked):
     )
 
 
+# As vLLM's parsers are called, and in which form a model calls tools, or how it marks its reasoning: `text.answers`.
+ToolCallParser = StrEnum(
+    "ToolCallParser", ("auto", "hermes", "mistral", "granite", "jamba", "phi4_mini_json", "llama3_json", "json")
+)
+ReasoningParser = StrEnum("ReasoningParser", ("none", "deepseek_r1", "qwen3", "glm45", "step3", "mistral"))
+SpeculativeMetrics = StrEnum("SpeculativeMetrics", ("none", "summary"))
+
+
 @dataclass(frozen=True, kw_only=True)
-class HttpSettings(ConnectionOptions):
+class AnswerOptions:
+    """How answers are read, and what is told beside them; named as vLLM's options."""
+
+    tool_call_parser: ToolCallParser = option(
+        ToolCallParser.auto, "In which form models call tools; auto: what the chat template writes."
+    )
+    reasoning_parser: ReasoningParser = option(ReasoningParser.none, "How models mark their reasoning.")
+    per_request_spec_decode_metrics: SpeculativeMetrics = option(
+        SpeculativeMetrics.none, "Add `metrics.speculative_decoding` to replies of one output, as vLLM does."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings(AnswerOptions, ConnectionOptions):
     """Where the HTTP API listens, how large a request may be, and which pages of other servers may use it: these are
     named as vLLM's options, whose JSON lists are taken, too."""
 

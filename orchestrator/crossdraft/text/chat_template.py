@@ -31,7 +31,7 @@ class ChatTemplate:
     source: str  # Jinja; not empty
     tokens: tuple[tuple[str, str], ...] = ()  # (bos_token, eos_token, …; content) that it may refer to
 
-    def render(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any] = NO_SETTINGS) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] = NO_SETTINGS) -> str:
         """The chat as the model's text, up to where its answer begins; special tokens are in it by name.
 
         Raises:

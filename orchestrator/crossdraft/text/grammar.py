@@ -8,6 +8,7 @@ accepts, and only there.
 
 import atexit
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property, lru_cache
 from math import ceil
+from signal import SIGXCPU
 from threading import Barrier, Lock, Thread, local, stack_size
 from time import process_time, thread_time
 from typing import Any
@@ -32,14 +34,19 @@ from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, t
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
 LONGEST = 2**16  # characters of a grammar
+COSTLY = ("multipleOf", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 COMPILING = 2  # threads
 TRIAL_SECONDS = 2  # of processor time that compiling may take
 TRIAL_BYTES = 4 << 30  # of memory addresses of a process that compiles, Python's own included
 TRIED = 256  # grammars whose trial is remembered
 REFUSED = "Grammar error: "
+# Of Lark's grammars: texts, regular expressions and comments; and outside of these, what is about tokens.
+QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
+TOKENS = re.compile(r"<[^>\s]*>|\b(?:max_tokens|temperature)\s*=")
 STACK = 2**28  # bytes of each that may be used
 FORCED = 256  # letters that must follow, of those that are told
-COMPILED = 64  # grammars that a compiler keeps
+COMPILED = 64  # grammars that a compiler keeps, and
+KEPT_SECONDS = 1.0  # of processor time that compiling them took: each has brought 100 to 230 MB
 SHOWN = 40  # letters of an output that an error shows, and
 REASON = 1000  # characters of the library's reason
 # What a mask may take: about 15 ms. Without the state of the parser in error texts.
@@ -122,6 +129,10 @@ class Grammar:
         except (ValueError, RecursionError) as error:
             raise _refused(str(error)) from error
 
+    def rule(self, name: str) -> str:
+        """As a rule of this name in another grammar, in Lark; raises ValueError."""
+        return re.sub(r"(?m)^\s*\??start\b", name, self._lark)
+
     @property
     def _lark(self) -> str:
         match self.kind:
@@ -132,9 +143,12 @@ class Grammar:
             case GrammarKind.CHOICE:
                 return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in _choices(self.text))
         try:  # only Lark's grammars begin with ?, where the library would read GBNF
-            return self.text if self.text.lstrip().startswith("?") else str(any_to_lark(self.text))
+            lark = self.text if self.text.lstrip().startswith("?") else str(any_to_lark(self.text))
         except Exception as error:  # the library raises a bare one, for a rule that is missing or no rule at all
             raise ValueError(f"read as GBNF: {error}") from error
+        if found := TOKENS.search(QUOTED.sub("", lark)):
+            raise ValueError(f"{found[0]} is not served: a grammar is over letters, and knows no tokens")
+        return lark
 
 
 def _schema(text: str) -> dict[str, Any]:
@@ -184,7 +198,8 @@ class GrammarCompiler:
     def __init__(self, letters: Sequence[Letters] = (), ends: Collection[int] = ()) -> None:
         self.letters, self.ends = letters, frozenset(ends)
         self.bytes_at = -(-len(letters) // 8) * 8  # after the columns, and what fills up their last byte: all bytes
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()  # the one used last is the last
+        # With the processor time that it took; the one used last is the last.
+        self._compiled: OrderedDict[Grammar, Future[tuple[LLMatcher, float]]] = OrderedDict()
         self._lock = Lock()
 
     @cached_property
@@ -201,23 +216,33 @@ class GrammarCompiler:
         Raises:
             GrammarError: it cannot be compiled.
         """
-        with self._lock:
-            compiled = self._compiled.pop(grammar, None)
-            tokenizer = self._tokenizer
-        if compiled is None:
-            compiled = _compiling().submit(_compile, tokenizer, grammar).result()
-        with self._lock:
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > COMPILED:
-                self._compiled.popitem(last=False)
+        with self._lock:  # who asks for it meanwhile waits for the same
+            compiling = self._compiled.pop(grammar, None)
+            compiling = compiling or _compiling().submit(_compile, self._tokenizer, grammar)
+            self._compiled[grammar] = compiling
+        try:
+            compiled, _ = compiling.result()
+        finally:
+            self._forget()
         return GrammarMatcher(compiled.deep_copy(), self, self.ends.union(ends))
 
+    def _forget(self) -> None:
+        """Keeps no grammar that could not be compiled, and of the others the last ones."""
+        with self._lock:
+            ended = [(grammar, one) for grammar, one in self._compiled.items() if one.done()]
+            seconds = 0.0
+            for place, (grammar, one) in enumerate(reversed(ended)):
+                seconds += 0.0 if one.exception() else one.result()[1]
+                if one.exception() or (place and (place >= COMPILED or seconds > KEPT_SECONDS)):
+                    del self._compiled[grammar]
 
-def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+
+def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, float]:
     source = grammar.source
     if reason := _tried(source):
         raise _refused(reason)
-    return _compiled(tokenizer, source)
+    began = thread_time()
+    return _compiled(tokenizer, source), thread_time() - began
 
 
 def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
@@ -258,8 +283,9 @@ def _tried(source: str) -> str:
     TRIALS.process = None
     process.stdin.close()
     process.stdout.close()
-    process.wait()
-    return f"compiling it takes more than {TRIAL_SECONDS} s of processor time, or {TRIAL_BYTES >> 30} GiB"
+    most = f"{TRIAL_SECONDS} s of processor time" if process.wait() == -SIGXCPU else f"{TRIAL_BYTES >> 30} GiB"
+    causes = [name for name in COSTLY if re.search(rf"\b{name}\b\W*\d", source)] or ["large numbers of repetitions"]
+    return f"compiling it takes more than {most}: make it smaller; what costs may be {', '.join(causes)}"
 
 
 def try_grammars() -> None:

@@ -56,4 +56,5 @@ class ServedModel:
     root: str = ""  # the name of the same model that stands before this one; empty: it is the first
     detail: tuple[str, ...] = ()  # what its services cannot do now, and why; names no address
     auto: str = ""  # the drafter that an output gets which leaves it to the server, as of the latest kind of request
+    tool_format: str = ""  # of `text.answers.TOOL_FORMATS`, that its chat template writes; empty: it has none
     there: bool = True  # one of its targets can be reached now; over gRPC the health service says so

@@ -1,6 +1,7 @@
 """A generation request as a user writes it, validated as far as possible before the models are known."""
 
 import json
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from types import UnionType
@@ -20,8 +21,14 @@ from crossdraft.types.messages import LeftOut, SamplingOptions
 class Message:
     """One message of a chat."""
 
-    role: str  # system, user, assistant, or another that the model's template knows
+    role: str  # system, user, assistant, tool, or another that the model's template knows
     content: str
+    fields: str = ""  # a JSON object: what else the template reads, such as tool_calls or tool_call_id; empty: nothing
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Those fields; raises ValueError."""
+        return _object(self.fields)
 
 
 @dataclass(frozen=True)
@@ -31,15 +38,12 @@ class Chat:
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True  # the text ends with what begins an answer
     continue_final_message: bool = False  # the text ends within the last message, which the output goes on with
-    template_kwargs: str = ""  # a JSON object: further variables of the template; empty: none
+    template_kwargs: str = ""  # a JSON object: further variables of the template, such as tools; empty: none
 
     @property
     def settings(self) -> dict[str, Any]:
         """For the template; raises ValueError."""
-        settings = json.loads(self.template_kwargs or "{}")
-        if not isinstance(settings, dict):
-            raise ValueError("it is not an object")
-        return {"add_generation_prompt": self.add_generation_prompt, **settings}
+        return {"add_generation_prompt": self.add_generation_prompt, **_object(self.template_kwargs)}
 
     @property
     def fault(self) -> str:
@@ -55,6 +59,10 @@ class Chat:
         except (ValueError, TypeError, RecursionError) as error:
             return f"template_kwargs must be a JSON object: {error}"
         for place, message in enumerate(self.messages):
+            try:
+                _ = message.more
+            except (ValueError, TypeError, RecursionError) as error:
+                return f"fields of message {place} of the chat must be a JSON object: {error}"
             if not (isinstance(message.role, str) and message.role and isinstance(message.content, str)):
                 return f"message {place} of the chat needs a role and a content, both texts"
             if not writable(message.role + message.content):
@@ -62,7 +70,19 @@ class Chat:
         return ""
 
 
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text or "{}")
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return found
+
+
 Prompt = str | tuple[int, ...] | Chat  # ids are the target's
+TOOLS = (  # as `text.answers` reads calls of models without a format of their own
+    "You may call these functions:\n{}\nTo call some, answer with a JSON list and nothing else: "
+    '[{{"name": "...", "arguments": {{...}}}}]\n\n'
+)
+RESULT = "Result of a function call: "
 OVERLAPPED = ("max_draft_tokens", "min_draft_tokens", "branches", "branch_width")
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 
@@ -251,7 +271,7 @@ def size_of(asked: Asked) -> int:
     """About how many bytes the prompt has as text."""
     prompt = asked.prompt if isinstance(asked, GenerationRequest) else asked
     if isinstance(prompt, Chat):
-        return sum(len(one.role) + len(one.content) for one in prompt.messages)
+        return len(prompt.template_kwargs) + sum(sum(map(len, vars(one).values())) for one in prompt.messages)
     return len(prompt)
 
 
@@ -278,8 +298,29 @@ def rendered(chat: Chat, template: ChatTemplate) -> str:
     Raises:
         ChatTemplateError: the template is damaged, or refuses the chat.
     """
-    text = template.render([{"role": one.role, "content": one.content} for one in chat.messages], chat.settings)
+    settings = chat.settings
+    messages = [{"role": one.role, "content": one.content, **one.more} for one in chat.messages]
+    if settings.get("tools") and "tools" not in template.source:
+        try:
+            messages = _without_tools(messages, settings["tools"])
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ChatTemplateError(f"tool_calls are not as OpenAI has them: {error!r}") from error
+    text = template.render(messages, settings)
+    if not writable(text):
+        raise ChatTemplateError("half of a surrogate pair, which is not a character, is in it")
     return _open_ended(text, chat.messages[-1].content) if chat.continue_final_message else text
+
+
+def _without_tools(messages: Sequence[Mapping[str, Any]], tools: object) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools: the first one describes them, calls and results are content."""
+    shown = []
+    for one in messages:
+        calls = [call["function"] for call in one.get("tool_calls") or ()]
+        content = "\n".join(filter(None, (one["content"], json.dumps(calls, ensure_ascii=False) if calls else "")))
+        result = one["role"] == "tool"
+        shown.append({"role": "user" if result else one["role"], "content": RESULT + content if result else content})
+    described = TOOLS.format(json.dumps(tools, ensure_ascii=False))
+    return [{**shown[0], "content": described + shown[0]["content"]}, *shown[1:]]
 
 
 def _open_ended(text: str, last: str) -> str:

@@ -130,7 +130,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
         case str():
             message.text = prompt
         case Chat():
-            message.chat.messages.extend(pb.ChatMessage(role=one.role, content=one.content) for one in prompt.messages)
+            message.chat.messages.extend(pb.ChatMessage(**vars(one)) for one in prompt.messages)
             if not prompt.add_generation_prompt:
                 message.chat.add_generation_prompt = False
             message.chat.continue_final_message = prompt.continue_final_message
@@ -163,7 +163,7 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
         case "chat" if message.chat.messages:
             chat = message.chat
             return Chat(
-                tuple(Message(one.role, one.content) for one in chat.messages),
+                tuple(Message(one.role, one.content, one.fields) for one in chat.messages),
                 chat.add_generation_prompt or not chat.HasField("add_generation_prompt"),
                 chat.continue_final_message,
                 chat.template_kwargs,

@@ -242,7 +242,7 @@ class TargetSession:
         """A pass whose masks may take long: the model thread must not wait for them."""
         masks = self._masks(self._text, request)
         assert masks is not None
-        await asyncio.wait([asyncio.wrap_future(masks)])
+        await asyncio.gather(asyncio.wrap_future(masks), return_exceptions=True)  # the job raises its error
         return await self._running.thread.submit(self._job(request, masks), self._replies.working)
 
     def _job(self, request: Pass, masks: "Future[Bits] | None" = None) -> Job[Found | None]:

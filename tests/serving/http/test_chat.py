@@ -109,6 +109,10 @@ TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
             {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"},
             Grammar.json({"type": "object"}, whitespace_pattern=" ?"),
         ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"disable_any_whitespace": True}},
+            Grammar.json({"type": "object"}, whitespace_flexible=False),
+        ),
         ({"structured_outputs": {"regex": "a+", "json_object": False}}, Grammar.regex("a+")),
         ({"structured_outputs": {"choice": ["a", "ü"]}}, Grammar.choice(["a", "ü"])),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar.ebnf('root ::= "a"')),
@@ -166,11 +170,10 @@ async def test_fields_that_ask_for_nothing_are_taken(served: Front, outputs: Fak
 async def test_what_else_messages_and_parts_have_is_not_for_the_model(served: Front, outputs: FakeBackend) -> None:
     answer = {
         "role": "assistant", "content": "No.", "type": "message", "id": "msg_1", "status": "completed", "refusal": None,
-        "annotations": [], "tool_calls": [], "function_call": None, "audio": None, "reasoning_content": "Hm.",
+        "annotations": [], "tool_calls": [], "function_call": None, "audio": None, "reasoning": {"a": 1},
     }  # fmt: skip
     part = {"type": "text", "text": "Say", "cache_control": {"type": "ephemeral"}, "annotations": [{"a": 1}]}
-    tool = {"role": "tool", "content": "5", "tool_call_id": "call_1", "artifact": {}}
-    messages: Any = [{"role": "user", "content": [part], "timestamp": 1.5}, answer, tool]
+    messages: Any = [{"role": "user", "content": [part], "timestamp": 1.5}, answer]
     await served.openai.chat.completions.create(model="toy", messages=messages)
     (order,) = outputs.requests
-    assert order.generation.prompt == Chat((Message("user", "Say"), Message("assistant", "No."), Message("tool", "5")))
+    assert order.generation.prompt == Chat((Message("user", "Say"), Message("assistant", "No.")))

@@ -112,7 +112,7 @@ async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBacke
     outputs.fault = ZeroDivisionError("a bug")
     with pytest.raises(APIStatusError) as caught:
         await served.openai.completions.create(model="toy", prompt="Say")
-    assert caught.value.status_code == 500
+    assert (caught.value.status_code, caught.value.response.headers["connection"]) == (500, "close")
     assert "a bug" not in fault(caught.value.response)["message"]
     with pytest.raises(BadRequestError):
         await served.openai.completions.create(model="toy", prompt=[])

@@ -13,6 +13,8 @@ from tests.serving.http.conftest import Front, front
 from tests.serving.http.faults import CHAT, COMPLETIONS, fault
 
 SAY = {"prompt": "a"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
 CHATTING = {"messages": [{"role": "user", "content": "a"}]}
 HOW = "speculative"
 
@@ -71,8 +73,19 @@ HOW = "speculative"
             "use the method 'seeded'",
         ),
         (CHAT, {"messages": []}, "messages", "at least 1"),
-        (CHAT, CHATTING | {"tools": [{}], "tool_choice": "auto"}, "tools", "tools is not served: leave it out"),
-        (CHAT, CHATTING | {"tool_choice": "required"}, "tool_choice", "it may be 'none' or 'auto'"),
+        (CHAT, CHATTING | {"tools": [{}], "tool_choice": "auto"}, "tools.0.type", "it is required"),
+        (CHAT, CHATTING | {"tools": [{"type": "custom"}]}, "tools.0.type", "it may be 'function'"),
+        (CHAT, CHATTING | {"tools": [TOOL] * 513}, "tools", "at most 512 items"),
+        (CHAT, CHATTING | {"tools": [TOOL], "tool_choice": NAMED}, None, "does not match any of the specified `tools`"),
+        (
+            CHAT,
+            CHATTING | {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.type",
+            "'function'",
+        ),
+        (CHAT, CHATTING | {"tool_choice": NAMED}, None, "`tools` must be set"),
+        (CHAT, CHATTING | {"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "it may be 'none', 'auto' or 'requi"),
+        (CHAT, CHATTING | {"tool_choice": "required"}, None, "`tools` must be set"),
         (CHAT, CHATTING | {"top_logprobs": 2}, None, "needs logprobs"),
         (CHAT, CHATTING | {"reasoning_effort": "high"}, "reasoning_effort", "reasoning_effort is not served"),
         (CHAT, CHATTING | {"skip_special_tokens": False}, "skip_special_tokens", "is not served"),
@@ -81,8 +94,8 @@ HOW = "speculative"
         (
             CHAT,
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
-            "messages.0.tool_calls",
-            "messages.0.tool_calls is not served: leave it out",
+            "messages.0.tool_calls.0.function",
+            "it is required",
         ),
         (
             CHAT,
@@ -95,7 +108,8 @@ HOW = "speculative"
         (COMPLETIONS, SAY | {"allowed_token_ids": [5] * (2**20 + 1)}, "allowed_token_ids", "at most 1048576 items"),
         (CHAT, {"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
         (COMPLETIONS, SAY | {"suffix": "b"}, "suffix", "suffix is not served: leave it out"),
-        (COMPLETIONS, SAY | {"guided_json": 7}, "guided_json", "valid"),
+        (COMPLETIONS, SAY | {"guided_json": 7}, "guided_json", "it must be a JSON schema: an object, or the text of"),
+        (COMPLETIONS, SAY | {"structured_outputs": {"json": [1]}}, "structured_outputs.json", "it must be a JSON sch"),
         (
             COMPLETIONS,
             SAY | {"guided_regex": "a", "structured_outputs": {"choice": ["b"]}},
@@ -178,6 +192,7 @@ OBJECT = "it must be a JSON object"
         (b"{", JSON, "not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b"\xff", JSON, "not UTF-8"),
         (b"[" * 100_000, JSON, "nested too deeply"),
+        (b'{"logit_bias": ' + b'{"a":' * 200 + b"1" + b"}" * 201, JSON, "nested too deeply"),
         (b'{"prompt": "\\ud800"}', JSON, "it is not Unicode text"),
         (b'{"prompt": NaN}', JSON, "it must be a text, a list"),
         (b'{"prompt": ' + b"1" * 5000 + b"}", JSON, "too many digits"),

@@ -38,6 +38,7 @@ def test_the_document_has_every_route() -> None:
     assert set(paths) == {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
         "/v1/models",
         "/v1/models/{model}",
         "/tokenize",

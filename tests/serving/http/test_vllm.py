@@ -1,17 +1,21 @@
 """What vLLM adds to OpenAI's API: routes beside it, names of a model, ids, usage in each chunk, origins."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
+from crossdraft.client import Reason
 from crossdraft.client.api import software
-from crossdraft.config.api import HttpSettings
+from crossdraft.config.api import AnswerOptions, HttpSettings, SpeculativeMetrics
+from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
 from crossdraft.session.models import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
-from tests.serving.fakes import FakeBackend
+from tests.serving.fakes import FakeBackend, figures
 from tests.serving.http.conftest import KEY, MESSAGES, Front, front
 from tests.serving.http.faults import CHAT, COMPLETIONS, fault
 
@@ -142,3 +146,25 @@ async def test_a_large_body_is_read_beside_the_event_loop(
     for prompt in ("a", "a" * 100_000):
         assert (await served.post(COMPLETIONS, prompt=prompt)).status_code == 200
     assert [name.startswith("bodies") for name in threads] == [False, True]
+
+
+async def test_metrics_of_speculative_decoding_are_as_vllms_if_they_are_wanted(
+    served: Front, outputs: FakeBackend
+) -> None:
+    """In whole replies and in the last chunk, for one output."""
+    wanted = {
+        "mean_acceptance_length": 2, "draft_acceptance_rate": 2 / 3, "acceptance_histogram": [0, 2, 0],
+        "num_spec_steps": 2, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 2,
+    }  # fmt: skip
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    answers = AnswerOptions(per_request_spec_decode_metrics=SpeculativeMetrics.summary)
+    async with front(outputs, HttpOptions(answers=answers)) as telling:
+        for path, body in (("/v1/completions", {"prompt": "Say"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+            whole = (await telling.post(path, **body)).json()
+            assert whole["metrics"] == {"speculative_decoding": wanted}
+            last = (await telling.post(path, **body | usage)).text.split("\n\n")[-3]
+            assert json.loads(last.removeprefix("data: "))["metrics"] == {"speculative_decoding": wanted}
+            assert "metrics" not in (await telling.post(path, **body, n=2)).json()
+            assert "metrics" not in (await served.post(path, **body)).json()
+        outputs.end = OutputEnded(Reason.STOP, replace(figures(4), drafted_at=(), accepted_at=()))
+        assert "metrics" not in (await telling.post("/v1/completions", prompt="Say")).json()

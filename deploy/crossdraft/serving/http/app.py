@@ -13,9 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from crossdraft.client.api import software
+from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.serving.backend import Backend, UnknownModelError, own_names
+from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, own_names
 from crossdraft.serving.http.bodies import refusal_of_faults, route_class
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -29,6 +30,8 @@ from crossdraft.serving.http.errors import (
 )
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from crossdraft.serving.http.response_api import Response as ResponseObject
+from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
 from crossdraft.serving.http.responses import (
     Alive,
     ChatCompletion,
@@ -44,6 +47,7 @@ from crossdraft.serving.http.responses import (
 from crossdraft.serving.http.streaming import AnyFormat, Chunks, ClientGoneError, EventStream, items, unless_gone, whole
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
+from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, Reasoning, ToolFormat, after
 from crossdraft.types.output import ServedModel
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
@@ -156,6 +160,7 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
     responses: dict[int | str, dict[str, Any]] = {**FAULTS}
+    measured = options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.none
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
 
     @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
@@ -168,6 +173,17 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         """Outputs that go on with a chat."""
         return await reply(request, body, ChatFormat)
 
+    @router.post("/responses", responses={200: {"model": ResponseObject, **EVENTS}})
+    async def responses_(body: ResponsesBody, request: Request) -> Response:
+        """An answer to a chat, as items; nothing is stored."""
+        model, requests = await ordered(request, body.chat)
+        coming, writer = items(backend, requests), ResponseWriter(body, model, request.scope[ID_KEY])
+        if not body.stream:
+            answer = await unless_gone(request.receive, writer.whole(coming))
+            return Response(answer, media_type="application/json")
+        first = await unless_gone(request.receive, anext(coming))
+        return EventStream(writer.stream(first, coming), options.stalled_seconds)
+
     def _checked(body: GenerationBody) -> str:
         """The model that a body names, or the only one."""
         model = _named(backend, body.model)
@@ -177,12 +193,35 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
             raise RefusedError(400, text, INVALID, "too_many_choices", "n")
         return model
 
-    async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
-        model, request_id = _checked(body), request.scope[ID_KEY]
+    async def _tool_format(body: ChatBody, model: str) -> ToolFormat | None:
+        name: str = options.answers.tool_call_parser
+        if not body.usable:
+            return None
+        if name == ToolCallParser.auto:
+            name = next((one.tool_format for one in await backend.models() if one.name == model), "")
+        return TOOL_FORMATS[name or ToolCallParser.json]
+
+    async def _reasoning(body: ChatBody, model: str) -> Reasoning | None:
+        """How an answer to this prompt has it."""
+        marks = REASONINGS.get(options.answers.reasoning_parser)
+        return None if marks is None else after(marks, (await backend.written(model, body.prompts[0])).text)
+
+    async def ordered(request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
+        """The model of a request, and its outputs."""
+        model = _checked(body)
         body.cache_salt = scope_of(request.headers.get("authorization"), body.cache_salt, options.keys)
-        requests = await beside.run(len(await request.body()), body.output_requests, model, request_id)
+        size = len(await request.body())
+        if isinstance(body, ChatBody):
+            await beside.run(size, lambda: body.prompts)
+            body.write(await _tool_format(body, model), await _reasoning(body, model))
+        return model, await beside.run(size, body.output_requests, model, request.scope[ID_KEY])
+
+    async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
+        request_id = request.scope[ID_KEY]
+        model, requests = await ordered(request, body)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
-        format = kind(body, model, request_id, [(await backend.written(model, one)).ids for one in asked])
+        prompts = [(await backend.written(model, one)).ids for one in asked]
+        format = kind(body, model, request_id, prompts, measured)
         coming = items(backend, requests)
         if not body.stream:
             answer = await unless_gone(request.receive, whole(coming, format, beside))

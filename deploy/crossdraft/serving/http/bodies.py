@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.serving.http.errors import INVALID, RefusedError
-from crossdraft.serving.http.requests import UNSERVED
+from crossdraft.serving.http.requests import DEEPEST, UNSERVED, deep
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Fault = Any  # pydantic's ErrorDetails
@@ -67,6 +67,8 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
         if _parts(text) > MOST_PARTS:
             return RefusedError(400, TOO_MANY, INVALID, "invalid_value")
         body = json.loads(text)
+        if text.count("[") + text.count("{") > DEEPEST and deep(body):
+            return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     except json.JSONDecodeError as error:
         text = f"the body is not JSON: {error.msg} at character {error.pos}"
         return RefusedError(400, text, INVALID, "invalid_json")

@@ -55,6 +55,7 @@ class RefusedError(Exception):
     def headers(self) -> dict[str, str]:
         found = {} if self.after is None else {"Retry-After": str(max(1, ceil(self.after)))}
         found |= {"Allow": self.allow} if self.allow else {}
+        found |= {"Connection": "close"} if self.status == HTTPStatus.INTERNAL_SERVER_ERROR else {}  # as uvicorn does
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {})
 
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from crossdraft.config.api import AnswerOptions
 from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.backend import MIN_RETRY_SECONDS
@@ -30,6 +31,7 @@ class HttpOptions(GenerationOptions):
     max_bytes: int = 4 * 2**20  # of a request's body
     max_held_bytes: int = 256 * 2**20  # of the bodies of all requests under way; beyond it only small ones are taken
     max_choices: int = 32  # outputs of one request
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
     # For /metrics: from the header `Accept` to the text and its type.
     metrics: Callable[[str], tuple[bytes, str]] | None = None
     cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page

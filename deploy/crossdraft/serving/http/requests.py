@@ -8,7 +8,9 @@ import dataclasses
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +21,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictBool,
     StrictInt,
     ValidationInfo,
@@ -33,6 +36,7 @@ from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
 from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
+from crossdraft.text.answers import AnswerForm, Function, Reasoning, ToolFormat
 from crossdraft.types.request import Chat, Grammar, Message, Prompt
 
 MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
@@ -41,6 +45,8 @@ MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
+MAX_TOOLS = 512
+DEEPEST = 128  # objects and lists in each other: far from where recursion ends
 MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
 MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
@@ -51,16 +57,26 @@ EMPTY: Sequence[object] = (False, "", [], {})  # 0 is equal to the first
 # served are taken for mistakes.
 UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     (
-        "add_special_tokens", "audio", "chat_template", "disable_additional_properties", "documents", "early_stopping",
-        "echo", "functions", "kv_transfer_params", "logits_processors", "mm_processor_kwargs", "moderation",
-        "prediction", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids", "structural_tag",
-        "use_beam_search", "vllm_xargs", "web_search_options",
+        "add_special_tokens", "audio", "chat_template", "context_management", "conversation",
+        "disable_additional_properties", "documents", "early_stopping", "echo", "functions", "kv_transfer_params",
+        "logits_processors", "max_tool_calls", "mm_processor_kwargs", "moderation", "prediction",
+        "previous_response_id", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids",
+        "structural_tag", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
     ), EMPTY,
 ) | {
     "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
     "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip
+
+
+def deep(value: object) -> bool:
+    """Whether it is nested deeper than anything may be."""
+    level = [value]
+    for _ in range(DEEPEST):
+        parts = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for within in parts for part in within]
+    return bool(level)
 
 
 def _unicode(text: str) -> str:
@@ -79,6 +95,12 @@ def _no_boolean(value: object) -> object:
     return value
 
 
+def _schema(value: object) -> object:
+    if not isinstance(value, str | dict):
+        raise ValueError("it must be a JSON schema: an object, or the text of one")
+    return value
+
+
 def _few(value: object) -> object:
     """Refuses many entries before each of them is found wrong by itself."""
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
@@ -87,6 +109,7 @@ def _few(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
+Schema = Annotated[Text | dict[str, Any], BeforeValidator(_schema)]
 Name = Annotated[str, Field(max_length=1000), AfterValidator(_unicode)]
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 Whole = Annotated[int, NO_BOOLEAN]
@@ -205,7 +228,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """What an output is to be, one of the first five."""
 
-    json_schema: Text | dict[str, Any] | None = Field(None, alias="json")
+    json_schema: Schema | None = Field(None, alias="json")
     regex: Text | None = None
     choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     grammar: Text | None = Field(None, description="Lark as llguidance has it, or GBNF.")
@@ -243,7 +266,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Text | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json.")
+    guided_json: Schema | None = Field(None, description="vLLM's older name of structured_outputs.json.")
     guided_regex: Text | None = None
     guided_choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: Text | None = None
@@ -357,11 +380,11 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
         format, outputs = self.response_format, self.structured_outputs
-        if outputs is not None and not outputs.asked:
-            raise RequestError(f"You must use {ONE_KIND} but none are specified", "structured_outputs")
         older = {name: value for name in OLDER if (value := getattr(self, f"guided_{name}")) is not None}
         ways = [older, {} if format is None else format.asked, {} if outputs is None else outputs.asked]
         given = [one for way in ways for one in way.items()]
+        if outputs is not None and not given:
+            raise RequestError(f"You must use {ONE_KIND} but none are specified", "structured_outputs")
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
@@ -441,6 +464,71 @@ class CompletionBody(GenerationBody):
         return str(self.prompts[index // self.n]) if self.echo and not self.echoes_tokens else ""
 
 
+class FunctionBody(Part):
+    """What a model may call."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=256)]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
+    strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
+
+    def function(self, any_object: bool = False) -> Function:
+        """With the schema of its arguments, or that of any object."""
+        none: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+        asked = {} if any_object else none if self.parameters is None else self.parameters
+        return Function(self.name, json.dumps({"type": "object"} | asked))
+
+
+class ToolType(Part):
+    """The type of a tool."""
+
+    type: Literal["function"]
+
+
+class ToolBody(ToolType):
+    """A tool."""
+
+    function: FunctionBody
+
+
+class FunctionName(Body):
+    """Of a function that must be called."""
+
+    name: Text
+
+
+class ToolName(Body):
+    """Of a tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Part):
+    """What was called."""
+
+    name: Text
+    arguments: Text | dict[str, Any] | None = Field(None, description="JSON, as the model has written it.")
+
+
+class CallBody(Part):
+    """A call in a message of the assistant."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As chat templates read it, with arguments as an object, if they are one."""
+        arguments: object = self.function.arguments or {}
+        with suppress(ValueError, RecursionError):  # the model may have written something else: it is shown as it is
+            found = json.loads(arguments) if isinstance(arguments, str) else arguments
+            arguments = arguments if deep(found) else found
+        called = {"name": self.function.name, "arguments": arguments}
+        return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": called}
+
+
 class TextPart(Part):
     """A part of a message."""
 
@@ -455,8 +543,11 @@ class MessageBody(Part):
     content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
         None, validate_default=True, description="May be null in messages of the assistant."
     )
-    name: str | None = None  # accepted, and not shown to the model
-    tool_calls: Nothing = None
+    name: str | None = Field(None, description="Of a tool; of others it is not shown to the model.")
+    tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: Text | None = Field(None, description="Of the call whose result this is.")
+    reasoning: object = Field(None, description="Of the assistant; templates show it as they like.")
+    reasoning_content: object = Field(None, description="Its older name.")
     function_call: Nothing = None
     audio: Nothing = None
 
@@ -472,7 +563,20 @@ class MessageBody(Part):
         """Its parts joined; `developer` is OpenAI's newer name of `system`, which chat templates do not know."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Message("system" if self.role == "developer" else self.role, text)
+        fields = json.dumps(shown) if (shown := self._fields) else ""
+        return Message("system" if self.role == "developer" else self.role, text, fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """What else the template may show."""
+        given: dict[str, object] = {}
+        if self.role == "tool":
+            given = {"tool_call_id": self.tool_call_id, "name": self.name}
+        elif self.role == "assistant":
+            reasoning = self.reasoning or self.reasoning_content
+            calls = [one.shown for one in self.tool_calls or ()]
+            given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
+        return {name: value for name, value in given.items() if value}
 
 
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -484,9 +588,17 @@ class TemplateFields(Body):
     add_generation_prompt: StrictBool = Field(True, description="Begin an answer after the last message.")
     continue_final_message: StrictBool = Field(False, description="Go on with the last message.")
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
+    tools: list[ToolBody] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+
+    @property
+    def usable(self) -> list[FunctionBody]:
+        """What the model is told that it may call."""
+        return [one.function for one in self.tools]
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
-        settings = "" if self.chat_template_kwargs is None else json.dumps(self.chat_template_kwargs)
+        tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
+        given = {**(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
+        settings = json.dumps(given) if given else ""
         said = tuple(one.message for one in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
 
@@ -500,24 +612,63 @@ class ChatBody(TemplateFields, GenerationBody):
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    tools: list[object] = Field([], description="Not served: must be empty, unless tool_choice is none.")
-    parallel_tool_calls: bool | None = None  # accepted, and without effect
-
-    @field_validator("tools")
-    @classmethod
-    def _unless_none(cls, tools: object, info: ValidationInfo) -> object:
-        return [] if info.data.get("tool_choice") == "none" else _nothing(tools) or []
+    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call.")
+    include_reasoning: StrictBool = True
+    _form: AnswerForm = PrivateAttr(default_factory=AnswerForm)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
+        if self._must_call and not self.tools:
+            raise ValueError("When using `tool_choice`, `tools` must be set.")
+        if isinstance(self.tool_choice, ToolName) and not self._chosen:
+            raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return self
 
     @property
+    def usable(self) -> list[FunctionBody]:
+        """As of `TemplateFields`."""
+        return [] if self.tool_choice == "none" else super().usable
+
+    @property
+    def form(self) -> AnswerForm:
+        """How the answers are written."""
+        return self._form
+
+    def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
+        """Says how the model writes calls, and its reasoning after this prompt."""
+        most = 1 if self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolName) else None
+        self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
+
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def _chosen(self) -> list[FunctionBody]:
+        """Of the functions, those that may be called."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
+        return [one for one in self.usable if named in (None, one.name)]
+
+    def _grammar(self) -> Grammar | None:
+        """With `required` and a name the calls are by the schemas; with `auto` those of strict functions."""
+        content, chosen, must = super()._grammar(), self._chosen, self._must_call
+        constrained = must or content is not None or any(one.strict for one in chosen)
+        self._form = replace(self._form, bare=constrained)
+        functions = [one.function(not (must or one.strict)) for one in chosen] if constrained else []
+        return self._form.grammar(functions, not must, content)
+
+    @cached_property
     def prompts(self) -> Sequence[Prompt]:
+        """As `GenerationBody.prompts`: takes as long as they are large."""
         return [self.chat_of(self.messages)]
+
+    @property
+    def num_outputs(self) -> int:
+        """As `GenerationBody.num_outputs`."""
+        return self.n
 
     @property
     def max_output_tokens(self) -> int:

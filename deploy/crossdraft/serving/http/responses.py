@@ -5,8 +5,10 @@ Fields without a default are always written, if only as null; the others only wh
 
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_origin, get_type_hints
 
 from pydantic import AliasPath, BaseModel, Field, create_model
@@ -15,6 +17,7 @@ from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
+from crossdraft.text.answers import AnswerParser, Said, What
 from crossdraft.trace.timeline import Span
 from crossdraft.types.output import Names, PromptToken
 
@@ -31,7 +34,7 @@ class Usage(BaseModel):
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Lane(BaseModel, from_attributes=True):
@@ -133,6 +136,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    metrics: dict[str, Any] | None = None  # `speculative_decoding`
     crossdraft: Trace | None = None
 
 
@@ -157,12 +161,31 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class CalledFunction(BaseModel):
+    """What is called; in a chunk, a part of it."""
+
+    name: str | None = None
+    arguments: str  # JSON, as the model writes it
+
+
+class ToolCall(BaseModel):
+    """A call of a tool; in a chunk, a part of it."""
+
+    index: int | None = None  # in a chunk
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     """The model's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # its older name
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -185,6 +208,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None = None
+    metrics: dict[str, Any] | None = None  # `speculative_decoding`
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -194,6 +218,9 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -215,6 +242,7 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    metrics: dict[str, Any] | None = None  # `speculative_decoding`
     prompt_token_ids: list[int] | None = None
     crossdraft: Trace | None = None
 
@@ -285,6 +313,17 @@ class PartialOutput:
     prompt: list[PromptToken] = field(default_factory=list)
     begun: bool = False  # a chunk of it was sent
     ended: OutputEnded | None = None
+    answer: AnswerParser | None = None  # reads what its text consists of, if it may have parts
+    said: list[Said] = field(default_factory=list)  # those parts
+    new: Sequence[Said] = ()  # of them, what the latest item brought
+
+    def hear(self, item: "Shown") -> None:
+        """Reads the parts in what comes next."""
+        if self.answer is not None:
+            tokens, marks = item.tokens if isinstance(item, Committed) else (), self.answer.form.marks
+            text = "".join(token.text or _mark(token, marks) for token in tokens)
+            self.new = self.answer.end() if isinstance(item, OutputEnded) else self.answer.feed(text)
+            self.said += self.new
 
     def take(self, item: "Shown", echoed: bool) -> None:
         """What comes next; with the prompt's tokens the text begins if they are echoed."""
@@ -304,10 +343,17 @@ class Format(ABC, Generic[BodyT]):
 
     PREFIX: ClassVar[str]  # of ids
 
-    def __init__(self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = (), measured: bool = False
+    ) -> None:
         self.body = body
         self._prompts = prompts
+        self._measured = measured
         self._head: dict[str, Any] = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
+
+    def output(self) -> PartialOutput:
+        """One that begins."""
+        return PartialOutput()
 
     @abstractmethod
     def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
@@ -321,9 +367,13 @@ class Format(ABC, Generic[BodyT]):
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         """The last chunk of a stream with `include_usage`."""
 
-    def usage(self, outputs: Sequence[PartialOutput]) -> Usage:
+    def totals(self, outputs: Sequence[PartialOutput]) -> dict[str, Any]:
+        """Usage, and metrics where they are wanted."""
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
-        return Usage.of(sum(one.prompt_tokens for one in figures[:: self.body.n]), sum(one.tokens for one in figures))
+        measured = self._measured and len(figures) == 1 and figures[0].drafted_at
+        metrics = {"metrics": {"speculative_decoding": _speculative_decoding(figures[0])}} if measured else {}
+        prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
+        return metrics | {"usage": Usage.of(prompts, sum(one.tokens for one in figures))}
 
     def _chunk_fields(self, index: int, before: PartialOutput, tokens: int, trace: Trace | None) -> dict[str, Any]:
         """With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far."""
@@ -344,7 +394,7 @@ class Format(ABC, Generic[BodyT]):
         figures = Figures.of(output.ended.statistics)
         trace = Trace(milliseconds=1000 * figures.seconds, statistics=figures) if self.body.speculative.trace else None
         ids = self._token_ids(output.tokens)
-        return {"index": index, "finish_reason": _finish(output.ended), **ids, **_traced(trace)}
+        return {"index": index, "finish_reason": _finish(output.ended, output), **ids, **_traced(trace)}
 
     def _prompt_fields(self, output: PartialOutput) -> dict[str, Any]:
         count = self.body.prompt_logprobs
@@ -367,7 +417,7 @@ class CompletionFormat(Format[CompletionBody]):
             )
             for index, one in enumerate(outputs)
         ]
-        return self._completion(choices, usage=self.usage(outputs))
+        return self._completion(choices, **self.totals(outputs))
 
     def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one begins with the echo."""
@@ -385,7 +435,7 @@ class CompletionFormat(Format[CompletionBody]):
         return self._completion([choice], **self._chunk_fields(index, before, len(committed), trace))
 
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        return self._completion([], usage=self.usage(outputs))
+        return self._completion([], **self.totals(outputs))
 
     def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> CompletionLogprobs | None:
         count = self.body.num_logprobs
@@ -400,32 +450,70 @@ class ChatFormat(Format[ChatBody]):
 
     PREFIX = "chatcmpl"
 
+    def output(self) -> PartialOutput:
+        """As `Format.output`."""
+        form = self.body.form
+        return PartialOutput(answer=None if form.plain else AnswerParser(form))
+
     def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
         choices = [
             ChatChoice(
-                message=ChatMessage(role="assistant", content=one.text, refusal=None),
+                message=ChatMessage(role="assistant", refusal=None, **self._message(one)),
                 logprobs=self._logprobs(one.tokens),
                 **self._choice_fields(index, one),
             )
             for index, one in enumerate(outputs)
         ]
-        fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs), **self._prompt_ids(0)}
+        fields = {"object": "chat.completion", "choices": choices, **self.totals(outputs), **self._prompt_ids(0)}
         return ChatCompletion.model_validate(self._head | fields | self._prompt_fields(outputs[0]))
 
     def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one has the role."""
         tokens = item.tokens if isinstance(item, Committed) else ()
-        text: dict[str, Any] = {"content": text_of(tokens)} if tokens or not before.begun else {}
-        delta = Delta(**text) if before.begun else Delta(role="assistant", **text)
+        text = self._delta(before, tokens)
+        delta = Delta(**text) if before.begun else Delta(role="assistant", **{"content": "", **text})
         logprobs = self._logprobs(tokens) if tokens else None
         choice = ChatChunkChoice(
-            index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item), **self._token_ids(tokens)
+            index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item, before), **self._token_ids(tokens)
         )
         prompt = {} if before.begun else self._prompt_ids(index)
         return self._chunk([choice], **prompt, **self._chunk_fields(index, before, len(tokens), trace))
 
+    def _message(self, output: PartialOutput) -> dict[str, Any]:
+        """What a whole answer consists of."""
+        if output.answer is None:
+            return {"content": output.text}
+        parts = self._parts(output.said)
+        for call in parts.get("tool_calls", ()):
+            call.pop("index")
+        return {"content": None if parts else "", **parts}
+
+    def _delta(self, before: PartialOutput, tokens: Sequence[Token]) -> dict[str, Any]:
+        if before.answer is None:
+            return {"content": text_of(tokens)} if tokens else {}
+        return self._parts(before.new)
+
+    def _parts(self, said: Sequence[Said]) -> dict[str, Any]:
+        """Content, reasoning and calls, those that there are."""
+        texts, calls = defaultdict[What, list[str]](list), dict[int, dict[str, Any]]()
+        for one in said:
+            match one.what:
+                case What.CALL:
+                    called = {"name": one.text, "arguments": ""}
+                    calls[one.call] = {"index": one.call, "id": one.id, "type": "function", "function": called}
+                case What.ARGUMENTS:
+                    call = calls.setdefault(one.call, {"index": one.call, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += one.text
+                case _:
+                    texts[one.what].append(one.text)
+        names = ("reasoning", "reasoning_content") if self.body.include_reasoning else ()
+        parts: dict[str, Any] = {"tool_calls": [*calls.values()]} if calls else {}
+        for what, shown in ((What.CONTENT, ("content",)), (What.REASONING, names)):
+            parts |= dict.fromkeys(shown, "".join(texts[what])) if texts[what] else {}
+        return parts
+
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        return self._chunk([], usage=self.usage(outputs))
+        return self._chunk([], **self.totals(outputs))
 
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         return None if self.body.num_logprobs is None else of_chat(tokens)
@@ -436,6 +524,27 @@ class ChatFormat(Format[ChatBody]):
 
 def text_of(tokens: Sequence[Token | PromptToken]) -> str:
     return "".join(token.text for token in tokens)
+
+
+def _speculative_decoding(figures: Statistics) -> dict[str, Any]:
+    """What drafting brought an output, as vLLM has it; a step is a lock-step round, or an epoch with overlap."""
+    reached = (figures.drafted_at[0], *figures.accepted_at, 0)
+    steps, accepted, drafted = reached[0], sum(figures.accepted_at), sum(figures.drafted_at)
+    return {
+        "mean_acceptance_length": 1 + accepted / steps,
+        "draft_acceptance_rate": accepted / drafted,
+        "acceptance_histogram": [before - after for before, after in pairwise(reached)],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": len(figures.drafted_at),
+    }
+
+
+def _mark(token: Token, marks: Sequence[str]) -> str:
+    """The name of a control symbol that is one of these marks."""
+    name = dict(token.names).get(token.id, "")
+    return name if name in marks else ""
 
 
 def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
@@ -450,9 +559,12 @@ def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
     }
 
 
-def _finish(item: Shown) -> Finish | None:
+def _finish(item: Shown, output: PartialOutput | None = None) -> Finish | None:
     """OpenAI's word for the end of an output; None for tokens."""
-    return FINISH.get(item.reason, "length") if isinstance(item, OutputEnded) else None
+    if not isinstance(item, OutputEnded):
+        return None
+    calls = output is not None and output.answer is not None and output.answer.calls
+    return "tool_calls" if calls and item.reason is Reason.STOP else FINISH.get(item.reason, "length")
 
 
 def _traced(trace: Trace | None) -> dict[str, Any]:

@@ -39,10 +39,11 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, be
     Raises:
         Exception: one of errors.FOREIGN.
     """
-    outputs = [PartialOutput() for _ in range(format.body.num_outputs)]
+    outputs = [format.output() for _ in range(format.body.num_outputs)]
     async with aclosing(coming):
         async for index, item in coming:
             if not isinstance(item, TraceSpans):
+                outputs[index].hear(item)
                 outputs[index].take(item, format.body.echoes_tokens)
     values = sum(len(one.tokens) for one in outputs) * (1 + (format.body.num_logprobs or 0))
     return await beside.run(BYTES * values, lambda: format.whole(outputs).model_dump_json(exclude_unset=True))
@@ -55,7 +56,7 @@ class Chunks:
         self._format = format
         self._body: GenerationBody = format.body
         self._request_id = request_id
-        self._outputs = [PartialOutput() for _ in range(self._body.num_outputs)]
+        self._outputs = [format.output() for _ in range(self._body.num_outputs)]
         self._spans: list[list[Span]] = [[] for _ in self._outputs]  # not sent yet
         self._began = time.perf_counter()
 
@@ -81,15 +82,18 @@ class Chunks:
             self._spans[index] += map(_without_address, item.spans)
             return b""
         output, chunk = self._outputs[index], b""
-        if self._shows(item):
+        output.hear(item)
+        if self._shows(item, output):
             chunk = event_of(self._format.chunk(index, output, item, self._trace(index, item)))
             output.begun = True
         output.take(item, self._body.echoes_tokens)
         return chunk
 
-    def _shows(self, item: Shown) -> bool:
-        """A token has no text while its characters are incomplete, or may be the beginning of a stop string."""
-        if isinstance(item, OutputEnded) or any(token.text for token in item.tokens):
+    def _shows(self, item: Shown, output: PartialOutput) -> bool:
+        """A token has no text while its characters are incomplete, or may be the beginning of a stop string or call."""
+        if isinstance(item, OutputEnded):
+            return True
+        if output.new if output.answer is not None else any(token.text for token in item.tokens):
             return True
         return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
 

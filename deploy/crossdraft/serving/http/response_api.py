@@ -1,0 +1,318 @@
+"""/v1/responses, without state: a request is a chat, and its answer is items."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
+
+from crossdraft.client import Reason
+from crossdraft.rpc.generation import Committed, OutputEnded
+from crossdraft.serving.backend import OutputItem, TraceSpans
+from crossdraft.serving.http.errors import FOREIGN, refusal_of
+from crossdraft.serving.http.requests import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Body,
+    ChatBody,
+    FunctionBody,
+    FunctionName,
+    JsonSchema,
+    Nothing,
+    Part,
+    Text,
+    Tokens,
+    ToolType,
+)
+from crossdraft.serving.http.responses import PartialOutput
+from crossdraft.text.answers import AnswerParser, Said, What
+
+NEEDED = {  # of an item, by its type
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+KINDS = {What.CONTENT: "message", What.REASONING: "reasoning"}  # types of items; of others it is function_call
+PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+# Fields of a request that its response has, too.
+ECHOED = (
+    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice",
+    "tools", "top_p", "user",
+)  # fmt: skip
+# Fields of a chat that requests may have here by the same names.
+SHARED = (
+    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "metadata", "user", "service_tier", "speculative",
+    "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "seed", "top_k", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "stop", "chat_template_kwargs", "cache_salt",
+)  # fmt: skip
+
+
+class TextItem(Part):
+    """A part of a message, or of a result."""
+
+    type: Literal["input_text", "output_text", "reasoning_text"]
+    text: Text
+
+
+Content = Text | Annotated[list[TextItem], Field(fail_fast=True)]
+
+
+class Item(Part):
+    """A message, a call of the assistant, its result, or what the assistant has thought."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | None = None
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Text | None = None
+    output: Content | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if missing := [name for name in NEEDED[self.type] if getattr(self, name) is None]:
+            raise ValueError(f"{missing[0]} is required in a {self.type}")
+        return self
+
+
+class FunctionTool(FunctionBody, ToolType):
+    """A tool, whose type is looked at first."""
+
+
+class FunctionChoice(FunctionName):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+
+
+class TextFormat(JsonSchema):
+    """What a message is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text = "answer"
+
+
+class TextOptions(Body):
+    """Of messages."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+_shared: dict[str, Any] = {
+    name: (ChatBody.model_fields[name].annotation, ChatBody.model_fields[name]) for name in SHARED
+}
+
+
+class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type: ignore[misc]  # made when it is imported
+    """POST /v1/responses."""
+
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    instructions: Text | None = None
+    max_output_tokens: Tokens | None = None
+    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
+    text: TextOptions = TextOptions.model_validate({"format": {"type": "text"}})
+    reasoning: Nothing = None
+    include: list[Literal["reasoning.encrypted_content"]] = Field([], description="Without effect.", fail_fast=True)
+    store: Literal[False] | None = Field(None, description="Nothing is stored.")
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    stream_options: dict[str, Any] | None = Field(None, description="Without effect.")
+    _made: ChatBody = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self._made = ChatBody.model_validate(self._as_chat())
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
+
+    @property
+    def chat(self) -> ChatBody:
+        """The same as a chat."""
+        return self._made
+
+    def _as_chat(self) -> dict[str, Any]:
+        choice, shape = self.tool_choice, self.text.format
+        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, FunctionChoice) else None
+        return {name: getattr(self, name) for name in SHARED} | {
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
+            "tool_choice": named or choice,
+            "response_format": shape
+            and {"type": shape.type, "json_schema": shape.model_dump(exclude={"type"}, by_alias=True)},
+        }
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Items of the assistant that follow each other are one message."""
+        said: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            said.append({"role": "system", "content": self.instructions})
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        for item in items:
+            text = _text(item.output if item.type == "function_call_output" else item.content)
+            if item.type == "function_call_output":
+                said.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+            elif item.type == "message" and item.role != "assistant":
+                said.append({"role": item.role, "content": text})
+            elif item.type == "function_call":
+                call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+                _assistant(said).setdefault("tool_calls", []).append(call)
+            elif item.type == "message":
+                _assistant(said, "content")["content"] = text
+            else:
+                _assistant(said, "reasoning", "content", "tool_calls")["reasoning"] = text
+        return said
+
+
+def _assistant(said: list[dict[str, Any]], *without: str) -> dict[str, Any]:
+    """The latest message, if it is the assistant's and has none of these yet, or else a new one."""
+    if not said or said[-1]["role"] != "assistant" or any(said[-1].get(name) for name in without):
+        said.append({"role": "assistant"})
+    return said[-1]
+
+
+def _text(content: Content | None) -> str:
+    return content or "" if isinstance(content, str | None) else "".join(part.text for part in content)
+
+
+class Response(BaseModel):
+    """The answer of /v1/responses, as far as it is made, with fields of the request."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    model: str
+    output: list[dict[str, Any]] = []
+    usage: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    error: None = None
+    store: Literal[False] = False
+
+
+class ResponseWriter:
+    """Writes the reply to one request, item by item: as events, whose last one has the whole."""
+
+    def __init__(self, body: ResponsesBody, model: str, request_id: str) -> None:
+        self._request_id = request_id
+        self._output = PartialOutput(answer=AnswerParser(body.chat.form))
+        self._number = 0  # of events
+        self._thought = 0  # tokens of reasoning
+        self._open = ""  # the text of the last item, which has not ended
+        shown = body.model_dump(mode="json", by_alias=True, include={*ECHOED})
+        shown |= {"metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False}
+        self.response = Response(id=f"resp_{request_id}", created_at=int(time.time()), model=model, **shown)
+
+    async def whole(self, coming: AsyncGenerator[tuple[int, OutputItem], None]) -> str:
+        """The reply, as JSON, once everything has come; raises one of errors.FOREIGN."""
+        async with aclosing(coming):
+            async for _, item in coming:
+                _ = [*self._events(item)]
+        return self.response.model_dump_json()
+
+    async def stream(
+        self, first: tuple[int, OutputItem], rest: AsyncGenerator[tuple[int, OutputItem], None]
+    ) -> AsyncGenerator[bytes, None]:
+        """All events, each a server-sent one; an error is an event, too."""
+        async with aclosing(rest):
+            try:
+                for name in ("response.created", "response.in_progress"):
+                    yield self._sent(name, response=self.response.model_dump())
+                for event in self._events(first[1]):
+                    yield event
+                async for _, item in rest:
+                    for event in self._events(item):
+                        yield event
+            except FOREIGN as error:
+                fault = refusal_of(error, self._request_id).body.error
+                yield self._sent("error", code=fault.code, message=fault.message, param=fault.param)
+
+    def _events(self, item: OutputItem) -> Iterator[bytes]:
+        if isinstance(item, TraceSpans):
+            return
+        self._output.hear(item)
+        new = self._output.new
+        if isinstance(item, Committed) and new and all(said.what is What.REASONING for said in new):
+            self._thought += len(item.tokens)
+        for said in new:
+            yield from self._said(said)
+        if isinstance(item, OutputEnded):
+            if not self.response.output:
+                yield from self._begin("message")
+            yield from self._end()
+            yield self._finished(item)
+
+    def _said(self, said: Said) -> Iterator[bytes]:
+        items, kind = self.response.output, KINDS.get(said.what, "function_call")
+        if said.what is What.CALL or not items or items[-1]["type"] != kind:
+            yield from self._end()
+            yield from self._begin(kind, said)
+        if said.what is not What.CALL:
+            self._open += said.text
+            yield self._of_item(f"response.{PARTS.get(kind, 'function_call_arguments')}.delta", delta=said.text)
+
+    def _begin(self, kind: str, said: Said | None = None) -> Iterator[bytes]:
+        item: dict[str, Any] = {"id": f"{kind}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
+        if kind == "function_call" and said is not None:
+            item |= {"call_id": said.id, "name": said.text, "arguments": ""}
+        elif kind == "message":
+            item |= {"role": "assistant", "content": []}
+        else:
+            item |= {"summary": [], "content": []}
+        self.response.output.append(item)
+        yield self._of_item("response.output_item.added", item=item)
+        if kind in PARTS:
+            yield self._of_item("response.content_part.added", part=self._part(kind))
+
+    def _end(self) -> Iterator[bytes]:
+        """Of the last item, if there is one."""
+        if not self.response.output:
+            return
+        item = self.response.output[-1]
+        if (kind := item["type"]) in PARTS:
+            item["content"] = [part := self._part(kind)]
+            yield self._of_item(f"response.{PARTS[kind]}.done", text=self._open)
+            yield self._of_item("response.content_part.done", part=part)
+        else:
+            item["arguments"] = self._open
+            yield self._of_item("response.function_call_arguments.done", arguments=self._open, name=item["name"])
+        item["status"], self._open = "completed", ""
+        yield self._of_item("response.output_item.done", item=item)
+
+    def _finished(self, ended: OutputEnded) -> bytes:
+        cut = ended.reason is not Reason.STOP
+        self.response.status = "incomplete" if cut else "completed"
+        if cut:
+            self.response.incomplete_details = {"reason": "max_output_tokens"}
+            self.response.output[-1]["status"] = "incomplete"
+        read, made = ended.statistics.prompt_tokens, ended.statistics.tokens
+        self.response.usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made} | {
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._thought},
+        }
+        return self._sent(f"response.{self.response.status}", response=self.response.model_dump())
+
+    def _part(self, kind: str) -> dict[str, Any]:
+        return {"type": PARTS[kind], "text": self._open} | ({"annotations": []} if kind == "message" else {})
+
+    def _of_item(self, name: str, /, **fields: Any) -> bytes:
+        """An event of the last item."""
+        items = self.response.output
+        if "item" not in fields:
+            fields |= {"item_id": items[-1]["id"], "content_index": 0, "logprobs": []}
+        return self._sent(name, output_index=len(items) - 1, **fields)
+
+    def _sent(self, name: str, /, **fields: Any) -> bytes:
+        event = {"type": name, "sequence_number": self._number, **fields}
+        self._number += 1
+        return f"event: {name}\ndata: {json.dumps(event)}\n\n".encode()

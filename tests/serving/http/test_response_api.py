@@ -1,0 +1,193 @@
+"""/v1/responses, as the official client sees it."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from openai.types.responses import ParsedResponse, Response
+from pydantic import BaseModel
+
+from crossdraft.client import Reason
+from crossdraft.config.api import AnswerOptions, ReasoningParser
+from crossdraft.rpc.errors import Unreachable
+from crossdraft.serving.http import HttpOptions
+from crossdraft.types.request import Chat, Message
+from tests.serving.fakes import TOY, FakeBackend
+from tests.serving.http.conftest import Front, front
+from tests.serving.http.faults import fault
+from tests.serving.http.test_tools import CALL, SCHEMA, WEATHER, tokens_of
+from tests.text.test_answers import accepted
+
+PATH = "/v1/responses"
+TOOL: Any = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+ASKED: dict[str, Any] = {"model": "toy", "input": "Say", "tools": [TOOL]}
+
+
+class City(BaseModel):
+    """What an answer is to be."""
+
+    city: str
+
+
+@pytest.fixture
+def outputs() -> FakeBackend:
+    return FakeBackend(tokens_of("Hé!"), served=(replace(TOY, tool_format="hermes"),))
+
+
+async def both(served: Front, **asked: Any) -> tuple[Response, list[Any]]:
+    """A reply, and the events of the same, streamed, which the client has put together."""
+    whole = await served.openai.responses.create(**ASKED | asked)
+    async with served.openai.responses.stream(**ASKED | asked) as stream:
+        events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert outline(events[-1].response) == outline(whole)
+    return whole, events
+
+
+def outline(response: Response | ParsedResponse[Any]) -> list[Any]:
+    ids = ("id", "call_id", "parsed", "parsed_arguments")
+    items = [{name: value for name, value in one.to_dict().items() if name not in ids} for one in response.output]
+    for item in items:
+        item["content"] = [
+            {name: value for name, value in part.items() if name != "parsed"}  # type: ignore[attr-defined]
+            for part in item.get("content") or ()  # type: ignore[attr-defined]
+        ]
+    return [response.status, items]
+
+
+async def test_a_text_whole_and_streamed(served: Front, outputs: FakeBackend) -> None:
+    whole, events = await both(served, instructions="Be kind.", max_output_tokens=9, temperature=0.5, store=False)
+    assert (whole.output_text, whole.status, whole.object, whole.model) == ("Hé!", "completed", "response", "toy")
+    assert whole.usage is not None
+    assert (whole.usage.input_tokens, whole.usage.output_tokens, whole.usage.total_tokens) == (3, 3, 6)
+    assert (whole.instructions, whole.max_output_tokens, whole.temperature) == ("Be kind.", 9, 0.5)
+    order, _ = outputs.requests
+    assert whole.id == f"resp_{order.id}"
+    prompt = order.generation.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages == (Message("system", "Be kind."), Message("user", "Say"))
+    assert (order.generation.max_tokens, order.generation.options.temperature) == (9, 0.5)
+    assert [event.type for event in events] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        *["response.output_text.delta"] * 3, "response.output_text.done", "response.content_part.done",
+        "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+
+
+async def test_calls_come_after_content_and_results_go_back(served: Front, outputs: FakeBackend) -> None:
+    outputs.tokens = tokens_of(f"See: {CALL}")
+    whole, events = await both(served, tool_choice="auto")
+    message, call = whole.output
+    assert (message.type, call.type, whole.output_text) == ("message", "function_call", "See: ")
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "b"})
+    assert any(event.type == "response.function_call_arguments.delta" for event in events)
+    again: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Say"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}], "id": "rs"},
+        *(one.to_dict() for one in whole.output),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "5°"},
+    ]
+    await served.openai.responses.create(**ASKED | {"input": again})
+    prompt = outputs.requests[-1].generation.prompt
+    assert isinstance(prompt, Chat)
+    assert [(one.role, one.content) for one in prompt.messages] == [
+        ("user", "Say"), ("assistant", "See: "), ("tool", "5°")
+    ]  # fmt: skip
+    shown = prompt.messages[1].more
+    assert shown["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "b"}}
+    assert (shown["tool_calls"][0]["id"], shown["reasoning_content"]) == (call.call_id, "Hm")
+    assert prompt.messages[2].more == {"tool_call_id": call.call_id}
+    assert prompt.settings["tools"] == [WEATHER]
+
+
+async def test_reasoning_is_an_item_of_its_own(outputs: FakeBackend) -> None:
+    outputs.tokens = tokens_of(["<think>Hm", "</think>", "\n", "Yes"])
+    answers = AnswerOptions(reasoning_parser=ReasoningParser.qwen3)
+    async with front(outputs, HttpOptions(answers=answers)) as served:
+        whole, _ = await both(served, tools=[])
+    assert [one["type"] for one in outline(whole)[1]] == ["reasoning", "message"]
+    assert outline(whole)[1][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
+    assert whole.output_text == "Yes"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == 1
+
+
+async def test_what_is_asked_for_is_kept_to(served: Front, outputs: FakeBackend) -> None:
+    outputs.tokens = tokens_of('{"city": "x"}')
+    parsed = await served.openai.responses.parse(model="toy", input="Say", text_format=City)
+    assert parsed.output_parsed == City(city="x")
+    grammar = outputs.requests[-1].generation.options.grammar
+    assert [accepted(grammar, one) for one in ('{"city": "x"}', "x")] == [True, False]
+    outputs.tokens = tokens_of(CALL)
+    named: Any = {"type": "function", "name": "weather"}
+    for choice in ("required", named):
+        whole, _ = await both(served, tool_choice=choice)
+        assert [one["type"] for one in outline(whole)[1]] == ["function_call"]
+        assert accepted(outputs.requests[-1].generation.options.grammar, CALL)
+    assert SCHEMA
+
+
+async def test_an_output_that_is_cut_or_empty(served: Front, outputs: FakeBackend) -> None:
+    outputs.reason = Reason.LENGTH
+    whole, events = await both_incomplete(served)
+    assert (whole.status, events[-1]["type"]) == ("incomplete", "response.incomplete")
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    outputs.tokens, outputs.reason = (), Reason.STOP
+    whole, _ = await both(served)
+    assert (whole.output_text, len(whole.output)) == ("", 1)
+
+
+async def both_incomplete(served: Front) -> tuple[Response, list[Any]]:
+    raw = (await served.post(PATH, **ASKED, stream=True)).text
+    events = [json.loads(one.split("data: ")[1]) for one in raw.strip().split("\n\n")]
+    return await served.openai.responses.create(**ASKED), events
+
+
+async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_events(
+    served: Front, outputs: FakeBackend
+) -> None:
+    outputs.fault, outputs.fault_after = Unreachable("gone"), 0
+    with pytest.raises(openai.APIStatusError) as refused:
+        await served.openai.responses.create(**ASKED, stream=True)
+    assert refused.value.status_code == 503
+    outputs.fault_after = 2
+    events = [event async for event in await served.openai.responses.create(**ASKED, stream=True)]
+    assert events[-1].type == "error"
+    assert events[-1].code == "service_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "text"),
+    [
+        ({"store": True}, "store", "store true is not served"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_id is not served: leave it"),
+        ({"conversation": "c"}, "conversation", "conversation is not served"),
+        ({"background": True}, "background", "background true is not served"),
+        ({"truncation": "auto"}, "truncation", "is not served"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "is not served"),
+        ({"include": ["file_search_call.results"]}, "include.0", "is not served"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "it may be 'function'"),
+        ({"tools": [], "tool_choice": "required"}, None, "`tools` must be set"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, None, "does not match any"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "is not served: it may be 'message'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "not served"),
+        ({"input": []}, "input", "at least 1 item"),
+        ({"input": [{"role": "user"}]}, "input.0", "content is required in a message"),
+        ({"messages": []}, "messages", "Unrecognized request argument"),
+        ({"temperature": 5e400}, "temperature", "finite"),
+        ({"text": {"format": {"type": "json_schema"}}}, None, "json_schema must be provided"),
+    ],
+)
+async def test_what_is_not_served_is_named(
+    direct: httpx.AsyncClient, outputs: FakeBackend, body: dict[str, Any], param: str | None, text: str
+) -> None:
+    response = await direct.post(PATH, content=json.dumps(ASKED | body), headers={"content-type": "application/json"})
+    error = fault(response)
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert text in error["message"]
+    assert not outputs.requests

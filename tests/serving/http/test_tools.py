@@ -1,0 +1,224 @@
+"""Tools and reasoning in /v1/chat/completions, as the official client sees them."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+
+from crossdraft.client import Grammar, Kind, Reason, Token
+from crossdraft.config.api import AnswerOptions, ReasoningParser, ToolCallParser
+from crossdraft.serving.http import HttpOptions
+from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, AnswerForm
+from crossdraft.types.request import Chat, Message
+from tests.serving.fakes import TOY, FakeBackend
+from tests.serving.http.conftest import MESSAGES, Front, front
+from tests.text.test_answers import accepted
+
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["a", "b"]}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}}
+TIME = {"type": "function", "function": {"name": "time"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "b"}}\n</tool_call>'
+ASKED: dict[str, Any] = {"model": "toy", "messages": MESSAGES, "tools": [WEATHER, TIME]}
+
+
+def tokens_of(text: str | Iterable[str]) -> list[Token]:
+    """One for each piece; a name in [] is that of a control symbol."""
+    return [
+        Token(5, "", b"", Kind.ACCEPTED, None, names=((5, piece),))
+        if piece.startswith("[") and piece.endswith("]")
+        else Token(7, piece, piece.encode(), Kind.ACCEPTED, None)
+        for piece in text
+    ]
+
+
+@pytest.fixture
+def outputs() -> FakeBackend:
+    return FakeBackend(tokens_of(CALL), served=(replace(TOY, tool_format="hermes"),))
+
+
+@pytest.fixture
+async def thinking(outputs: FakeBackend) -> AsyncIterator[Front]:
+    async with front(outputs, HttpOptions(answers=AnswerOptions(reasoning_parser=ReasoningParser.qwen3))) as running:
+        yield running
+
+
+async def both(served: Front, **asked: Any) -> tuple[Any, list[Any]]:
+    """A whole reply and what the client makes of the same, streamed; and the chunks."""
+    whole = await served.openai.chat.completions.create(**ASKED | asked)
+    chunks = []
+    async with served.openai.chat.completions.stream(**ASKED | asked) as stream:
+        async for event in stream:
+            chunks += [event.chunk] if event.type == "chunk" else []
+        made = await stream.get_final_completion()
+    assert outline(whole) == outline(made)
+    return whole.choices[0], [chunk.choices[0] for chunk in chunks]
+
+
+def outline(completion: ChatCompletion) -> list[Any]:
+    return [
+        (
+            one.finish_reason,
+            one.message.content or None,
+            getattr(one.message, "reasoning_content", None),
+            [(call.function.name, call.function.arguments) for call in one.message.tool_calls or ()],  # type: ignore[union-attr]
+        )
+        for one in completion.choices
+    ]
+
+
+async def test_calls_whole_and_streamed(served: Front, outputs: FakeBackend) -> None:
+    outputs.tokens = tokens_of(f"See:\n{CALL}\n{CALL}")
+    choice, chunks = await both(served)
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "See:\n")
+    first, second = choice.message.tool_calls
+    assert (first.function.name, json.loads(first.function.arguments), first.type) == (
+        "weather",
+        {"city": "b"},
+        "function",
+    )
+    assert first.id != second.id
+    pieces = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert [(one.index, one.function.name, bool(one.id)) for one in pieces if one.id] == [
+        (0, "weather", True),
+        (1, "weather", True),
+    ]
+    assert len([one for one in pieces if not one.id]) > 10  # arguments come as they are written
+    assert [chunk.delta.role for chunk in chunks if chunk.delta.role] == ["assistant"]
+    assert not any("<" in (chunk.delta.content or "") for chunk in chunks)
+    kept, _ = await both(served, parallel_tool_calls=False)
+    assert len(kept.message.tool_calls) == 1
+
+
+async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_length(
+    served: Front, outputs: FakeBackend
+) -> None:
+    outputs.tokens = tokens_of(["No", " <tool"])
+    choice, _ = await both(served)
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "No <tool", None)
+    outputs.tokens, outputs.reason = tokens_of(CALL[:-15]), Reason.LENGTH
+    whole = await served.openai.chat.completions.create(**ASKED)
+    assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"')])]
+
+
+async def test_without_tools_nothing_is_read_as_a_call(served: Front) -> None:
+    for asked in ({"tools": []}, {"tool_choice": "none"}):
+        choice, _ = await both(served, **asked)
+        assert (choice.finish_reason, choice.message.content) == ("stop", CALL)
+
+
+async def test_the_template_gets_tools_calls_and_results(served: Front, outputs: FakeBackend) -> None:
+    done = await served.openai.chat.completions.create(**ASKED)
+    answer = done.choices[0].message
+    assert answer.tool_calls
+    broken = {"role": "assistant", "content": None, "reasoning": "Hm",
+              "tool_calls": [{"id": "x", "function": {"name": "time", "arguments": "{"}}]}  # fmt: skip
+    result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "5°", "name": "weather"}
+    await served.openai.chat.completions.create(**ASKED | {"messages": [*MESSAGES, answer, result, broken]})
+    prompt = outputs.requests[-1].generation.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.settings["tools"] == [WEATHER, TIME]
+    _, called, told, kept = (Message(one.role, one.content, one.fields).more for one in prompt.messages)
+    function = {"name": "weather", "arguments": {"city": "b"}}
+    assert called == {"tool_calls": [{"id": answer.tool_calls[0].id, "type": "function", "function": function}]}
+    assert told == {"tool_call_id": answer.tool_calls[0].id, "name": "weather"}
+    assert kept["tool_calls"][0]["function"] == {"name": "time", "arguments": "{"}
+    assert kept["reasoning_content"] == "Hm"
+
+
+@pytest.mark.parametrize("depth", [100, 500, 960, 985, 20_000])
+async def test_arguments_of_any_depth_can_be_sent_again(served: Front, outputs: FakeBackend, depth: int) -> None:
+    call = {"function": {"name": "time", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+    response = await served.post(
+        "/v1/chat/completions", messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}], tools=[TIME]
+    )
+    assert response.status_code == 200
+    prompt = outputs.requests[-1].generation.prompt
+    assert isinstance(prompt, Chat)
+    shown = prompt.messages[-1].fields
+    assert Message("assistant", "", shown).more["tool_calls"][0]["function"]["name"] == "time"
+
+
+async def grammar_of(served: Front, outputs: FakeBackend, **asked: Any) -> Grammar | None:
+    await served.openai.chat.completions.create(**ASKED | asked)
+    return outputs.requests[-1].generation.options.grammar
+
+
+async def test_what_must_be_called_is_called_by_its_schema(served: Front, outputs: FakeBackend) -> None:
+    time = CALL.replace("weather", "time").replace('"city": "b"', "")
+    for choice, fitting, others in (
+        ("required", (CALL, time, f"{CALL}\n{time}"), ("Hi", CALL.replace('"b"', '"c"'), "")),
+        ({"type": "function", "function": {"name": "weather"}}, (CALL,), (time, f"{CALL}\n{CALL}", "Hi")),
+    ):
+        grammar = await grammar_of(served, outputs, tool_choice=choice)
+        assert [accepted(grammar, text) for text in (*fitting, *others)] == [True] * len(fitting) + [False] * len(
+            others
+        )
+    single = await grammar_of(served, outputs, tool_choice="required", parallel_tool_calls=False)
+    assert accepted(single, CALL)
+    assert not accepted(single, f"{CALL}\n{CALL}")
+
+
+async def test_with_auto_only_strict_functions_and_forms_of_content_are_kept_to(
+    served: Front, outputs: FakeBackend
+) -> None:
+    wrong = CALL.replace('"b"', '"c"')
+    assert await grammar_of(served, outputs) is None
+    strict = WEATHER | {"function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    grammar = await grammar_of(served, outputs, tools=[strict, TIME])
+    fits = [accepted(grammar, text) for text in ("Hi", f"Hi {CALL}!", wrong, wrong.replace("weather", "time"))]
+    assert fits == [True, True, False, True]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 7}}}
+    grammar = await grammar_of(served, outputs, response_format=form)
+    assert [accepted(grammar, text) for text in ("7", wrong, "Hi", "8")] == [True, True, False, False]
+
+
+async def test_the_format_is_the_templates_or_the_servers_to_say(outputs: FakeBackend) -> None:
+    outputs.tokens = tokens_of(["[TOOL_CALLS]", '[{"name": "weather", ', '"arguments": {"city": "b"}}]'])
+    parser = HttpOptions(answers=AnswerOptions(tool_call_parser=ToolCallParser.mistral))
+    async with front(outputs, parser) as served:
+        choice, _ = await both(served)
+        assert choice.message.tool_calls[0].function.arguments == '{"city": "b"}'
+    assert {*ToolCallParser} == {"auto", *TOOL_FORMATS}
+    assert {*ReasoningParser} == {"none", *REASONINGS}
+
+
+async def test_reasoning_is_beside_the_content(thinking: Front, outputs: FakeBackend) -> None:
+    outputs.tokens = tokens_of(f"<think>\nHm</think>\n\nSo:{CALL}")
+    choice, chunks = await both(thinking)
+    assert (choice.message.reasoning, choice.message.reasoning_content) == ("\nHm", "\nHm")
+    assert (choice.message.content, len(choice.message.tool_calls)) == ("So:", 1)
+    assert "".join(getattr(chunk.delta, "reasoning", None) or "" for chunk in chunks) == "\nHm"
+    quiet = await thinking.openai.chat.completions.create(**ASKED, extra_body={"include_reasoning": False})
+    assert (quiet.choices[0].message.content, quiet.choices[0].message.to_dict().get("reasoning")) == ("So:", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "parts"),
+    [
+        ("Hi <think>\n", "Hm</think>Yes", ("Hm", "Yes")),
+        ("Hi <think>\n\n</think>\n\n", "<think>Yes", (None, "<think>Yes")),
+        ("Hi", "Yes</think>", (None, "Yes</think>")),
+        ("Hi", "<think>Hm", ("Hm", None)),
+    ],
+)
+async def test_a_prompt_may_have_begun_or_ended_the_reasoning(
+    thinking: Front, outputs: FakeBackend, said: str, text: str, parts: tuple[str | None, str]
+) -> None:
+    outputs.tokens = tokens_of(text)
+    choice, _ = await both(thinking, messages=[{"role": "user", "content": said}], tools=openai.omit)
+    message = choice.message.to_dict()
+    assert (message.get("reasoning"), message["content"]) == parts
+    form = {"response_format": {"type": "json_object"}}
+    grammar = await grammar_of(thinking, outputs, messages=[{"role": "user", "content": said}], tools=[], **form)
+    within = said.endswith("<think>\n")
+    assert [accepted(grammar, one) for one in ("{}", "Hm</think>\n{}")] == [not within, within]
+
+
+def test_reasoning_of_any_length_comes_before_what_a_grammar_wants() -> None:
+    grammar = AnswerForm(None, REASONINGS["qwen3"]).grammar((), True, Grammar.choice(["x"]))
+    assert accepted(grammar, f"<think>{'Hm <b>. ' * 100}</think>\n\nx")
+    assert not accepted(grammar, "<think>Hm</think>y")
