@@ -46,6 +46,7 @@ style: $(DEV_INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python .ci/figures.py --check
+	$(BIN)/python -m crossdraft.lab.stamps
 
 figures:  ## show how large the source is, against its limits: modules, lines, chains of imports
 	$(PYTHON) .ci/figures.py
