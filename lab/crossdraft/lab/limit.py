@@ -31,7 +31,7 @@ from crossdraft.types.rows import Probabilities
 
 TOGETHER = 32  # contexts
 NEWEST = 64  # tokens of a context that a model reads
-OPEN = 1e-3  # mass of a text that is not followed further: it counts as one that any token may begin with
+OPEN = 4e-3  # mass of a text that is not followed further: it counts as one that any token may begin with
 
 
 def first_token(p: Mapping[Letters, float], drafts: Mapping[Letters, float]) -> float:

@@ -544,7 +544,7 @@ async def left_to_gain(bench: Seeds) -> str:
         for name in (A, B)
     }
     cells = await bench.cells(one for both in (settings, trees) for line in both.values() for one in line.values())
-    some = bench.places[:: max(1, len(bench.places) // 100)]
+    some = bench.places[:: max(1, len(bench.places) // 80)]
     rows: dict[str, list[str]] = {method: [] for method in methods}
     rows |= {f"{method}, a tree of 32, depth 6": [] for method in (*methods[:3], "seeded")} | {
         "**limit**, one draft": [],
@@ -563,7 +563,7 @@ async def left_to_gain(bench: Seeds) -> str:
         found = [limit.begun(bench.readers[name], text, 6) for text in texts]
         for drafts, k, key in ((1, 5, "**limit**, one draft"), (8, 6, "limit, 8 drafts"), (32, 6, "limit, 32 drafts")):
             bound = limit.tokens_per_pass(texts, [one[k - 1] for one in found], drafts)
-            first = percent(_first_tokens(bench, name, some)) if drafts == 1 else ""
+            first = percent(_first_tokens(bench, name, some[::2])) if drafts == 1 else ""
             rows[key] += ["{:.2f} ± {:.2f}".format(*bound), first]
     heads = ("T = 1, K = 5", *(f"{short(name)}: {what}" for name in (A, B) for what in ("tokens per pass", "first")))
     return Table(heads, tuple((name, *figures) for name, figures in rows.items())).markdown()
