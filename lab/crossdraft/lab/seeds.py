@@ -117,14 +117,10 @@ class Seeds(Prompted[SeedsPlan, Made]):
 
     def _into_page(self, made: SeedTable, text: str) -> None:
         path = self.plan.docs / made.page
-        real = self.vocabularies if REAL in made.models else ()
+        real = sorted(self.plan.vocabularies.iterdir()) if REAL in made.models else ()
         bundled = [one for one in made.models if one != REAL]
         stamp = stamps.stamp_of(self.begun[:10], bundled, (f"{one.stem} {stamps.digest_of(one)}" for one in real))
         path.write_text(stamps.replaced(path.read_text(encoding="utf-8"), made.name, stamp, text), encoding="utf-8")
-
-    @property
-    def vocabularies(self) -> list[Path]:
-        return sorted(self.plan.vocabularies.iterdir())
 
     def file(self, name: str) -> Path:
         """A vocabulary's; raises UsageError if it was not fetched."""
@@ -167,15 +163,18 @@ class Seeds(Prompted[SeedsPlan, Made]):
         return path
 
     def affinity(self, drafter: str) -> Path:
-        path = self.plan.work / f"{drafter.partition(':')[2]}-{stamps.digest_of(drafter.partition(':')[2])}.affinity"
-        if not path.is_file():
-            make_affinity(TARGET, drafter, self.corpus, path, AffinityOptions())
-        return path
+        return self._made(
+            drafter, "affinity", lambda path: make_affinity(TARGET, drafter, self.corpus, path, AffinityOptions())
+        )
 
     def frequencies(self, drafter: str) -> Path:
-        path = self.plan.work / f"{drafter.partition(':')[2]}-{stamps.digest_of(drafter.partition(':')[2])}.tokens"
+        return self._made(drafter, "tokens", lambda path: count_tokens(drafter, self.corpus, path))
+
+    def _made(self, drafter: str, ending: str, make: Callable[[Path], None]) -> Path:
+        name = drafter.partition(":")[2]
+        path = self.plan.work / f"{name}-{stamps.digest_of(name)}.{ending}"
         if not path.is_file():
-            count_tokens(drafter, self.corpus, path)
+            make(path)
         return path
 
     @cached_property
@@ -293,7 +292,7 @@ async def combinations(bench: Seeds) -> str:
 async def injectivity(bench: Seeds) -> str:
     sample = inspect.getsource(json.decoder)
     rows = []
-    for path in bench.vocabularies:
+    for path in sorted(bench.plan.vocabularies.iterdir()):
         if path.stem == "mistral-3":
             continue  # it has no merges here, and so encodes otherwise
         tokenization = NamedTokenizer.load(str(path), Side.TARGET).tokenization

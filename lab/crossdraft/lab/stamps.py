@@ -16,7 +16,6 @@ from crossdraft.engine.names import BUNDLED
 
 PAGES = Path("docs")
 TABLE = re.compile(r"<!-- bench seeds ([\w-]+): (.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
-DIGITS = 8  # of a digest, in hexadecimal
 FILES = ("model.safetensors", "tokenizer.json")
 
 
@@ -25,7 +24,7 @@ def digest_of(model: str | Path) -> str:
     """Of a bundled model's weights and tokenizer, or of a file; OSError if there is none."""
     paths = [model] if isinstance(model, Path) else [BUNDLED / model / name for name in FILES]
     contents = b"".join(path.read_bytes() for path in paths)
-    return hashlib.sha256(contents).hexdigest()[:DIGITS]
+    return hashlib.sha256(contents).hexdigest()[:8]
 
 
 def stamp_of(day: str, models: Iterable[str], others: Iterable[str] = ()) -> str:
