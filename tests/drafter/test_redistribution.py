@@ -80,6 +80,22 @@ async def test_rows_are_the_drafters_distribution_spread_over_target_tokens(spre
     assert kept.min() >= np.sort(expected)[-16] - 1e-6
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+async def test_the_temperature_comes_after_the_matrix(spreading: DrafterClient, temperature: float) -> None:
+    """At temperature 0 the likeliest target token of the spread distribution, whatever the likeliest draft token is."""
+    warm = replace(OPEN, row_width=1 << 16)
+    spread = (await drafted(spreading, warm, count=1)).draft_tokens[0].row
+    cooler = replace(warm, options=SamplingOptions(temperature))
+    row = (await drafted(spreading, cooler, count=1)).draft_tokens[0].row
+    if not temperature:
+        assert (row.ids.tolist(), row.probabilities.tolist()) == ([spread.ids[spread.probabilities.argmax()]], [1.0])
+        return
+    wanted = dict(zip(spread.ids.tolist(), spread.probabilities ** (1 / temperature), strict=True))
+    total = sum(wanted.values())
+    expected = [wanted[token] / total for token in row.ids.tolist()]
+    np.testing.assert_allclose(row.probabilities, expected, atol=1e-5)
+
+
 async def test_after_a_target_token_the_text_goes_on_with_its_letters(spreading: DrafterClient) -> None:
     plain = np.array([t for t in PAIR.shared_drafter_ids if PAIR.drafter.letters[t].isalpha()])
     opening = replace(OPEN, allowed=plain)

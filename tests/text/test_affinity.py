@@ -242,3 +242,45 @@ def test_bytes_that_changed_are_one_error_or_none(path: Path, changes: dict[floa
     other.write_bytes(content)
     with suppress(AffinityMismatch):
         load_affinity(other)
+
+
+# What the paper proves, on random rows; where its text says more than that, see docs/rdk.md.
+
+
+def some_rows(random: np.random.Generator, size: int, count: int = 2) -> list[np.ndarray]:
+    return [random.dirichlet(np.full(size, 0.3)) for _ in range(count)]
+
+
+def acceptance(p: np.ndarray, drafted: np.ndarray) -> float:
+    return float(np.minimum(p, drafted).sum())
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_acceptance_is_one_minus_half_of_the_distance(seed: int) -> None:
+    """Lemma 2.3; and Theorem 5.1: what M does to p bounds what RDK may lose to `tli`."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(2, 12))
+    p, q = some_rows(random, size)
+    assert acceptance(p, q) == pytest.approx(1 - np.abs(p - q).sum() / 2)
+    rows = np.array(some_rows(random, size, size))
+    off = np.abs(rows.T @ p - p).sum()
+    assert np.abs(rows.T @ q - p).sum() <= np.abs(q - p).sum() + off + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_noise_on_logits_is_at_most_half_as_large_on_probabilities(seed: int) -> None:
+    """Theorem 5.2."""
+    random = np.random.default_rng(seed)
+    logits, noise = random.standard_t(5, 8), random.normal(0, 10 ** random.uniform(-3, 1), 8)
+    p, q = (np.exp(one - one.max()) / np.exp(one - one.max()).sum() for one in (logits, logits + noise))
+    assert np.abs(p - q).sum() <= np.abs(noise).sum() / 2 + 1e-12
+
+
+def test_of_two_tokens_rdk_accepts_more_if_the_drafters_is_the_rarer_one() -> None:
+    """Theorem 5.3, whose condition on the logits makes that likely; where it is not the rarer one RDK may lose."""
+    shares = np.linspace(0.0, 1.0, 21)
+    for own in shares:  # of the drafter's only token in the target's distribution
+        for kept in shares:  # of its mass by M
+            gained = acceptance(np.array([own, 1 - own]), np.array([kept, 1 - kept])) - own
+            assert gained >= -1e-12 or own > 0.5
+    assert acceptance(np.array([0.9, 0.1]), np.array([0.2, 0.8])) < 0.9

@@ -1,11 +1,12 @@
 """Tokenizers from a model's folder."""
 
 import json
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
 
-from crossdraft.text.letters import Side
+from crossdraft.text.letters import Side, to_bytes
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from tests.text.kinds import Kind, kind
 
@@ -119,3 +120,31 @@ def test_a_symbol_that_begins_and_ends_is_an_end(tmp_path: Path) -> None:
     both = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
     loaded = load_tokenizer_json(_folder(tmp_path, gpt2, tokenizer_config=both))
     assert loaded.controls == ((gpt2.id_of("<|endoftext|>"), "END_OF_SEQUENCE"),)
+
+
+def test_a_file_of_ranks_is_the_tokenizer_that_it_was_written_from(tmp_path: Path) -> None:
+    """The ids of a byte-level tokenizer, in base64 with their ranks, encode words as it does."""
+    gpt2 = kind("gpt2")
+    model = json.loads(gpt2.json)["model"]
+    own = gpt2.tokenization(Side.TARGET)
+    merged = [left + right for left, right in (one.split() if isinstance(one, str) else one for one in model["merges"])]
+    letters = {piece: to_bytes(own.vocabulary.letters[token]) for piece, token in model["vocab"].items()}
+    order = [piece for piece in model["vocab"] if len(letters[piece]) == 1] + merged
+    ranks = {letters[piece]: rank for rank, piece in enumerate(dict.fromkeys(order))}
+    path = tmp_path / "gpt2.tiktoken"
+    path.write_text("".join(f"{b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
+    loaded = load_tokenizer_json(str(path))
+    found = loaded.tokenization(Side.TARGET)
+    assert (loaded.controls, loaded.stops, found.vocabulary.size) == ((), (), len(ranks))
+    for text in ("def", " return", "import", "12", " the"):
+        written = [to_bytes(found.vocabulary.letters[token]) for token in found.encode_prompt(text)]
+        assert written == [to_bytes(own.vocabulary.letters[token]) for token in own.encode_prompt(text)], text
+    (tmp_path / "some.json").write_text(gpt2.json)
+    assert load_tokenizer_json(str(tmp_path / "some.json")).tokenizer_json == gpt2.json
+
+
+@pytest.mark.parametrize(("text", "fault"), [("YQ== 0\n", "255 of the 256"), ("YQ==\n", "base64"), ("a 1\n", "base64")])
+def test_damaged_ranks(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "some.tiktoken").write_text(text)
+    with pytest.raises(ValueError, match=fault):
+        load_tokenizer_json(str(tmp_path / "some.tiktoken"))

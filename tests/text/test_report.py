@@ -7,7 +7,16 @@ from math import log10
 import pytest
 
 from crossdraft.text.letters import Letters, Side, is_plain
-from crossdraft.text.report import CompatibilityReport, Compositions, Pieces, combinations_of, compare, quartiles
+from crossdraft.text.report import (
+    RANDOM_STRINGS,
+    CompatibilityReport,
+    Compositions,
+    Pieces,
+    combinations_of,
+    compare,
+    decoding,
+    quartiles,
+)
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import CORPUS, kind
@@ -84,17 +93,38 @@ def test_a_vocabulary_without_byte_fallback_cannot_write_everything() -> None:
 @pytest.mark.parametrize(
     ("pieces", "string", "expected"),
     [
-        (("a", "bc"), "ab", Compositions(0, 2)),  # the last piece may go beyond
-        (("abc",), "ab", Compositions(0, 1)),
-        (("a", "ab"), "aab", Compositions(1, 2)),
-        (("a",), "b", Compositions(0, 0)),
-        (("a", "aa"), "aaa", Compositions(3, 3)),
-        (("hello_", "world", "wo", "rld"), "hello_world", Compositions(2, 3)),  # the paper's example
-        (tuple(" " * length for length in range(1, 101)), " " * 100, Compositions(2**99, 100)),  # beyond 64 bits
+        (("a", "bc"), "ab", Compositions(0, 0, 2)),  # the last piece may go beyond
+        (("abc",), "ab", Compositions(0, 0, 1)),
+        (("a", "ab"), "aab", Compositions(1, 2, 2)),
+        (("a",), "b", Compositions(0, 0, 0)),
+        (("a", "aa"), "aaa", Compositions(3, 4, 3)),
+        (("hello_", "world", "wo", "rld"), "hello_world", Compositions(2, 3, 3)),  # the paper's example
+        (tuple(" " * length for length in range(1, 101)), " " * 100, Compositions(2**99, 2**99, 100)),  # beyond 64 bits
     ],
 )
 def test_compositions(pieces: tuple[str, ...], string: str, expected: Compositions) -> None:
     assert Pieces([Letters(piece) for piece in pieces]).compositions(Letters(string)) == expected
+
+
+def test_combinations_of_short_tokens_only() -> None:
+    """`forwards` are of the same tokens; what the other can write, and how far to look ahead, is of all."""
+    target, drafter = kind("llama3").tokenization(Side.TARGET), kind("gpt2").tokenization(Side.DRAFTER)
+    every, short = compare(target, drafter, SAMPLE), compare(target, drafter, SAMPLE, longest=3)
+    assert [length for length, *_ in short.by_length] == [1, 2, 3]
+    assert short.by_length == every.by_length[:3]
+    assert short.combinations.tokens == sum(tokens for _, tokens, *_ in short.by_length) < every.combinations.tokens
+    assert short.forwards.tokens == short.combinations.tokens
+    assert short.by_length[0][2:] == (1.0, 1.0)  # a byte: one way, and one row says its probability
+    assert (short.look_ahead, short.target_written_by_drafter) == (every.look_ahead, every.target_written_by_drafter)
+
+
+def test_decoding_is_another_question_than_the_letters() -> None:
+    """A tokenizer that lower-cases restores neither; one that puts a blank before a text restores its letters only."""
+    found = _compare("lowercase", "llama2")
+    assert not found.target_decoding.holds
+    assert found.target_decoding.strings > RANDOM_STRINGS
+    assert found.drafter_injectivity.holds
+    assert decoding(kind("gpt2").tokenization(Side.TARGET), "def f(x):\n    return x\n").holds
 
 
 def test_statistics_of_combinations() -> None:

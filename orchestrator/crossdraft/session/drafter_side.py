@@ -113,7 +113,7 @@ class DrafterSide:
             chunk=choice.chunk,
             branch_depth=choice.branch_depth,
             branch_width=choice.branch_width,
-            tree_nodes=choice.tree_nodes,
+            tree_nodes=choice.tree_nodes if self._given.method.samples else 0,
             least_likely=choice.least_likely,
         )
         return [Send(self.lane, draft), *self._arm(now)]
@@ -159,7 +159,7 @@ class DrafterSide:
     def fault_of(self, drafted: Drafted, choice: Choice) -> str:
         """What is wrong with a reply that was due; empty if it can be used."""
         depth, most = choice.branch_depth, choice.branch_width * self.asked
-        if choice.tree_nodes:
+        if choice.tree_nodes and self._given.method.samples:
             depth, most = self.asked, choice.tree_nodes
         fault = self._given.fault_of(drafted, self.drafts.end, self.asked - self.received)
         return fault or self.drafts.fault_of(drafted, depth, most)

@@ -136,8 +136,8 @@ def requested_method(request: GenerationRequest, models: Models | None = None) -
             "or allow it with allow_inexact",
         ),
         (
-            bool(request.tree_nodes) and not method.samples,
-            f"{name} drafts chains; use 'slem' or 'seeded', or leave tree_nodes out",
+            bool(request.tree_nodes) and method.whole_draft,
+            f"{name} drafts chains; use another method, or leave tree_nodes out",
         ),
         (
             seeded and not method.seedable,

@@ -103,8 +103,12 @@ def controller_of(
 
 
 def _tree_sizes(request: GenerationRequest, method: Method, copies: bool) -> tuple[int, ...]:
-    """Nodes of draft trees that may be used; an audit recomputes the draws of chains only, and copies are chains."""
-    if not method.samples or request.audit or copies or request.tree_nodes == 0:
+    """Nodes of draft trees that may be used; an audit recomputes the draws of chains only, and copies are chains.
+
+    Of a method that judges rows only what the request asks for: whether such trees pay was not measured on time.
+    """
+    unasked = request.tree_nodes is None and not method.samples
+    if unasked or method.whole_draft or request.audit or copies or request.tree_nodes == 0:
         return ()
     return tuple(nodes for _, nodes in TREES) if request.tree_nodes is None else (request.tree_nodes,)
 

@@ -505,8 +505,11 @@ class Session:
     def _answer(self, need: NeedRow | NeedSample) -> bool:
         """Answer the walk with what is at hand; False if it is not."""
         answer = self.target.answers.answer(need)
-        if answer is None:
-            return False
+        beyond = isinstance(need, NeedRow) and need.known  # of the pass of a tree only
+        if answer is None or (beyond and not self.epoch.choice.tree_nodes):
+            if beyond:
+                self.epoch.answer(None)
+            return beyond
         self.epoch.answer(answer.token if isinstance(answer, Sample) else answer)
         return True
 

@@ -1,7 +1,8 @@
 """The compatibility report of a pair of tokenizers."""
 
+import random
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
 from statistics import fmean, pstdev
@@ -18,6 +19,12 @@ TEST_STRINGS = (
     "Größe naïve façade, Привет, мир, 你好世界, こんにちは, مرحبا",
     "🦄🚀 e\u0301 ﬁ İ \u200d \ufeff ▁ <0x41>",
 )
+
+
+# Strings of random characters, beside lines of the sample, whose decoding is compared with them.
+RANDOM_STRINGS = 256
+PREFIX = 100  # characters of a string, as in arXiv 2502.05202, appendix F
+RANGES = ((0x20, 0x7F), (0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x4E00, 0x9FA6), (0x1F300, 0x1F650))
 
 
 @dataclass(frozen=True)
@@ -102,22 +109,36 @@ class CompatibilityReport:
     drafter_written_by_target: float
     target_injectivity: Injectivity
     drafter_injectivity: Injectivity
+    target_decoding: Injectivity  # whether decoding what was encoded gives the string again: its Table 9
+    drafter_decoding: Injectivity
     target_unknown: tuple[str, ...]  # different parts of sample and test strings that its unknown token stands for
     drafter_unknown: tuple[str, ...]
     target_lengths: Lengths
     drafter_lengths: Lengths
     look_ahead: int  # n_max: most draft tokens that can be needed to have a whole target token
     combinations: Combinations
+    forwards: Combinations  # the same of the drafter's forwards that ψ of one target token needs
+    by_length: tuple[tuple[int, int, float, float], ...]  # letters, target tokens, mean combinations, mean forwards
 
 
-def compare(target: Tokenization, drafter: Tokenization, sample: str) -> CompatibilityReport:
-    """Compares two tokenizers; `sample` is text of the kind that will be served."""
+def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: int = 0) -> CompatibilityReport:
+    """Compares two tokenizers.
+
+    Args:
+        target: of the target.
+        drafter: of the drafter.
+        sample: text of the kind that will be served.
+        longest: letters of the target tokens whose combinations are counted, at most; 0: all.
+    """
     checks = _checks(target, drafter)
-    ours, theirs = _strings(target.vocabulary), _strings(drafter.vocabulary)
+    ours, theirs = strings_of(target.vocabulary), strings_of(drafter.vocabulary)
     shared = ours & theirs
-    plain, drafted = _plain(target.vocabulary), _plain(drafter.vocabulary)
+    plain, drafted = plain_strings(target.vocabulary), plain_strings(drafter.vocabulary)
     pieces = Pieces(drafted)
-    found = [pieces.compositions(letters) for letters in plain]
+    found = {letters: pieces.compositions(letters) for letters in plain}
+    counted = {
+        letters: one for letters, one in found.items() if one.count and len(letters) <= (longest or len(letters))
+    }
     return CompatibilityReport(
         same_vocabulary=Pair(target.vocabulary, drafter.vocabulary).same_vocabulary,
         checks=checks,
@@ -127,17 +148,36 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
         shared_of_target=_ratio(len(shared), len(ours)),
         shared_of_drafter=_ratio(len(shared), len(theirs)),
         sample=_sample_share(target, drafter, sample, shared),
-        target_written_by_drafter=_ratio(sum(one.count > 0 for one in found), len(found)),
+        target_written_by_drafter=_ratio(sum(one.count > 0 for one in found.values()), len(found)),
         drafter_written_by_target=_ratio(sum(map(Pieces(plain).can_write, drafted)), len(drafted)),
         target_injectivity=_injectivity(target, sample),
         drafter_injectivity=_injectivity(drafter, sample),
+        target_decoding=decoding(target, sample),
+        drafter_decoding=decoding(drafter, sample),
         target_unknown=_unknown(target, sample),
         drafter_unknown=_unknown(drafter, sample),
         target_lengths=_lengths(plain),
         drafter_lengths=_lengths(drafted),
-        look_ahead=max((one.look_ahead for one in found), default=0),
-        combinations=combinations_of([one.count for one in found]),
+        look_ahead=max((one.look_ahead for one in found.values()), default=0),
+        combinations=combinations_of([one.count for one in counted.values()]),
+        forwards=combinations_of([one.forwards for one in counted.values()]),
+        by_length=_by_length(counted),
     )
+
+
+def _by_length(counted: Mapping[Letters, "Compositions"]) -> tuple[tuple[int, int, float, float], ...]:
+    alike: dict[int, list[Compositions]] = {}
+    for letters, one in counted.items():
+        alike.setdefault(len(letters), []).append(one)
+    return tuple(
+        (length, len(ones), _mean([one.count for one in ones]), _mean([one.forwards for one in ones]))
+        for length, ones in sorted(alike.items())
+    )
+
+
+def _mean(counts: Sequence[int]) -> float:
+    """Of integers that may be too large for a float."""
+    return sum(counts) / len(counts) if sum(counts).bit_length() < 1000 else float("inf")
 
 
 def _checks(target: Tokenization, drafter: Tokenization) -> tuple[Check, ...]:
@@ -179,13 +219,13 @@ def _first_difference(alike: Callable[[str], bool]) -> str:
     return next((f"of {text!r}" for text in TEST_STRINGS if not alike(text)), "")
 
 
-def _strings(vocabulary: Vocabulary) -> frozenset[Letters]:
+def strings_of(vocabulary: Vocabulary) -> frozenset[Letters]:
     without_role = {token for token, _ in vocabulary.nameless}
     return frozenset(letters for token, letters in enumerate(vocabulary.letters) if token not in without_role)
 
 
-def _plain(vocabulary: Vocabulary) -> list[Letters]:
-    return [letters for letters in _strings(vocabulary) if is_plain(letters)]
+def plain_strings(vocabulary: Vocabulary) -> list[Letters]:
+    return [letters for letters in strings_of(vocabulary) if is_plain(letters)]
 
 
 def _sample_share(target: Tokenization, drafter: Tokenization, sample: str, shared: frozenset[Letters]) -> SampleShare:
@@ -211,6 +251,9 @@ class Compositions:
     """The ways to write one string as a concatenation of pieces."""
 
     count: int  # exact concatenations; grows like 2 to the string's length
+    # Sequences of pieces, none of them too, that some concatenation begins with: the forwards after which its next
+    # piece's probability is known. 0: there is no concatenation.
+    forwards: int
     look_ahead: int  # most pieces that can be needed until their concatenation begins with the string; 0: impossible
 
 
@@ -237,10 +280,20 @@ class Pieces:
                 if ways[start] and string[start:end] in self._known:
                     ways[end] += ways[start]
                     most[end] = max(most[end], most[start] + 1)
+        forwards = sum(ways[start] for start in self._ends(string) if start < length) if ways[length] else 0
         if most[length] == length:  # no sequence has more pieces than letters
-            return Compositions(ways[length], length)
+            return Compositions(ways[length], forwards, length)
         beyond = [most[start] + 1 for start in range(length) if ways[start] and self._some_exceeds(string[start:])]
-        return Compositions(ways[length], max([most[length], *beyond]))
+        return Compositions(ways[length], forwards, max([most[length], *beyond]))
+
+    def _ends(self, string: Letters) -> set[int]:
+        """The offsets after which the rest of the string can be written."""
+        length = len(string)
+        found = {length}
+        for start in range(length - 1, -1, -1):
+            if any(string[start:end] in self._known for end in found if end - start <= self._longest):
+                found.add(start)
+        return found
 
     def _some_exceeds(self, beginning: str) -> bool:
         place = bisect_right(self._ordered, beginning)
@@ -250,6 +303,20 @@ class Pieces:
 def _injectivity(tokenization: Tokenization, sample: str) -> Injectivity:
     strings = [line for line in (*sample.splitlines(keepends=True), *TEST_STRINGS) if line]
     lost = [text for text in strings if not _restores(tokenization, from_bytes(text.encode()))]
+    return Injectivity(len(strings), len(strings) - len(lost), next(iter(lost), ""), tokenization.lossy)
+
+
+def decoding(tokenization: Tokenization, sample: str) -> Injectivity:
+    """The test of arXiv 2502.05202, appendix F: decode(encode(s)) = s, by the tokenizer itself, without special tokens.
+
+    Strings are the beginnings of the sample's lines and as many as RANDOM_STRINGS of random characters.
+    """
+    chance = random.Random(0)
+    strings = [line[:PREFIX] for line in sample.splitlines() if line.strip()][:RANDOM_STRINGS]
+    for _ in range(RANDOM_STRINGS):
+        first, end = chance.choice(RANGES)
+        strings.append("".join(chr(chance.randrange(first, end)) for _ in range(chance.randrange(1, PREFIX))))
+    lost = [text for text in strings if tokenization.shown(tokenization.encode_prompt(text, False, True)) != text]
     return Injectivity(len(strings), len(strings) - len(lost), next(iter(lost), ""), tokenization.lossy)
 
 

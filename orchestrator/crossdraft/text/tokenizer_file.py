@@ -1,5 +1,7 @@
-"""A tokenizer.json and the roles of its special tokens, from a folder or the Hugging Face hub."""
+"""A tokenizer.json and the roles of its special tokens, from a folder, the Hugging Face hub, or a file by itself."""
 
+import base64
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +15,17 @@ from tokenizers import Tokenizer
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import ControlRole, Side
 from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.vocabulary import BYTE_OF, Vocabulary
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
 OWN, NEUTRAL = "auto", "vllm"  # whose sampling settings are a model's defaults, as of vLLM's --generation-config
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+RANKS = ".tiktoken"  # the end of the name of a file of ranks
+# How text is cut before it is merged, which a file of ranks does not say: as in tiktoken's cl100k and Llama 3.
+CUTS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 Find = Callable[[str], Path | None]  # file name -> where it is, None if there is no such file
 Config = dict[str, Any]  # a JSON file of the model's, as it is
@@ -53,6 +61,8 @@ def load_tokenizer_json(
     `generation_config` is OWN, NEUTRAL, or the folder or hub id whose generation_config.json is read in place of the
     model's own.
 
+    A file is a tokenizer by itself, without the others: a tokenizer.json of any name, or the ranks of tiktoken.
+
     The end symbols are those of all these files that the model has rows for. A single one is END_OF_SEQUENCE; of
     several, those with a usual end-of-turn name are END_OF_TURN. The chat template is `template`, if it is given.
 
@@ -67,9 +77,12 @@ def load_tokenizer_json(
     path = find("tokenizer.json")
     if path is None:
         raise TokenizerMissing(_missing(folder_or_hub_id, any(find(name) for name in _SENTENCEPIECE_FILES)))
-    if "model" not in _read(path):
+    if path.suffix == RANKS:
+        tokenizer_json = _of_ranks(path)
+    elif "model" in _read(path):
+        tokenizer_json = path.read_text(encoding="utf-8")
+    else:
         raise ValueError(f"{path} is not a tokenizer: it has no model; write it again with save_pretrained")
-    tokenizer_json = path.read_text(encoding="utf-8")
     tokenizer = _parsed(tokenizer_json, path)
     settings = _read(find("tokenizer_config.json"))
     config = _read(find("config.json"))
@@ -96,6 +109,8 @@ def _missing(source: str, sentencepiece: bool) -> str:
 
 def _files_of(folder_or_hub_id: str) -> Find:
     folder, hub_id = Path(folder_or_hub_id), folder_or_hub_id
+    if folder.is_file():
+        return {"tokenizer.json": folder}.get
     if folder.is_dir():
         return lambda name: path if (path := folder / name).is_file() else None
 
@@ -183,3 +198,42 @@ def _content(token: str | Config) -> str:
 def _end_role(tokenizer: Tokenizer, token: int, ends: int) -> ControlRole:
     ends_turn = ends > 1 and tokenizer.id_to_token(token) in END_OF_TURN_NAMES
     return ControlRole.END_OF_TURN if ends_turn else ControlRole.END_OF_SEQUENCE
+
+
+# Ranks: a line for each token, its bytes in base64 and its id. The pair of neighbours is merged first whose union has
+# the smallest.
+
+
+def _of_ranks(path: Path) -> str:
+    """A tokenizer.json without special tokens; raises ValueError."""
+    try:
+        lines = (line.split() for line in path.read_text(encoding="ascii").splitlines() if line)
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: a line of ranks is a token in base64 and a number ({error})") from error
+    if len(missing := {bytes([byte]) for byte in range(256)} - set(ranks)):
+        raise ValueError(f"{path} is damaged: it has no token for {len(missing)} of the 256 bytes")
+    spelled = {ord(letter): chr(point) for point, letter in BYTE_OF.items()}
+    pieces = {token: "".join(spelled[byte] for byte in token) for token in ranks}
+    halves = (_halves(token, ranks) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    cuts = {"type": "Split", "pattern": {"Regex": CUTS}, "behavior": "Isolated", "invert": False}
+    model = {
+        "type": "BPE",
+        "vocab": {pieces[token]: rank for token, rank in ranks.items()},
+        "merges": [[pieces[half] for half in both] for both in halves if len(both) == 2],
+    }
+    whole = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [cuts, byte_level]}, "decoder": byte_level}
+    return json.dumps({"version": "1.0", "added_tokens": [], **whole, "model": model})
+
+
+def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two that a token is merged of; more, if tokens of smaller rank do not make it."""
+    parts = [token[place : place + 1] for place in range(len(token))]
+    while len(parts) > 2:
+        unions = [ranks.get(one + other, len(ranks)) for one, other in itertools.pairwise(parts)]
+        if (least := min(unions)) >= ranks[token]:
+            break
+        place = unions.index(least)
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts

@@ -52,7 +52,7 @@ class Anatomy:
         """The letters that a piece of the model's vocabulary stands for."""
         if self.byte_level:
             if _ALPHABET.issuperset(piece):
-                return Letters(piece.translate(_BYTE_OF))
+                return Letters(piece.translate(BYTE_OF))
             return from_bytes(piece.encode())
         if self.is_byte_piece(piece):
             return Letters(chr(BYTE_PIECES[piece]))
@@ -163,8 +163,8 @@ def _byte_level_alphabet() -> dict[int, str]:
     return {value: chr(value) for value in printable} | {256 + place: chr(value) for place, value in enumerate(hidden)}
 
 
-_BYTE_OF = _byte_level_alphabet()
-_ALPHABET = frozenset(map(chr, _BYTE_OF))
+BYTE_OF = _byte_level_alphabet()
+_ALPHABET = frozenset(map(chr, BYTE_OF))
 
 
 # The vocabulary.

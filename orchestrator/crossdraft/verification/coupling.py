@@ -39,6 +39,7 @@ from crossdraft.verification.walk import (
     Refused,
     Walk,
     WalkStep,
+    beyond_refusal,
     draw_residual,
     draw_unlisted,
     next_draft_token,
@@ -184,6 +185,7 @@ def _listed(ground: Ground, state: Revealed, row: Row, weights: Probabilities) -
     if row.tail and ground.chooser.bernoulli(row.tail / (row.tail + weights.sum())):
         token = yield from draw_unlisted(ground.chooser, row)
         yield Emit(token, Kind.CORRECTED)
+        yield from beyond_refusal(ground.chooser)
         yield Refused(state.offset)
         return None
     target = StringDistribution.of(ground.pair.target_trie.spelling, row.ids, weights)
@@ -210,6 +212,7 @@ def _next_event(ground: Ground, state: Revealed, target: StringDistribution, dra
         return Revealed(state.offset, draft=None if agree else draft.reshaped(without(END, surplus(q, p))))
     token, _ = target.reshaped(without(END, left)).draw(ground.chooser)
     yield Emit(token, Kind.CORRECTED)
+    yield from beyond_refusal(ground.chooser)
     yield Refused(state.offset)
     return None
 

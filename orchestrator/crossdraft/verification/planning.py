@@ -12,6 +12,8 @@ from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Whose
 from crossdraft.types.trees import Path, TokenTree, tree_of
 from crossdraft.verification.walk import Guess, Method, draft_token_letters, target_support
 
+SIBLINGS = 16  # tokens of a row that may be beside the draft token
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -47,7 +49,8 @@ class Planner:
             skip: letters from the start of the first draft token to the frontier.
             room: max nodes that the target's context leaves.
             alternatives: other texts that may follow the frontier, the likeliest first; used while paths are left.
-            nodes: of a draft tree, whose leaves the alternatives are: all are used. 0: the draft is a chain.
+            nodes: of a draft tree, whose leaves the alternatives are: all are used. A method that judges rows drafts a
+                chain, and has other tokens of each row beside it. 0: the draft is a chain.
         """
         starts, text = self._layout(draft_tokens, skip)
         guessed = {
@@ -59,6 +62,7 @@ class Planner:
         own = paths[0] if self.method.guesses[0] is Guess.OWN else ()
         others = alternatives if nodes else alternatives[: self.most_paths - len(paths)]
         paths += [encode_beginning(self.encode, other) for other in others]
+        paths += self._siblings(starts, self._own_path(starts)) if nodes and self._judges else []
         budget = max(0, min(nodes or self.budget, room))
         tree = tree_of(paths, budget)
         return Plan(tree, self._listed(tree, starts), own[:budget])
@@ -66,6 +70,29 @@ class Planner:
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
         """The ids that the walk may need at the root and at each node of a tree at the frontier; see `plan`."""
         return self._listed(tree, self._layout(draft_tokens, skip)[0])
+
+    @property
+    def _judges(self) -> bool:
+        """Whether the walk judges each draft token by its row."""
+        return not (self.method.samples or self.method.whole_draft)
+
+    def _siblings(self, starts: dict[int, DraftToken], own: Path) -> list[Path]:
+        """The draft's own tokens up to a place, and there another one that the drafter's row gives: what may replace a
+        refused one, by the chance of that, if a draft token is accepted with the square root of its probability."""
+        found: list[tuple[float, Path]] = []
+        place, reached = 0, 1.0
+        for count, token in enumerate(own):
+            draft_token, row = starts[place], starts[place].row
+            if row is None:
+                break
+            ids = row.ids if draft_token.whose is Whose.TARGET else self.pair.to_target_ids(row.ids)
+            chances = np.where((ids >= 0) & (ids != token), row.probabilities, 0.0)
+            for likeliest in np.argsort(-chances)[:SIBLINGS].tolist():
+                if chances[likeliest] > 0:
+                    found.append((reached * float(chances[likeliest]), (*own[:count], int(ids[likeliest]))))
+            reached *= max(0.0, 1.0 - float(chances.sum())) ** 0.5
+            place += len(draft_token_letters(self.pair, draft_token))
+        return [path for _, path in sorted(found, reverse=True)]
 
     def _listed(self, tree: TokenTree, starts: dict[int, DraftToken]) -> tuple[Ids, ...]:
         if self.method.samples:

@@ -51,6 +51,7 @@ from crossdraft.verification.walk import (
     Unreached,
     Walk,
     WalkStep,
+    beyond_refusal,
     draft_token_letters,
     draw_residual,
     next_draft_token,
@@ -86,6 +87,7 @@ def walk(ground: Ground) -> Walk:
             text.reveal(letters[token])
         if accepted < len(block.rows):
             yield Emit((yield from draw_residual(ground.chooser, *block.rows[accepted])), Kind.CORRECTED)
+            yield from beyond_refusal(ground.chooser)
             yield Refused(text.frontier)
             return
 

@@ -5,6 +5,7 @@ The frontier is the end of the committed tokens. A walk yields what it needs or 
     NeedDraftToken -> the epoch's next DraftToken, or None to settle: none will come in time
                       (after a path: or None, the block ends)
     NeedRow        -> the target's Row at the frontier, or after a path from it
+                      (if `known`: or None, no pass has brought it)
     NeedSample     -> the target's own draw at the frontier, a token id
     NeedPrefix     -> float64 (n,): the drafter's probabilities that its text starts with each string
     Emit           -> None; the token is committed, and the frontier is after it
@@ -48,6 +49,7 @@ class NeedRow:
     listed: Ids = field(default_factory=lambda: NO_IDS)  # shape (n,), ids that it must list
     judging: bool = False  # it judges a revealed draft token: the epoch must not end before the answer
     path: Path = ()  # target ids, from the frontier on; judging, if not empty
+    known: bool = False  # only if a pass of a tree has brought it
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,18 @@ def target_support(pair: Pair, draft_token: DraftToken) -> Ids:
         return draft_token.row.ids
     ids = pair.to_target_ids(draft_token.row.ids)
     return ids[ids >= 0]
+
+
+def beyond_refusal(chooser: Chooser) -> Walk:
+    """Draw from p, token after token, where the pass has looked beyond what replaced a refused draft token.
+
+    It has where the planner guessed that token (`planning`): then a draft has several tokens at a node. Which rows are
+    at hand may depend on anything, for a token is drawn from p now or later, and nothing more of the draft is judged.
+    """
+    while (row := (yield NeedRow(known=True))) is not None:
+        if not isinstance(row, Row):
+            raise TypeError(f"NeedRow was answered with {row!r}")
+        yield Emit((yield from draw_residual(chooser, row, None)), Kind.BONUS)
 
 
 def undrafted(ground: Ground) -> Walk:

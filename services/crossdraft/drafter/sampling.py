@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from crossdraft.text.affinity import Affinity
 from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import OpenDrafter, SamplingOptions
-from crossdraft.types.rows import Ids, Whose
+from crossdraft.types.rows import Ids, Probabilities, Whose
 from crossdraft.verification.noise import KeyedNoise
 
 # What requests about draws have in common: the arguments of `DrawRequest`.
@@ -188,8 +189,9 @@ class OwnTokens(DrawSource):
 class TargetTokens(DrawSource):
     """Draft tokens are tokens of the target's, drawn from Mᵀq′ (RDK, Algorithm 1).
 
-    q′ is the drafter's distribution over T∩D, with its temperature and truncations; Mᵀq′ is cut to the row's width and
-    rounded.
+    q′ is the drafter's distribution over T∩D at temperature 1, with its truncations; Mᵀq′ then gets the temperature and
+    is cut to the row's width and rounded. At temperature 0 the mass of several draft tokens that are one target token's
+    decides: the likeliest draft token alone would be spread over its neighbours.
     """
 
     whose = Whose.TARGET
@@ -197,15 +199,22 @@ class TargetTokens(DrawSource):
     def __init__(self, running: RunningModel, opening: OpenDrafter, affinity: Affinity, noise: KeyedNoise) -> None:
         shared = affinity.matrix.drafter_ids
         allowed = shared if opening.allowed is None else np.intersect1d(shared, opening.allowed)
+        self._temperature = opening.options.temperature
+        opening = replace(opening, options=replace(opening.options, temperature=1.0))
         super().__init__(running, opening, noise, allowed)
         self._affinity = affinity
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         own = yield from self._own_distributions(logits, 0)
-        return [
-            narrowed(*self._affinity.matrix.redistribute(*distribution), self._opening.row_width)
-            for distribution in own
-        ]
+        found = (self._affinity.matrix.redistribute(*distribution) for distribution in own)
+        return [narrowed(*self._tempered(*distribution), self._opening.row_width) for distribution in found]
+
+    def _tempered(self, ids: Ids, weights: Probabilities) -> Distribution:
+        """At the drafter's temperature."""
+        if not self._temperature:
+            return ids[[weights.argmax()]], np.ones(1)
+        sharpened = (weights / weights.max()) ** (1.0 / self._temperature)
+        return ids, sharpened / sharpened.sum()
 
     def append(self, context: Context, token: int) -> None:
         context.rewind(context.offset, self._affinity.letters[token])

@@ -1,0 +1,57 @@
+"""Tables in pages that `crossdraft bench seeds` writes, and what each was measured with.
+
+A table stands between two lines of its page, `<!-- bench seeds NAME: STAMP -->` and `<!-- end -->`. The stamp has the
+day, and a digest of the weights and tokenizer of each model, such as `drafter-b 0123abcd`. `python -m
+crossdraft.lab.stamps` fails if a bundled model has other ones now.
+"""
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from crossdraft.engine.names import BUNDLED
+
+PAGES = Path("docs")
+TABLE = re.compile(r"<!-- bench seeds ([\w-]+): (.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
+FILES = ("model.safetensors", "tokenizer.json")
+
+
+@cache
+def digest_of(model: str | Path) -> str:
+    """Of a bundled model's weights and tokenizer, or of a file; OSError if there is none."""
+    paths = [model] if isinstance(model, Path) else [BUNDLED / model / name for name in FILES]
+    contents = b"".join(path.read_bytes() for path in paths)
+    return hashlib.sha256(contents).hexdigest()[:8]
+
+
+def stamp_of(day: str, models: Iterable[str], others: Iterable[str] = ()) -> str:
+    """A stamp; `others` are of what is not bundled, such as `qwen-2 0123abcd`."""
+    return ", ".join([day, *(f"{model} {digest_of(model)}" for model in models), *others])
+
+
+def replaced(page: str, name: str, stamp: str, text: str) -> str:
+    """A page with another text in its table of this name; ValueError if it has none."""
+    found = next((one for one in TABLE.finditer(page) if one[1] == name), None)
+    if found is None:
+        raise ValueError(f"no page has the table {name}")
+    made = f"<!-- bench seeds {name}: {stamp} -->\n\n{text.strip()}\n\n<!-- end -->"
+    return page[: found.start()] + made + page[found.end() :]
+
+
+def outdated(pages: Path = PAGES) -> Iterator[str]:
+    """What is wrong with the stamps of a folder's pages, a line each."""
+    bundled = {path.name for path in BUNDLED.iterdir() if path.is_dir()}
+    for path in sorted(pages.glob("*.md")):
+        for name, stamp, _ in TABLE.findall(path.read_text(encoding="utf-8")):
+            for model, digest in (part.split(" ", 1) for part in stamp.split(", ")[1:]):
+                if model in bundled and digest != digest_of(model):
+                    yield f"{path}: {name} was measured with {model} {digest}, which is {digest_of(model)} now"
+
+
+if __name__ == "__main__":
+    faults = list(outdated())
+    print("\n".join([*faults, "make them again: crossdraft bench seeds --only NAME"]) if faults else "stamps: current")
+    sys.exit(bool(faults))
