@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, Side
 from crossdraft.types.rows import Probabilities
@@ -56,7 +56,7 @@ class Reader:
     """A model that is asked for distributions after texts, without cache, engine and service."""
 
     def __init__(self, name: str, side: Side) -> None:
-        loaded = load_model(name, "float32")
+        loaded = load_model(LoadOptions(name, "float32"))
         self._model = loaded.model
         self.tokenization = tokenization_of(loaded.description, side)
         self.vocabulary = self.tokenization.vocabulary
