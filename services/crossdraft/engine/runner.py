@@ -7,6 +7,7 @@ graph: all their kernels are replayed by a single call.
 import logging
 import threading
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -362,10 +363,11 @@ class ModelRunner:
         self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
         self.hidden: dict[BatchSlice, Tensor] = {}  # the same of the latest `run`
         if (head := model.get_output_embeddings()) is not None:
-            head.register_forward_pre_hook(lambda _, inputs: self._note(inputs[0][0]))
+            own = weakref.ref(self)  # a model that is used otherwise must not keep a cache that is not
+            head.register_forward_pre_hook(lambda _, inputs: (runner := own()) and runner._note(*inputs[:1]))
 
-    def _note(self, read: Tensor) -> None:
-        self.read = read
+    def _note(self, read: Tensor | None = None) -> None:
+        self.read = None if read is None else read.flatten(0, -2)
 
     def use_graphs(self) -> GraphRunner:
         """From now on forwards read numbers of tokens, and can be captured."""
