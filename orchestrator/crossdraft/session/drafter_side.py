@@ -102,7 +102,10 @@ class DrafterSide:
     def begin(
         self, epoch: Epoch, text: Letters, branch: Branch | None, now: float, hidden: HiddenStates
     ) -> list[Command]:
-        """Rewind the drafter to the output, or to the end of an adopted branch, for a new epoch; `hidden` are new states."""
+        """Rewind the drafter to the output, or to the end of an adopted branch, for a new epoch.
+
+        `hidden` are the target's states that it has not been told.
+        """
         assert self.lane is not None
         choice = epoch.choice
         draft = self.drafts.begin(

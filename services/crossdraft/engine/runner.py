@@ -367,7 +367,7 @@ class ModelRunner:
             head.register_forward_pre_hook(lambda _, inputs: (runner := own()) and runner._note(*inputs[:1]))
 
     def _note(self, read: Tensor | None = None) -> None:
-        self.read = None if read is None else read.flatten(0, -2)
+        self.read = None if read is None else read.reshape(-1, read.shape[-1])
 
     def use_graphs(self) -> GraphRunner:
         """From now on forwards read numbers of tokens, and can be captured."""

@@ -470,16 +470,13 @@ def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> Pa
 
 
 def followed(request: Pass, nodes: Sequence[Row | Sample]) -> tuple[int, ...]:
-    """The nodes of a pass whose states are of use: those on the path that its samples follow, or all if it has rows."""
-    if not request.draws:
-        return request.answered
-    samples = dict(zip(request.answered, nodes, strict=True))
-    path, parents, tokens = [0], request.tree.parents, request.tree.tokens
-    for node, parent in enumerate(parents):
-        sample = samples.get(parent + 1)
-        if parent + 1 == path[-1] and isinstance(sample, Sample) and sample.token == tokens[node]:
-            path.append(node + 1)
-    return tuple(place for place in path if place in samples)
+    """The nodes of a pass whose states are of use: all but those where the samples before go another way."""
+    drawn = {place: node.token for place, node in zip(request.answered, nodes, strict=True) if isinstance(node, Sample)}
+    kept = {0}
+    for place, (token, parent) in enumerate(zip(request.tree.tokens, request.tree.parents, strict=True), 1):
+        if parent + 1 not in drawn or (parent + 1 in kept and drawn[parent + 1] == token):
+            kept.add(place)
+    return tuple(place for place in request.answered if place in kept)
 
 
 async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:
