@@ -364,7 +364,12 @@ class ModelRunner:
         self.hidden: dict[BatchSlice, Tensor] = {}  # the same of the latest `run`
         if (head := model.get_output_embeddings()) is not None:
             own = weakref.ref(self)  # a model that is used otherwise must not keep a cache that is not
-            head.register_forward_pre_hook(lambda _, inputs: (runner := own()) and runner._note(*inputs[:1]))
+
+            def note(_: object, inputs: tuple[Tensor, ...]) -> None:
+                if (runner := own()) is not None:
+                    runner._note(*inputs[:1])
+
+            head.register_forward_pre_hook(note)
 
     def _note(self, read: Tensor | None = None) -> None:
         self.read = None if read is None else read.reshape(-1, read.shape[-1])
