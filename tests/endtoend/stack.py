@@ -23,6 +23,7 @@ from crossdraft.text.pairs import Pair
 from tests.prompts import prompts
 
 TARGET = "target"
+EAGLE = "drafter-eagle"  # reads the target's hidden states
 DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")
 NGRAM = "ngram"
 AT_ONCE = Listening(grace_seconds=0)

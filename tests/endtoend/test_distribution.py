@@ -7,19 +7,22 @@ import pytest
 
 from crossdraft.client import GenerationRequest
 from crossdraft.lab.acceptance import LEAST_P, TOKENS, DistributionCheck, Drawn
-from tests.endtoend.stack import TARGET, Stack, statistics
+from tests.endtoend.stack import EAGLE, TARGET, Stack, statistics
 
 PROMPT = "for i in range("
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 ROUNDS = {"overlap": "off"}
+TREES = {"overlap": "off", "tree_nodes": 16}
 AHEAD = {"overlap": "on", "max_draft_tokens": 4, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}
 CASES = [
     ("coupled", "drafter-b", AHEAD),
+    ("standard", EAGLE, ROUNDS),
+    pytest.param("seeded", EAGLE, TREES, marks=pytest.mark.full),
     pytest.param("coupled", "drafter-b", ROUNDS, marks=pytest.mark.full),
     pytest.param("slrs", "drafter-c", ROUNDS, marks=pytest.mark.full),
 ]  # `crossdraft.lab.acceptance` has all methods
 COUNT, LEAST_TESTS = (20_000, 4) if FULL else (300, 2)
-SERVED = ("drafter-b", "drafter-c") if FULL else ("drafter-b",)
+SERVED = ("drafter-b", EAGLE, *(("drafter-c",) if FULL else ()))
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -133,6 +133,27 @@ async def test_a_target_that_is_killed_is_replaced_by_another(
 
 
 @pytest.mark.usefixtures("drafter_first")
+async def test_a_drafter_that_reads_hidden_states_in_a_process_of_its_own_and_its_target_that_is_killed(
+    target: TargetServer, victim: Killable
+) -> None:
+    """The states travel to it; it goes on with those of the target that follows, and then is killed, too."""
+    drafter = Wanted("drafter", "bundled:drafter-eagle", 1)
+    async with (
+        running([drafter]) as (eagle,),
+        connect([victim.address, target.address], eagle.address, needs_drafter=True) as pipeline,
+    ):
+        wanted = await undisturbed(pipeline)
+        generations = [pipeline.run(request(Overlap.OFF)) for _ in range(2)]  # one on each target
+        figures = await asyncio.gather(*(disturbed(generation, victim.running) for generation in generations))
+        assert [generation.text for generation in generations] == [wanted, wanted]
+        assert sum(figure.targets_lost for figure in figures) == 1
+        assert sum(figure.tokens for figure in figures) > 1.5 * sum(figure.passes for figure in figures)
+        generation = pipeline.run(request(Overlap.OFF))
+        await disturbed(generation, eagle)
+        assert generation.text == wanted
+
+
+@pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize("port", [0, None], ids=["gRPC", "memory"])
 async def test_services_of_this_process_that_end_in_the_middle(port: int | None) -> None:
     """First the drafter, then the target, whose outputs have nobody else."""

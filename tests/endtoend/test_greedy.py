@@ -1,8 +1,9 @@
 """Greedy output through gRPC, with every method and drafter, is that of transformers' `generate`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.client import Generation, GenerationRequest, Overlap
 from crossdraft.engine.names import BUNDLED
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.session.target_side import TargetSide
+from crossdraft.types.messages import HiddenStates, SamplingOptions
 from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
-from tests.endtoend.stack import DRAFTERS, NGRAM, TARGET, Stack, statistics
+from tests.endtoend.stack import DRAFTERS, EAGLE, NGRAM, TARGET, Stack, statistics
 from tests.prompts import prompts
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # the whole comparison, which takes minutes
@@ -29,7 +31,10 @@ COPYING = tuple(name for name in ACROSS if not METHODS[name].shared_only)
 PAIRS = tuple(
     (method, DRAFTERS[place % (len(DRAFTERS) - METHODS[method].shared_only)]) for place, method in enumerate(ACROSS)
 )
-SERVED, AFFINE = (TARGET, *DRAFTERS, NGRAM), DRAFTERS if FULL else (dict(PAIRS)["rdk"],)  # of tests/endtoend/conftest
+SERVED, AFFINE = (
+    (TARGET, *DRAFTERS, EAGLE, NGRAM),
+    DRAFTERS if FULL else (dict(PAIRS)["rdk"],),
+)  # of tests/endtoend/conftest
 OVERLAPPING = tuple((method, drafter) for method, drafter in PAIRS if not METHODS[method].whole_draft)
 BIASES = (("\n", -4.0), (" self", 3.0), ("(", -100.0), (" =", 1.5))  # tokens by their text
 OPTIONS = {
@@ -55,7 +60,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def compared(
-    stack: Stack, reference: Reference, method: str, drafter: str, cases: Sequence[Case], overlap: Overlap = Overlap.OFF
+    stack: Stack,
+    reference: Reference,
+    method: str,
+    drafter: str,
+    cases: Sequence[Case],
+    overlap: Overlap = Overlap.OFF,
+    **settings: Any,
 ) -> list[Generation]:
     """Generates for each case with draft tokens from the drafter, and compares."""
     requests = [
@@ -67,6 +78,7 @@ async def compared(
             stop_token_ids=case.stops,
             allow_inexact=True,
             overlap=overlap,
+            **settings,
         )
         for case in cases
     ]
@@ -105,6 +117,45 @@ async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference,
 @pytest.mark.parametrize("method", [COPYING[0], *(pytest.param(one, marks=pytest.mark.full) for one in COPYING[1:])])
 async def test_with_a_drafter_that_copies(stack: Stack, reference: Reference, method: str) -> None:
     await compared(stack, reference, method, NGRAM, plain_cases())
+
+
+SHAPES = {
+    "chains": ("slem", Overlap.OFF, {}),
+    "trees": ("slem", Overlap.OFF, {"tree_nodes": 24, "num_speculative_tokens": 5}),
+    "rows": ("standard", Overlap.OFF, {}),
+    "ahead": ("coupled", Overlap.ON, {"branches": 2}),
+}
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_with_a_drafter_that_reads_hidden_states(stack: Stack, reference: Reference, shape: str) -> None:
+    method, overlap, settings = SHAPES[shape]
+    generations = await compared(stack, reference, method, EAGLE, plain_cases(), overlap, **settings)
+    figures = [statistics(generation) for generation in generations]
+    passes = sum(figure.passes - figure.row_misses for figure in figures)
+    assert sum(figure.tokens for figure in figures) > (1 if overlap is Overlap.ON else 2) * passes
+
+
+async def test_hidden_states_that_are_lost_change_no_text(
+    stack: Stack, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a target's replies lack them; of no pass, of some, and of all."""
+    made, sent, numbers = TargetSide.hidden, [], count()
+    for lost in (lambda: False, lambda: next(numbers) % 2 == 1, lambda: True):
+
+        def hidden(side: TargetSide, lost: Callable[[], bool] = lost) -> HiddenStates:
+            found = HiddenStates() if lost() else made(side)
+            sent[-1] += len(found.places)
+            return found
+
+        sent.append(0)
+        monkeypatch.setattr(TargetSide, "hidden", hidden)
+        generations = await compared(stack, reference, "slem", EAGLE, plain_cases())
+        tokens = sum(statistics(generation).tokens for generation in generations)
+        # The first draft leaves before any pass, and what follows the last draft is of no use.
+        assert sent[-1] <= tokens
+    assert sent[0] > sent[1] > sent[2] == 0
 
 
 async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:

@@ -63,6 +63,21 @@ def test_shapes_captured_after_start_none(llama: PreTrainedModel, caplog: pytest
     assert engine.runner.graphs.sizes == SIZES
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_what_the_head_reads_is_handed_out_to_who_asks(llama: PreTrainedModel, graphs: bool) -> None:
+    """Of each row the hidden state, also of a forward that is replayed, and of a session that shares it with others."""
+    engine, tree = Engine(llama, graphs=graphs), TokenTree((3, 4, 5), (-1, 0, -1))
+    assert engine.hidden_size == llama.config.hidden_size
+    for wanted in (None, (0, 2), (3,)):
+        asked = Request("a", PROMPT, tree, wanted, hidden=True)
+        engine.forward([Request("b", PROMPT[::-1], tree), asked, Request("c", PROMPT[2:])])
+        assert [*engine.hidden] == ["a"]
+        head = llama.get_output_embeddings()
+        for states, path in zip(engine.hidden["a"], [[*tree.paths()][row] for row in asked.rows()], strict=True):
+            logits = states @ head.weight.detach().T
+            torch.testing.assert_close(logits, plain(llama, (*PROMPT, *path)), atol=1e-4, rtol=1e-4)
+
+
 def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -> None:
     engine, chain = Engine(llama, graphs=True, graph_sizes=(384,)), TokenTree((1,) * 5, (-1, 0, 1, 2, 3))
     requests = [Request(number, (number, 1, 2), chain) for number in range(64)]

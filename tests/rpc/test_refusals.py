@@ -36,6 +36,8 @@ TOO_LIKELY = {
 }
 LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
 
+ONE = {"tokens": [1], "log_probabilities": [-1]}
+
 
 def to_target(listed: common_pb2.IdLists | None = None, **message: object) -> target_pb2.VerifyRequests:
     return target_pb2.VerifyRequests(requests=[{"session": 1} | message], listed=listed)
@@ -168,6 +170,10 @@ TARGET_REPLIES = [
     (done(samples=LIKELY | {"likely": [1, SIZE], "likely_counts": [1, 1]}), "samples.likely has the id 300"),
     (done(samples=LIKELY | {"likely_counts": [1] * 3}), "likely_counts has 3 numbers for 2 tokens"),
     (done(samples=TOO_LIKELY), "log-probability that is not at most 0"),
+    (done(samples=ONE, hidden={"places": [1, 0], "states": b"abcd"}), r"states for the places \[1, 0\]"),
+    (done(samples=ONE, hidden={"places": [0, 1, 2], "states": b"abcd"}), "hidden has 4 bytes of states"),
+    (done(samples=ONE, hidden={"places": [0], "states": b"abc"}), "hidden has 3 bytes of states"),
+    (done(samples=ONE, hidden={"states": b"ab"}), "hidden has 2 bytes of states"),
     (fetched(number=1), "a head or a whole row"),
     (fetched(head={}), "head has 0 rows"),
 ]
@@ -191,6 +197,8 @@ DRAFTER_REQUESTS = [
     (drafting(tree_nodes=64), "tree_nodes must be at most 63, got 64"),
     (drafting(least_likely=1.5), "least_likely must be between 0 and 1, got 1.5"),
     (drafting(least_likely=float("nan")), "least_likely must be between 0 and 1, got nan"),
+    (drafting(hidden={"places": [3]}), r"0 bytes of states for the places \[3\]"),
+    (drafting(hidden={"places": range(codec.MAX_STATES + 1), "states": b"ab" * 4097}), "hidden.places has 4097"),
     (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
     (drafting(branch_width=65), "branch_width must be between"),
     (opening_drafter(row_width=roles.MAX_ROW_WIDTH + 1), "row_width has 65537"),

@@ -19,6 +19,7 @@ from crossdraft.types.messages import (
     Draft,
     Drafted,
     FetchRow,
+    HiddenStates,
     NoiseKey,
     OpenDrafter,
     Opened,
@@ -139,6 +140,9 @@ maybe_logged = rows() | rows().flatmap(lambda row: logged(row, 2))
 scored = samples().flatmap(
     lambda found: st.tuples(*(st.integers(0, 1000).map(lambda rank, one=one: replace(one, rank=rank)) for one in found))
 )
+hidden = st.sets(st.integers(0, 2**40), max_size=4).map(
+    lambda places: HiddenStates(tuple(sorted(places)), b"abcdef" * len(places))
+)
 nodes = st.lists(maybe_logged, min_size=1, max_size=4) | samples()
 target_requests = st.one_of(
     st.builds(
@@ -150,6 +154,7 @@ target_requests = st.one_of(
         st.none() | st.integers(0, MOST_LIKELY),
         st.booleans(),
         id_tuples,
+        st.booleans(),
     ),
     passes(),
     st.builds(ScorePrompt, numbers, st.integers(0, MOST_LIKELY)),
@@ -169,6 +174,7 @@ target_replies = st.one_of(
         st.integers(1, 1000),
         numbers,
         st.integers(0, MOST_RUN),
+        hidden,
     ),
     st.builds(
         RowFetched,
@@ -207,6 +213,7 @@ drafts = st.builds(
     adopt=st.integers(0, 2**32 - 1),
     first=st.integers(0, MOST_DRAFT_TOKENS),
     least_likely=st.floats(0, 1),
+    hidden=hidden,
 )
 branches = st.builds(
     Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)

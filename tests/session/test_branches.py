@@ -10,7 +10,7 @@ from crossdraft.session.events import Command, Lost, Open, Ready, Replied
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, DraftSeen, Judged
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone, Sample
+from crossdraft.types.messages import Branch, Draft, Drafted, HiddenStates, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLEM, TLI
@@ -159,6 +159,27 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
         replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),)), session.epoch.choice
     )
     assert "at most 1 ids" in fault
+
+
+def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
+    """Not those of the path that the output did not take, and each once."""
+    controller = InTurn((Choice(1, 1, overlap=False, tree_nodes=3),), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller))
+    opened(session)
+    drafted = Drafted(1, (DraftToken(0),), 0.0, branches=(Branch(1, 0, Letters("b"), (0,)),))
+    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
+    paths = [*sent.tree.paths()]
+    samples = tuple(Sample({(): 1, (0,): 0, (1,): 2, (1, 0): 1}[path], -0.5) for path in paths)
+    states = HiddenStates((0, 1, 2), b"".join(bytes((node, 0)) for node in range(3)))
+    out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0, hidden=states)), 2.0)
+    draft = only(Draft, out)
+    assert draft.letters == "bab"  # "b", then "ab", which is one token
+    assert draft.hidden == HiddenStates((0, 1), bytes((0, 0, 1 + paths.index((1,)) - 1, 0)))
+    drafted = Drafted(2, (DraftToken(0),), 0.0)
+    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 3.0))
+    samples = tuple(Sample(1, -0.5) for _ in sent.tree.paths())
+    out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 4.0)
+    assert only(Draft, out).hidden == HiddenStates()  # a reply that lacks them
 
 
 def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:

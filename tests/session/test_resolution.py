@@ -145,6 +145,21 @@ def test_rdk_is_opened_with_the_targets_digest_and_no_other_method_is() -> None:
         assert (opened.allowed is None) == (name == "coupled")
 
 
+def test_a_drafter_that_reads_hidden_states_needs_the_target_that_they_are_of() -> None:
+    pair = models(drafter="gpt2", hidden_size=8)
+    sending = replace(pair, target=replace(pair.target, hidden_size=8))
+    assert resolve(GenerationRequest("x"), sending).open_target.hidden
+    for others in (replace(sending, drafter=replace(pair.target, hidden_size=0)), models(drafter="gpt2")):
+        assert not resolve(GenerationRequest("x"), others).open_target.hidden
+    for wrong, why in (
+        (pair, "hidden states of 8 numbers, and this target sends none"),
+        (replace(pair, target=replace(pair.target, hidden_size=16)), "and this target has such of 16"),
+        (models(hidden_size=8), "of a target with its own vocabulary, and this target has another one"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            resolve(GenerationRequest("x"), wrong)
+
+
 def test_no_method_is_refused_where_there_is_no_drafter() -> None:
     about = kind("gpt2").described(controls=())
     alone = Models(about, tokenization_of(about, Side.TARGET))

@@ -103,6 +103,39 @@ async def test_a_node_of_a_tree_has_the_row_of_its_own_path(target: TargetClient
         assert abs(row.tail - node.tail) < 2e-6
 
 
+@pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])
+async def test_hidden_states_are_sent_of_what_may_be_committed(target: TargetClient, target_model, draws: bool) -> None:
+    """With rows of each node that is answered, with samples of those on the path that they follow; else none."""
+    engine, opening = target_model.thread.engine, OpenTarget(PROMPT, GREEDY, KEY, hidden=True)
+    assert target_model.description.hidden_size == engine.model.config.hidden_size
+    first, second = generated(target_model, 2)
+    tree = TokenTree((5, first, 6, second), (ROOT, ROOT, 1, 1))
+    for wanted, places in ((None, (0, 2, 4) if draws else range(5)), ((1, 2), (1, 2))):
+        async with target.session(opening) as session:
+            done = await session.run(Pass(1, (), tree, wanted=wanted, draws=draws))
+        assert done.hidden.places == tuple(places)
+        paths, found = [*tree.paths()], done.hidden.by_place()
+        for place, state in found.items():
+            ids = torch.tensor([(*PROMPT, *paths[place])])
+            with torch.inference_mode():
+                plain = engine.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -1]
+            sent = torch.frombuffer(bytearray(state), dtype=torch.bfloat16).float()
+            torch.testing.assert_close(sent, plain, atol=2e-2, rtol=1e-2)
+    async with target.session(replace(opening, hidden=False)) as session:
+        assert (await session.run(Pass(1, (), tree, draws=draws))).hidden.places == ()
+
+
+async def test_a_run_sends_the_state_before_its_last_token(target_model: RunningModel) -> None:
+    opening = OpenTarget(PROMPT, GREEDY, KEY, hidden=True)
+    *others, last = await Talk(target_model, opening).draw(Pass(1, (), TokenTree(), draws=True, run=4))
+    assert [one.hidden.places for one in (*others, last)] == [()] * len(others) + [(3,)]
+    drawn = tuple(token_of(node) for one in (*others, last) for node in one.nodes)
+    plain = await Talk(target_model, opening).passed(Pass(1, drawn[:3], TokenTree(), draws=True))
+    assert plain.hidden.places == (0,)
+    found, alone = (torch.frombuffer(bytearray(one.hidden.states), dtype=torch.bfloat16) for one in (last, plain))
+    torch.testing.assert_close(found, alone, atol=2e-2, rtol=1e-2)
+
+
 async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: TargetClient, target_model) -> None:
     committed = (60, 300)
     letters_of = target_model.tokenization.letters_of

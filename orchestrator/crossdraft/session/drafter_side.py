@@ -11,7 +11,7 @@ from crossdraft.session.events import Close, Command, Lane, Open, Reply, Send, S
 from crossdraft.session.rules import DrafterState
 from crossdraft.speculation.choice import Choice, DraftSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Branch, Drafted, Score, Scored
+from crossdraft.types.messages import Branch, Drafted, HiddenStates, Score, Scored
 from crossdraft.verification.walk import NeedPrefix
 
 ROUNDING = 1e-6  # that a probability which is a sum of float32 products may exceed one by
@@ -99,8 +99,13 @@ class DrafterSide:
         told = self.drafts.stop(now)
         return [Send(self.lane, one) for one in told if self.lane is not None]
 
-    def begin(self, epoch: Epoch, text: Letters, branch: Branch | None, now: float) -> list[Command]:
-        """Rewind the drafter to the output, or to the end of an adopted branch, for a new epoch."""
+    def begin(
+        self, epoch: Epoch, text: Letters, branch: Branch | None, now: float, hidden: HiddenStates
+    ) -> list[Command]:
+        """Rewind the drafter to the output, or to the end of an adopted branch, for a new epoch.
+
+        `hidden` are the target's states that it has not been told.
+        """
         assert self.lane is not None
         choice = epoch.choice
         draft = self.drafts.begin(
@@ -115,6 +120,7 @@ class DrafterSide:
             branch_width=choice.branch_width,
             tree_nodes=choice.tree_nodes if self._given.method.samples else 0,
             least_likely=choice.least_likely,
+            hidden=hidden,
         )
         return [Send(self.lane, draft), *self._arm(now)]
 

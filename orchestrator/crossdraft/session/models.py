@@ -64,6 +64,24 @@ class Models:
         """Whether the drafter is one that copies bytes of the text."""
         return self.drafter is not None and self.drafter.copies
 
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the drafter reads the target's hidden states.
+
+        Raises:
+            RequestError: it does, and this target's are not such as it reads, or mean other tokens.
+        """
+        if self.drafter is None or not self.drafter.hidden_size:
+            return False
+        own, reads, fault = self.target.hidden_size, self.drafter.hidden_size, ""
+        if tokenizer_digest(self.drafter.tokenizer_json) != self.digest:
+            fault = "of a target with its own vocabulary, and this target has another one"
+        elif own != reads:
+            fault = f"of {reads} numbers, and this target {f'has such of {own}' if own else 'sends none'}"
+        if fault:
+            raise RequestError(f"the drafter {self.drafter.model} reads hidden states {fault}: use another drafter")
+        return True
+
     @cached_property
     def digest(self) -> str:
         """Digest of the target's tokenizer, which an affinity matrix must be made for."""

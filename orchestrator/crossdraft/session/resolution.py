@@ -63,7 +63,14 @@ def resolve(
         encode=models.tokenization.encode_continuation,
         request=request,
         open_target=OpenTarget(
-            prompts.target, sampling, noise, request.head, request.logprobs, request.ignore_eos, request.stop_token_ids
+            prompts.target,
+            sampling,
+            noise,
+            request.head,
+            request.logprobs,
+            request.ignore_eos,
+            request.stop_token_ids,
+            hidden=opening is not None and models.reads_hidden,
         ),
         open_drafter=opening,
         controller=controller,

@@ -280,7 +280,7 @@ class Session:
             self._no_draft = LATE if choice.drafts else choice.reason
         if not choice.drafts:
             return [*drafter.stop(self._now), *self._open_drafter()]
-        return drafter.begin(epoch, text, branch, self._now)
+        return drafter.begin(epoch, text, branch, self._now, self.target.hidden())
 
     def _choose(self) -> Choice:
         """How the next epoch is run, unless that has been decided already."""

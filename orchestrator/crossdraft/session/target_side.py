@@ -1,5 +1,6 @@
 """The target side of a session: its lanes, the passes under way, and the rows and samples that they brought."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,7 +14,17 @@ from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Re
 from crossdraft.session.output import Output
 from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
-from crossdraft.types.messages import FetchRow, Pass, PassDone, PromptScored, RowFetched, RunTo, Sample, ScorePrompt
+from crossdraft.types.messages import (
+    FetchRow,
+    HiddenStates,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    RunTo,
+    Sample,
+    ScorePrompt,
+)
 from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
@@ -21,6 +32,7 @@ from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.walk import NeedRow, NeedSample, WalkStep
 
 LONGEST_BACKOFF = 1.0  # seconds
+MOST_STATES = 64  # hidden states that a drafter is told at once: the newest
 NOTHING_GUESSED = Plan(TokenTree(), ())
 SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whole row; rows sum to one within 1e-4
 
@@ -344,6 +356,9 @@ class TargetSide:
         self._scored = 1  # tokens of the prompt that need no score, or have one
         self._failing = 0, 0.0  # lanes lost since one brought its first pass, and the second when the first of them was
         self._timer = 0  # number of the latest
+        # Hidden states that passes have brought since the drafter was told some: tokens of output before each pass, the
+        # path from there, the state after it.
+        self._hidden: deque[tuple[int, Path, bytes]] = deque(maxlen=MOST_STATES)
 
     # Lanes: opening, losing, replacing.
 
@@ -444,7 +459,26 @@ class TargetSide:
         known = self.lanes[lane]
         if not known.answered:
             self._failing = 0, 0.0
-        return known.returned(done, now)
+        flight = known.returned(done, now)
+        if done.hidden.places:
+            run, by_place = flight.sent.run > 1, done.hidden.by_place()
+            paths = flight.drawn_paths(done) if run else flight.paths
+            nodes = range(done.first, done.first + len(paths)) if run else flight.sent.answered
+            self._hidden += [
+                (flight.root, path, by_place[node]) for node, path in zip(nodes, paths, strict=True) if node in by_place
+            ]
+        return flight
+
+    def hidden(self) -> HiddenStates:
+        """What the drafter is told of hidden states: by letters of output, those on its path."""
+        ids, size = self._output.ids, len(self._output.text)
+        found: dict[int, bytes] = {}
+        for root, path, state in self._hidden:
+            end = root + len(path)
+            if end <= len(ids) and tuple(ids[root:end]) == path:
+                found[size - len(self._given.pair.target.letters_of(ids[end:]))] = state
+        self._hidden.clear()
+        return HiddenStates(tuple(sorted(found)), b"".join(found[place] for place in sorted(found)))
 
     def end_runs(self) -> list[Command]:
         """Tell runs under way to end with the token that is being drawn."""

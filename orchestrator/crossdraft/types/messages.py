@@ -152,6 +152,19 @@ class Description:
     copies: bool = False  # an n-gram drafter, which copies bytes of the text; methods that need shared tokens refuse it
     chat_template: ChatTemplate | None = None
     defaults: SamplingDefaults = SamplingDefaults()  # of a target
+    hidden_size: int = 0  # numbers of a hidden state: of a target, which it can send, of a drafter, which it reads
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """What the target's head makes logits of, after some tokens: for drafters that read it."""
+
+    places: tuple[int, ...] = ()  # where these are, ascending
+    states: bytes = b""  # as many, of equal size: bfloat16, little-endian
+
+    def by_place(self) -> dict[int, bytes]:
+        size = len(self.states) // max(1, len(self.places))
+        return {place: self.states[size * at : size * (at + 1)] for at, place in enumerate(self.places)}
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,7 @@ class OpenTarget:
     likely: int | None = None
     ignore_stops: bool = False  # a run continues after a stop id of the model
     stop_ids: tuple[int, ...] = ()  # further ids that end a run
+    hidden: bool = False  # replies to passes have hidden states
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +234,9 @@ class PassDone:
     shared: int = 1  # sessions in the batch of the latest forward, this one included
     fed: int = 0  # tokens in that batch, of all sessions; 0: not known
     first: int = 0  # tokens of the run in previous replies
+    # By node (0: the root), where they were asked for: with samples those on the path that these follow, else all that
+    # are answered; of a run that after all but the last of its tokens so far, with its last reply.
+    hidden: HiddenStates = HiddenStates()
 
 
 @dataclass(frozen=True)
@@ -305,6 +322,8 @@ class Draft:
     tree_nodes: int = 0
     # A tree ends where the output reaches a node that would be expanded with a smaller probability, as estimated.
     least_likely: float = 0.0
+    # For a drafter that reads them: by letters of output, the target's states after these, if there are new ones.
+    hidden: HiddenStates = HiddenStates()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies", "chat_template", "defaults")
+    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies", "chat_template", "defaults", "hidden_size")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     CONTROLS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Description(_message.Message):
     COPIES_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_json: str
     controls: _containers.RepeatedCompositeFieldContainer[Control]
@@ -34,7 +35,8 @@ class Description(_message.Message):
     copies: bool
     chat_template: ChatTemplate
     defaults: SamplingDefaults
-    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ..., defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ...) -> None: ...
+    hidden_size: int
+    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ..., defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "most_tokens")
@@ -154,6 +156,14 @@ class NoiseKey(_message.Message):
     seed: int
     choice: int
     def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class HiddenStates(_message.Message):
+    __slots__ = ("places", "states")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedScalarFieldContainer[int]
+    states: bytes
+    def __init__(self, places: _Optional[_Iterable[int]] = ..., states: _Optional[bytes] = ...) -> None: ...
 
 class Numbers(_message.Message):
     __slots__ = ("count", "size", "data")

@@ -76,7 +76,7 @@ class OpenDrafter(_message.Message):
     def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ..., templated: _Optional[bool] = ..., scope: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt", "first", "tree_nodes", "least_likely")
+    __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt", "first", "tree_nodes", "least_likely", "hidden")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Draft(_message.Message):
     FIRST_FIELD_NUMBER: _ClassVar[int]
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     LEAST_LIKELY_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     offset: int
     letters: bytes
@@ -99,7 +100,8 @@ class Draft(_message.Message):
     first: int
     tree_nodes: int
     least_likely: float
-    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ..., chunk: _Optional[int] = ..., branch_depth: _Optional[int] = ..., branch_width: _Optional[int] = ..., adopt: _Optional[int] = ..., first: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., least_likely: _Optional[float] = ...) -> None: ...
+    hidden: _common_pb2.HiddenStates
+    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ..., chunk: _Optional[int] = ..., branch_depth: _Optional[int] = ..., branch_width: _Optional[int] = ..., adopt: _Optional[int] = ..., first: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., least_likely: _Optional[float] = ..., hidden: _Optional[_Union[_common_pb2.HiddenStates, _Mapping]] = ...) -> None: ...
 
 class Advance(_message.Message):
     __slots__ = ("epoch", "count")

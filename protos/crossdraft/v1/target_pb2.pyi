@@ -62,7 +62,7 @@ class VerifyReply(_message.Message):
     def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ..., scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops", "stop_ids")
+    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops", "stop_ids", "hidden")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class OpenTarget(_message.Message):
     LIKELY_FIELD_NUMBER: _ClassVar[int]
     IGNORE_STOPS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
@@ -77,7 +78,8 @@ class OpenTarget(_message.Message):
     likely: int
     ignore_stops: bool
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ..., stop_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    hidden: bool
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ..., stop_ids: _Optional[_Iterable[int]] = ..., hidden: _Optional[bool] = ...) -> None: ...
 
 class Pass(_message.Message):
     __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws", "run")
@@ -134,7 +136,7 @@ class TokenTree(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PassDone(_message.Message):
-    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds", "more", "forwards", "shared", "fed", "first")
+    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds", "more", "forwards", "shared", "fed", "first", "hidden")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +147,7 @@ class PassDone(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     number: int
     rows: int
     samples: int
@@ -155,7 +158,8 @@ class PassDone(_message.Message):
     shared: int
     fed: int
     first: int
-    def __init__(self, number: _Optional[int] = ..., rows: _Optional[int] = ..., samples: _Optional[int] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+    hidden: _common_pb2.HiddenStates
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[int] = ..., samples: _Optional[int] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ..., hidden: _Optional[_Union[_common_pb2.HiddenStates, _Mapping]] = ...) -> None: ...
 
 class Samples(_message.Message):
     __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities", "likely_counts", "ranks")

@@ -50,6 +50,12 @@ class Context:
     def offset(self) -> int:
         return len(self._text) - self._origin
 
+    def tokens_before(self, offset: int) -> int:
+        """How many ids end exactly where so many letters of output do; 0: none does."""
+        position = self._origin + offset
+        whole = bisect_right(self._ends, position)
+        return len(self._head) + whole if self._end_of(whole) == position else 0
+
     def letters(self, first: int, end: int) -> Letters:
         """The output's letters between two offsets, as far as there are any."""
         return Letters(self._text[self._origin + first : self._origin + end])

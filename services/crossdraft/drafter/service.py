@@ -25,7 +25,7 @@ from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
-from crossdraft.types.messages import Description, Draft, Drafted, NoiseKey, OpenDrafter, Score, Scored
+from crossdraft.types.messages import Description, Draft, Drafted, HiddenStates, NoiseKey, OpenDrafter, Score, Scored
 from crossdraft.types.rows import Whose
 from crossdraft.verification.noise import KeyedNoise
 
@@ -175,6 +175,7 @@ class DrafterSession:
         service = self._service
         state.source.begin()
         context = state.context
+        self._give(request.hidden)
         text = context.letters(0, context.offset)
         scoring = Scoring(service.running, lambda: service.index, state.source, self, context.ids, text)
         if tree is not None:
@@ -183,6 +184,18 @@ class DrafterSession:
         if adopted is not None:
             drafting.adopt(adopted)
         return drafting, scoring
+
+    def _give(self, hidden: HiddenStates) -> None:
+        """The target's states go to an engine that reads them; those within a token of this text are of no use."""
+        size, context = self._service.description.hidden_size, self._state.context
+        if not (size and hidden.places):
+            return
+        if len(hidden.states) != 2 * size * len(hidden.places):
+            found = len(hidden.states) // (2 * len(hidden.places))
+            raise ProtocolBroken(f"the hidden states have {found} numbers each, and this drafter reads such of {size}")
+        states = {context.tokens_before(offset): state for offset, state in hidden.by_place().items()}
+        states.pop(0, None)
+        self._thread.engine.give(self, context.ids, states)
 
     def _shape(self, request: Draft) -> BranchShape:
         """No branches where each draw is audited, where they would leave too little text, nor of the target's tokens,

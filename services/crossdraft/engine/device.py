@@ -139,6 +139,13 @@ def fetched(launched: Fetching[R]) -> R:
     return finished(launched, Transfer(next(launched)).arrays())
 
 
+def state_bytes(states: Tensor | None) -> list[bytes]:
+    """Hidden states (n, width) as they travel: of each its bfloat16 numbers, little-endian. Waits for the device."""
+    if states is None:
+        return []
+    return [row.tobytes() for row in states.to(torch.bfloat16).view(torch.int16).cpu().numpy().astype("<i2")]
+
+
 class DeviceTimer:
     """Measures from now until the device has finished what it was given before `end` is called.
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -198,6 +198,7 @@ class Engine:
         if self.device.type != "cpu":
             use_experts_on_device(model)
         self._check_agreement(expected)
+        self.hidden_size = 0 if self.runner.read is None else self.runner.read.shape[-1]
         if compiled or (compiled is None and self.device.type == "cuda" and ranks == 1):
             compile_layers(model, self.forward, self.close)
         if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):
@@ -210,6 +211,8 @@ class Engine:
         self.model = model.eval()
         self.chunk = chunk
         self.computed = 0  # tokens computed so far
+        self.hidden_size = 0  # numbers of a hidden state that it can hand out, or reads; 0: none
+        self.hidden: dict[Hashable, Tensor] = {}  # by session, of the latest step: what the head read, (rows, width)
         self._windowed = False  # whether layers with a window have slots of their own
         self.device: torch.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
@@ -272,6 +275,7 @@ class Engine:
 
     def _step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(scheduled)
+        self.hidden = {}
         admitted = self._admitted(scheduled)
         slices = self._slices(admitted, scheduled)
         running = [part for part, _ in slices.values() if part.count]
@@ -283,11 +287,16 @@ class Engine:
                 self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
+                if request.hidden and part in self.runner.hidden:
+                    self.hidden[request.session] = self.runner.hidden[part]
             else:
                 self._manager.record(
                     entry, CachedTokens(request.context[: part.used + part.inputs.base]), plan.move_start
                 )
         return results
+
+    def give(self, session: Hashable, context: tuple[int, ...], states: Mapping[int, bytes]) -> None:
+        """A target's hidden states after so many tokens of a session's text: for engines that read them."""
 
     def forward(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
         """Logits of all requests, in as many steps as needed, where no model thread schedules them.

@@ -41,6 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # Tensors of old checkpoints that a model makes by itself: causal masks, and angles of positions.
 MADE = re.compile(r"(attn|attention)\.(masked_)?bias$|rotary_emb\.\w+$|position_ids$")
 NAMED = 4  # tensors in an error text
+FUSION = "eagle.safetensors"  # beside the weights of a drafter that reads hidden states (`eagle.engine`)
 SAMPLED = 64  # values of each tensor that tell weights apart
 STRIDE = 2_654_435_761  # values between two of these: a prime, so that all rows and columns are among them
 RUNTIME = ("dtype", "transformers_version", "_name_or_path")  # of a configuration: how it was loaded, and by what
@@ -56,6 +57,7 @@ class LoadedModel:
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
     max_length: int | None = None  # tokens of a session that were asked for; None: the model's context, if it fits
     weights: str = ""  # digest of what it computes with: tensors, configuration, quantization, adapter
+    fusion: Path | None = None  # folder of a drafter that reads hidden states (`eagle.engine`); None: it is none
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def load_model(options: LoadOptions) -> LoadedModel:
     kept = None if options.pruning is None else options.pruning.ids_of(description)
     if kept is not None:
         cut_head(model, kept)
-    return LoadedModel(model, description, kept, options.max_length, _digest(weights))
+    fusion = Path(source) if (Path(source) / FUSION).is_file() else None
+    return LoadedModel(model, description, kept, options.max_length, _digest(weights), fusion)
 
 
 def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingDefaults:

@@ -23,6 +23,7 @@ class ForwardRequest:
     tree: TokenTree = NO_TREE
     wanted: tuple[int, ...] | None = None  # rows of logits, ascending: 0 is the root, i + 1 node i; None: all
     more: int = 0  # nodes that may follow without another request, and have slots
+    hidden: bool = False  # the engine notes what its head has read for each of these rows
 
     @property
     def size(self) -> int:
@@ -129,7 +130,7 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     branch: list[int] = []
     shared: Sequence[int] = ()
     if kept == len(cached.ids) and cached.tree.tokens:
-        branch = _emitted(cached.tree, context[kept:])
+        branch = emitted(cached.tree, context[kept:])
         if kept + len(branch) == len(context):
             shared = _shared(cached.tree, tree, branch[-1] if branch else ROOT)
     size, root = len(context), request.wanted is None or 0 in request.wanted
@@ -163,7 +164,7 @@ def common_prefix(cached: tuple[int, ...], context: tuple[int, ...]) -> int:
     return bisect_left(sizes, True, key=lambda size: cached[:size] != context[:size])
 
 
-def _emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
+def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
     """Nodes of the tree on the path that `tokens` follow: those that were committed since."""
     path: list[int] = []
     parent, ids, parents = ROOT, tree.tokens, tree.parents

@@ -8,6 +8,7 @@ import itertools
 import logging
 import threading
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -169,9 +170,19 @@ class GraphRunner:
         cache: where keys and values are.
         windows: of the model's layers.
         device: of the model.
+        read: what the head of the latest forward has read, (tokens, width).
+        note: takes that of the rows of a replay.
     """
 
-    def __init__(self, forward: Forward, cache: KVCache, windows: Windows, device: torch.device) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        cache: KVCache,
+        windows: Windows,
+        device: torch.device,
+        read: Callable[[], Tensor | None],
+        note: Callable[[Tensor], None],
+    ) -> None:
         self._forward, self._cache, self._windows, self._device = forward, cache, windows, device
         self._padding_slots = [pool_of(cache, window).padding_slot for window in windows]
         self._capture: GraphCapture | None = capture_for(device)
@@ -179,6 +190,8 @@ class GraphRunner:
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
+        self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
+        self._note, self._read = note, read
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -241,6 +254,8 @@ class GraphRunner:
             return self._forward(inputs, inputs.kept[:rows]).float()
         self._replays[size]()
         assert self._logits is not None
+        if self._states is not None:
+            self._note(self._states.index_select(0, inputs.kept[:rows]))
         # A copy, as the next forward writes to the same memory.
         return self._logits.index_select(0, inputs.kept[:rows]).float()
 
@@ -331,7 +346,10 @@ class GraphRunner:
         logits = self._forward(inputs)
         if self._logits is None:  # the first time of all, before anything is captured
             self._logits = torch.empty_like(logits)
+            self._states = None if (states := self._read()) is None else torch.empty_like(states)
         self._logits[: len(logits)].copy_(logits)
+        if self._states is not None and (states := self._read()) is not None:
+            self._states[: len(states)].copy_(states)
 
 
 def pool_of(cache: KVCache, window: Window | None) -> KVPool:
@@ -360,17 +378,36 @@ class ModelRunner:
         self._numbers = [self._windows.index(window) for window in windows]  # of each attention module's window
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
+        self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
+        self.hidden: dict[BatchSlice, Tensor] = {}  # the same of the latest `run`
+        if (head := model.get_output_embeddings()) is not None:
+            own = weakref.ref(self)  # a model that is used otherwise must not keep a cache that is not
+
+            def note(_: object, inputs: tuple[Tensor, ...]) -> None:
+                if (runner := own()) is not None:
+                    runner._note(*inputs[:1])
+
+            head.register_forward_pre_hook(note)
+
+    def _note(self, read: Tensor | None = None) -> None:
+        self.read = None if read is None else read.reshape(-1, read.shape[-1])
 
     def use_graphs(self) -> GraphRunner:
         """From now on forwards read numbers of tokens, and can be captured."""
-        self.graphs = GraphRunner(self.forward, self._cache, self._windows, self._device)
+        forward, windows, read = self.forward, self._windows, lambda: self.read
+        self.graphs = GraphRunner(forward, self._cache, windows, self._device, read, self._note)
         return self.graphs
 
     def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
         if self.graphs is None or too_large(slices):
             return self._flat(slices)
-        return _split(self.graphs.run(slices), slices)
+        logits = _split(self.graphs.run(slices), slices)
+        self._split_read(slices)
+        return logits
+
+    def _split_read(self, slices: Sequence[BatchSlice]) -> None:
+        self.hidden = {} if self.read is None else _split(self.read, slices)
 
     def following(self, slices_at: Callable[[int], Sequence[BatchSlice]], steps: int) -> Callable[[Tensor], Tensor]:
         """As of `GraphRunner`.
@@ -410,7 +447,9 @@ class ModelRunner:
         else:
             places = {one: place for place, one in enumerate(slices)}
             ids = ids[sent(torch.tensor([places[one] for one in batch.slices]), self._device)]
-        return _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
+        logits = _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
+        self._split_read(batch.slices)
+        return logits
 
     def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout | Tensor], kept: Tensor | None) -> Tensor:
         """The model's logits, (rows, V), where layers see what the layout of their window says."""
@@ -427,7 +466,10 @@ class ModelRunner:
             ).logits[0]
         finally:
             self._layouts.of_layers = None
-        return logits if kept is None or options else logits.index_select(0, kept)
+        if kept is None or options:
+            return logits
+        self.read = None if self.read is None else self.read.index_select(0, kept)
+        return logits.index_select(0, kept)
 
 
 def _split(logits: Tensor, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 from crossdraft.config.engine import DrafterOptions, EngineOptions, ModelSettings, TargetOptions
 from crossdraft.engine.compilation import pack
 from crossdraft.engine.device import device_of
+from crossdraft.engine.eagle.engine import EagleEngine, StateLayer
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
 from crossdraft.engine.loader import LoadedModel, LoadOptions, LoraModule, Pruning, fingerprint, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
-from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.paths import standing_draws
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
@@ -145,13 +146,20 @@ class RunningModel:
         tokenization = tokenization_of(about, side)
         pack(loaded.model)
         compiled = False if graph_sizes == () else None
-        engine = engine_of(
-            loaded.model, loaded.max_length, budget, reuse=reuse, graph_sizes=graph_sizes, compiled=compiled
-        )
+        engine: Engine
+        if loaded.fusion is not None:
+            if side is Side.TARGET:
+                raise ModelLoadError(f"{about.model} reads the hidden states of a target: it can only draft")
+            engine = EagleEngine(StateLayer.of(loaded.model, loaded.fusion), loaded.max_length, budget)
+        else:
+            options = {"reuse": reuse, "graph_sizes": graph_sizes, "compiled": compiled}
+            engine = engine_of(loaded.model, loaded.max_length, budget, **options)
         columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
         step = engine.step if emulation is None else emulation.step_of(engine, columns)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
-        about = replace(about, context=engine.max_length, fingerprint=identity)
+        reads = side is Side.TARGET or loaded.fusion is not None
+        size = engine.hidden_size if reads else 0
+        about = replace(about, context=engine.max_length, fingerprint=identity, hidden_size=size)
         letters = tokenization.vocabulary.letters
         noise = KeyedNoise.of(tokenization.vocabulary)
         clocks = Clocks(noise, engine.device, loaded.kept, [*map(len, letters)])

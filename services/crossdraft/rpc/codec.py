@@ -26,7 +26,7 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
-from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingDefaults, SamplingOptions
+from crossdraft.types.messages import Description, HiddenStates, NoiseKey, Sample, SamplingDefaults, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.v1 import drafter_pb2 as drafter_pb
@@ -39,6 +39,7 @@ MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
 MAX_BIASES = 1 << 16  # of a request's logit_bias, and of its bad_words
 MAX_STOPS = 1 << 16  # ids that may end an output
 MAX_WORDS = 1 << 20  # ids of all bad_words
+MAX_STATES = 1 << 12  # hidden states in one message
 MAX_BITS = 32  # of a number
 SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
@@ -96,6 +97,19 @@ def plain_fields(message: Message) -> dict[str, Any]:
 def plain_value(value: Any) -> Any:
     """Of a field that is no message: a list as a tuple."""
     return value if isinstance(value, str | bytes | int | float) else tuple(value)
+
+
+def encode_hidden(hidden: HiddenStates) -> pb.HiddenStates | None:
+    return pb.HiddenStates(**vars(hidden)) if hidden.places else None
+
+
+def decode_hidden(message: pb.HiddenStates) -> HiddenStates:
+    """Raises BadMessage unless states are of one size, at places that ascend."""
+    places, size = tuple(message.places), len(message.states)
+    check_max(len(places), MAX_STATES, "hidden.places")
+    if list(places) != sorted(set(places)) or size % (2 * len(places) or size or 1) or bool(places) != bool(size):
+        raise BadMessage(f"hidden has {size} bytes of states for the places {list(places)}, which must ascend")
+    return HiddenStates(places, message.states)
 
 
 def encode_seconds(seconds: float) -> int:

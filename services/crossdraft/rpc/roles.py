@@ -75,6 +75,7 @@ def _read_open_target(message: target_pb.OpenTarget, share: object, size: int | 
         likely=message.likely if message.HasField("likely") else None,
         ignore_stops=message.ignore_stops,
         stop_ids=codec.decode_id_tuple(message.stop_ids, "stop_ids", size, codec.MAX_STOPS),
+        hidden=message.hidden,
     )
 
 
@@ -163,6 +164,7 @@ def _write_done(reply: PassDone, written: Written) -> target_pb.PassDone:
         shared=reply.shared if reply.shared > 1 else 0,
         fed=reply.fed,
         first=reply.first,
+        hidden=codec.encode_hidden(reply.hidden),
     )
 
 
@@ -176,8 +178,8 @@ def _read_done(message: target_pb.PassDone, nodes: Sequence[Row | Sample], size:
         raise BadMessage("done needs rows or samples, one answer at least")
     seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
     forwards, shared = max(1, message.forwards), max(1, message.shared)
-    more, fed, first = message.more, message.fed, message.first
-    return PassDone(message.number, tuple(nodes), seconds, queued, more, forwards, shared, fed, first)
+    more, fed, first, hidden = message.more, message.fed, message.first, codec.decode_hidden(message.hidden)
+    return PassDone(message.number, tuple(nodes), seconds, queued, more, forwards, shared, fed, first, hidden)
 
 
 def _write_fetched(reply: RowFetched, written: Written) -> target_pb.RowFetched:
@@ -245,7 +247,8 @@ def _read_open_drafter(message: drafter_pb.OpenDrafter, share: object, size: int
 
 
 def _write_draft(request: Draft, written: Written) -> drafter_pb.Draft:
-    return drafter_pb.Draft(**vars(request) | {"letters": request.letters.encode()})
+    hidden = codec.encode_hidden(request.hidden)
+    return drafter_pb.Draft(**vars(request) | {"letters": request.letters.encode(), "hidden": hidden})
 
 
 def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> Draft:
@@ -261,7 +264,8 @@ def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> D
     if not 0 <= message.least_likely <= 1:  # false for NaN as well
         raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
     letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
-    shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely
+    hidden = codec.decode_hidden(message.hidden)
+    shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely, hidden
     return Draft(message.epoch, message.offset, letters, message.count, *shape)
 
 
@@ -432,7 +436,7 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
                 "done",
                 _write_done,
                 _read_done,
-                lambda one: sum(map(_weight_of_node, one.nodes)),
+                lambda one: sum(map(_weight_of_node, one.nodes)) + len(one.hidden.states),
                 _share_of_done,
             ),
             Kind(RowFetched, "fetched", _write_fetched, _read_fetched, lambda one: 4 * len(one.row.ids)),
@@ -459,7 +463,7 @@ DRAFTER: RoleCodec[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Rol
         "requests",
         (
             Kind(BeginSession, "open", _write_open_drafter, _read_open_drafter, _weight_of_open),
-            Kind(Draft, "draft", _write_draft, _read_draft, lambda one: len(one.letters)),
+            Kind(Draft, "draft", _write_draft, _read_draft, lambda one: len(one.letters) + len(one.hidden.states)),
             # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
             _alike(Advance, "advance", drafter_pb.Advance),
             Kind(Score, "score", _write_score, _read_score, lambda one: sum(map(len, one.strings))),

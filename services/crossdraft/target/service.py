@@ -11,7 +11,7 @@ from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any
 
-from crossdraft.engine.device import fetched
+from crossdraft.engine.device import fetched, state_bytes
 from crossdraft.engine.distributions import (
     NOT_FINITE,
     History,
@@ -38,6 +38,7 @@ from crossdraft.types.messages import (
     MOST_SCORED,
     Description,
     FetchRow,
+    HiddenStates,
     OpenTarget,
     Pass,
     PassDone,
@@ -128,6 +129,7 @@ class Found:
     answer: ForwardResult
     seconds: float  # from its first step, or in a run from the token before, until it was sampled
     queued: float  # seconds until its first step
+    hidden: Sequence[bytes] = ()  # what the head read for each of the nodes, as `HiddenStates`; none: not asked for
 
 
 @dataclass
@@ -320,8 +322,10 @@ class TargetSession:
     def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[Found]:
         """Runs in the model thread."""
         masks = masks or self._masks(self._text, request)
-        answer: ForwardResult = yield ForwardRequest(self, self._context, request.tree, request.wanted)
-        asked = self._nodes(answer.logits, self._context, request, masks)
+        context, asks = self._context, self._opening.hidden
+        answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted, hidden=asks)
+        hidden = self._running.thread.engine.hidden.pop(self, None)
+        asked = self._nodes(answer.logits, context, request, masks)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
         if request.draws:
@@ -333,7 +337,7 @@ class TargetSession:
             self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
             sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
         nodes = yield sampling
-        return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued)
+        return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued, state_bytes(hidden))
 
     def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass, masks: "Future[Bits] | None") -> Nodes:
         try:
@@ -369,7 +373,8 @@ class TargetSession:
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
             asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1)))) if guess else request
             masks = masks or self._masks(text, asked)
-            answer: ForwardResult = yield ForwardRequest(self, context, asked.tree)
+            answer: ForwardResult = yield ForwardRequest(self, context, asked.tree, hidden=opening.hidden)
+            hidden = self._running.thread.engine.hidden.pop(self, None)
             offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
             drawn = yield self._sampling(self._nodes(answer.logits, context, asked, masks), offsets)
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
@@ -386,7 +391,8 @@ class TargetSession:
                 text, masks = Letters(text + self._running.tokenization.letters_of(tokens)), None
                 more = more and not self._matcher.slow
             # The loop makes the reply: the model thread has other things to do.
-            found = Found(partial(tuple, samples), answer, ended - began, queued)
+            hidden = None if more or hidden is None else hidden[len(tokens) - 1 : len(tokens)]
+            found = Found(partial(tuple, samples), answer, ended - began, queued, state_bytes(hidden))
             drew = partial(self._drew, request, found, more, first)
             self._running.thread.call_soon(self._loop, drew)
             first += len(tokens)
@@ -455,8 +461,22 @@ def _fetched(
 
 def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> PassDone:
     """What was found, as it is sent."""
-    answer, times = found.answer, (found.seconds, found.queued)
-    return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
+    answer, times, nodes, hidden = found.answer, (found.seconds, found.queued), found.nodes(), HiddenStates()
+    if found.hidden:
+        places = (first + len(nodes) - 1,) if request.run > 1 else followed(request, nodes)
+        at = [0] if request.run > 1 else [request.answered.index(place) for place in places]
+        hidden = HiddenStates(places, b"".join(found.hidden[number] for number in at))
+    return PassDone(request.number, nodes, *times, more, 1, answer.sessions, answer.tokens, first, hidden)
+
+
+def followed(request: Pass, nodes: Sequence[Row | Sample]) -> tuple[int, ...]:
+    """The nodes of a pass whose states are of use: all but those where the samples before go another way."""
+    drawn = {place: node.token for place, node in zip(request.answered, nodes, strict=True) if isinstance(node, Sample)}
+    kept = {0}
+    for place, (token, parent) in enumerate(zip(request.tree.tokens, request.tree.parents, strict=True), 1):
+        if parent + 1 not in drawn or (parent + 1 in kept and drawn[parent + 1] == token):
+            kept.add(place)
+    return tuple(place for place in request.answered if place in kept)
 
 
 async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:

@@ -42,8 +42,9 @@ def make(recipe: Recipe, folder: Path, work: Path) -> None:
     pool = tokenize(corpus.training, tokenizer, folder / "corpus.npz")
     held_out = tokenize(corpus.held_out, tokenizer, folder / "held-out.npz")
     names = () if recipe is TARGET else WRITTEN
-    written = {name: _written(work, name) for name in names}
-    texts = {name: tokenize(some, tokenizer, folder / f"{name}-{len(some)}.npz") for name, some in written.items()}
+    texts = {
+        name: tokenize(some := written(work, name), tokenizer, folder / f"{name}-{len(some)}.npz") for name in names
+    }
     size = sum(len(document.text.encode()) for document in corpus.held_out)
     model = build_model(recipe, tokenizer)
 
@@ -64,13 +65,13 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _written(work: Path, name: str) -> tuple[Document, ...]:
+def written(work: Path, name: str, rounds: int = ROUNDS) -> tuple[Document, ...]:
     """Texts by the target in `work`: `written` to learn from, `greedy` after held-out prompts to judge by."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED / TARGET.name)
     model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
     prompts = read_corpus().held_out if name == "greedy" else read_corpus().training
     pool = tokenize(prompts, tokenizer, work / f"{name}-prompts.npz")
-    return write_texts(model, tokenizer, pool, work / f"{name}.jsonl", WRITTEN[name])
+    return write_texts(model, tokenizer, pool, work / f"{name}.jsonl", WRITTEN[name][:rounds])
 
 
 if __name__ == "__main__":
