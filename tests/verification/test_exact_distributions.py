@@ -239,7 +239,7 @@ def trees() -> list[Setup]:
     return few_or_full(found, lambda setup: setup.toy.name in (NESTED.name, ENDING.name))
 
 
-@pytest.mark.parametrize("setup", trees(), ids=str)
+@pytest.mark.parametrize("setup", trees(), ids=named)
 def test_trees_of_methods_that_judge_rows(setup: Setup) -> None:
     assert error(setup) < EXACT
 
