@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.client import Generation, GenerationRequest, Overlap
+from crossdraft.engine.eagle.engine import EagleEngine
 from crossdraft.engine.names import BUNDLED
 from crossdraft.session.target_side import TargetSide
 from crossdraft.types.messages import HiddenStates, SamplingOptions
@@ -141,7 +142,13 @@ async def test_hidden_states_that_are_lost_change_no_text(
     stack: Stack, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a target's replies lack them; of no pass, of some, and of all."""
-    made, sent, numbers = TargetSide.hidden, [], count()
+    made, sent, numbers, given, take = TargetSide.hidden, [], count(), [], EagleEngine.give
+
+    def give(engine: EagleEngine, session: object, context: tuple[int, ...], states: dict[int, bytes]) -> None:
+        given[-1] += len(states)
+        take(engine, session, context, states)
+
+    monkeypatch.setattr(EagleEngine, "give", give)
     for lost in (lambda: False, lambda: next(numbers) % 2 == 1, lambda: True):
 
         def hidden(side: TargetSide, lost: Callable[[], bool] = lost) -> HiddenStates:
@@ -150,12 +157,28 @@ async def test_hidden_states_that_are_lost_change_no_text(
             return found
 
         sent.append(0)
+        given.append(0)
         monkeypatch.setattr(TargetSide, "hidden", hidden)
         generations = await compared(stack, reference, "slem", EAGLE, plain_cases())
         tokens = sum(statistics(generation).tokens for generation in generations)
         # The first draft leaves before any pass, and what follows the last draft is of no use.
         assert sent[-1] <= tokens
     assert sent[0] > sent[1] > sent[2] == 0
+    assert [bool(one) for one in given] == [True, True, False]  # not all: a drafter may write the text in other tokens
+
+
+async def test_states_of_another_width_end_the_drafting_alone(
+    stack: Stack, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TargetSide, "hidden", lambda _: HiddenStates((0,), b"ab"))
+    case, pipeline = plain_cases()[0], await stack.pipeline(EAGLE)
+    request = GenerationRequest(case.prompt, method="slem", max_tokens=case.tokens, options=case.options, overlap="off")
+    async with pipeline.run(request) as generation:
+        async for _ in generation:
+            pass
+    assert reference.check(case, generation.ids)
+    assert generation.statistics is not None
+    assert "have 1 numbers each, and this drafter reads such of 256" in generation.statistics.drafter_lost
 
 
 async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:

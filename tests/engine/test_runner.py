@@ -68,6 +68,7 @@ def test_what_the_head_reads_is_handed_out_to_who_asks(llama: PreTrainedModel, g
     """Of each row the hidden state, also of a forward that is replayed, and of a session that shares it with others."""
     engine, tree = Engine(llama, graphs=graphs), TokenTree((3, 4, 5), (-1, 0, -1))
     assert engine.hidden_size == llama.config.hidden_size
+    assert not graphs or engine.runner.graphs.sizes == SIZES
     for wanted in (None, (0, 2), (3,)):
         asked = Request("a", PROMPT, tree, wanted, hidden=True)
         engine.forward([Request("b", PROMPT[::-1], tree), asked, Request("c", PROMPT[2:])])

@@ -170,11 +170,11 @@ def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
     sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
     paths = [*sent.tree.paths()]
     samples = tuple(Sample({(): 1, (0,): 0, (1,): 2, (1, 0): 1}[path], -0.5) for path in paths)
-    states = HiddenStates((0, 1, 2), b"".join(bytes((node, 0)) for node in range(3)))
+    states = HiddenStates((0, 1, 2, 3), b"".join(bytes((node, 0)) for node in range(4)))
     out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0, hidden=states)), 2.0)
     draft = only(Draft, out)
     assert draft.letters == "bab"  # "b", then "ab", which is one token
-    assert draft.hidden == HiddenStates((0, 1), bytes((0, 0, 1 + paths.index((1,)) - 1, 0)))
+    assert draft.hidden == HiddenStates((0, 1), bytes((0, 0, paths.index((1,)), 0)))
     drafted = Drafted(2, (DraftToken(0),), 0.0)
     sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 3.0))
     samples = tuple(Sample(1, -0.5) for _ in sent.tree.paths())
