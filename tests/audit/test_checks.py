@@ -7,7 +7,16 @@ import httpx2 as httpx
 import pytest
 
 from crossdraft.audit.checks import NOT_CHECKED, OK, AuditPlan, Result, audit, compared, draw_of
-from crossdraft.audit.endpoint import LONGEST_WAIT, CannotBeAudited, Endpoint, Place, Reply, RequestRefused, reply_of
+from crossdraft.audit.endpoint import (
+    LONGEST_WAIT,
+    Abilities,
+    CannotBeAudited,
+    Endpoint,
+    Place,
+    Reply,
+    RequestRefused,
+    reply_of,
+)
 from tests.audit.toy import PROMPT, TOKENS, Toy
 
 PLAN = AuditPlan(
@@ -128,9 +137,7 @@ async def test_what_an_endpoint_lets_one_ask_for_is_learnt() -> None:
     async with Toy(apis=("/v1/chat/completions",), strict=True, most_listed=5, several=False).endpoint(
         choices=16
     ) as one:
-        able = one.abilities
-        assert (one.model, able.api, able.top, able.choices) == ("toy", "chat", 5, 1)
-        assert able.neutral == {"top_p": 1}
+        assert (one.model, one.abilities) == ("toy", Abilities("chat", 5, 1, {"top_p": 1}))
         assert PLAN.requests(one, None) == 2 * 150 + 3
         assert LAWS.requests(one, one) == 2 * 150
     toy = Toy()
@@ -213,11 +220,9 @@ async def test_what_vllm_adds_to_its_lists_is_no_bias(api: str) -> None:
 
 async def test_an_end_that_is_not_reported_is_no_bias() -> None:
     """Draws beside it would look too frequent: no token is tested at the depth of the first such end, or behind."""
-    plan = replace(LAWS, tokens=8, samples=400)
-    result = await audited(plan, Toy(end=TOKENS[0]))
+    result = await audited(replace(LAWS, tokens=8, samples=400), Toy(end=TOKENS[0]))
     assert result.faults == ()
     assert any("only the first" in check.finding for check in result.checks if check.verdict == NOT_CHECKED)
-    assert "temperature" not in (await audited(plan, Toy(end=TOKENS[0]))).faults
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
@@ -246,37 +251,28 @@ def test_what_the_reference_does_not_list_is_judged_only_if_it_is_far_off() -> N
     assert judged(reply(" bar", -0.1), reply(" a", -0.1, -0.2)) == (pytest.approx(0.1), True)
 
 
-def test_a_plan_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"4 prompts are to be used and there are 3: give --prompts FILE"):
-        replace(PLAN, greedy=4)
-    with pytest.raises(ValueError, match=r"--level must be between 0 and 1"):
-        replace(PLAN, level=1.0)
-    with pytest.raises(ValueError, match=r"nothing is checked"):
-        replace(BRIEF, greedy=0)
+METRICS = (
+    "# TYPE {0}draft_tokens_total counter\n"
+    '{0}draft_tokens_total{{engine="0",model_name="a b}} c"}} 2345.0\n'
+    '{0}draft_tokens_total{{engine="1"}} 1e+06\n'
+    '{0}draft_tokens_created{{engine="1"}} 1.7e+09\n'
+    "{0}accepted_tokens_total 7.0\n"
+    '{0}accepted_tokens_per_pos_total{{position="0"}} 5.0\n'
+)
 
 
-@pytest.mark.parametrize("prefix", ["vllm:", "crossdraft_"])
-async def test_draft_tokens_are_read_from_metrics(prefix: str) -> None:
-    name = f"{prefix}spec_decode_num_"
-    text = (
-        f"# TYPE {name}draft_tokens_total counter\n"
-        f'{name}draft_tokens_total{{engine="0",model_name="a b}} c"}} 2345.0\n'
-        f'{name}draft_tokens_total{{engine="1"}} 1e+06\n'
-        f'{name}draft_tokens_created{{engine="1"}} 1.7e+09\n'
-        f"{name}accepted_tokens_total 7.0\n"
-        f'{name}accepted_tokens_per_pos_total{{position="0"}} 5.0\n'
-    )
-    http = httpx.MockTransport(
-        lambda request: httpx.Response(200 if request.url.path == "/metrics" else 404, text=text)
-    )
-    assert await Endpoint(url="http://a", prompt=PROMPT, transport=http).drafted() == (1_002_345, 7)
-
-
-async def test_draft_tokens_are_not_known_where_metrics_do_not_say() -> None:
-    others = httpx.Response(200, text="vllm:spec_decode_num_draft_tokens_created 1.0\n")
-    for answer in (others, httpx.Response(404, text="vllm:spec_decode_num_draft_tokens_total 1.0")):
-        http = httpx.MockTransport(lambda _, answer=answer: answer)
-        assert await Endpoint(url="http://a", prompt=PROMPT, transport=http).drafted() is None
+@pytest.mark.parametrize(
+    ("status", "text", "found"),
+    [
+        (200, METRICS.format("vllm:spec_decode_num_"), (1_002_345, 7)),
+        (200, METRICS.format("crossdraft_spec_decode_num_"), (1_002_345, 7)),
+        (404, METRICS.format("vllm:spec_decode_num_"), None),
+        (200, "vllm:spec_decode_num_draft_tokens_created 1.0\n", None),
+    ],
+)
+async def test_draft_tokens_are_read_from_metrics(status: int, text: str, found: tuple[int, int] | None) -> None:
+    http = httpx.MockTransport(lambda request: httpx.Response(status, text=text))
+    assert await Endpoint(url="http://a", prompt=PROMPT, transport=http).drafted() == found
 
 
 async def test_a_refusal_by_every_api_is_told_as_it_is() -> None:

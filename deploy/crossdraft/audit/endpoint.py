@@ -260,7 +260,7 @@ def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
         tokens = said.get("tokens") or ()
         columns = tokens, said.get("token_logprobs") or (), said.get("top_logprobs") or [{} for _ in tokens]
         rows = zip(*columns, strict=True)
-        places = [_place(token, _raw(token), value, list((listed or {}).items()), top) for token, value, listed in rows]
+        places = [_place(token, token.encode(), value, [*(top_of or {}).items()], top) for token, value, top_of in rows]
     content = choice if "text" in choice else choice["message"]
     names = ("text", "content", "reasoning_content", "reasoning")  # of a model that reasons, what it has said so far
     text = next((content[one] for one in names if content.get(one)), "")
@@ -268,7 +268,7 @@ def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
 
 
 def _of_chat(said: Mapping[str, Any], top: int) -> Place:
-    raw = bytes(said["bytes"]) if said.get("bytes") is not None else _raw(said["token"])
+    raw = said["token"].encode() if said.get("bytes") is None else bytes(said["bytes"])
     listed = [(one["token"], one["logprob"]) for one in said.get("top_logprobs") or ()]
     return _place(said["token"], raw, said["logprob"], listed, top)
 
@@ -281,10 +281,3 @@ def _place(token: str, raw: bytes, value: float, listed: Sequence[tuple[str, flo
     kept = tuple(sorted(listed, key=lambda one: (-one[1], one[0] == token))[:top])
     twice = len(dict(listed)) < len(listed)
     return Place(token, raw, float(value), kept, twice or any(not name or "\ufffd" in name for name, _ in kept))
-
-
-def _raw(token: str) -> bytes:
-    """OpenAI writes bytes that are no text as `bytes:\\xe2\\x80`."""
-    if token.startswith("bytes:\\x"):
-        return bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
-    return token.encode()

@@ -44,12 +44,6 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     check_report(file)
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
-    if fields_of("--reference-body", reference.reference_body) and not (reference.reference_url or reference.model):
-        raise UsageError("--reference-body needs a reference: give --reference-url or --model")
-    for option, url in (("--url", endpoint.url), ("--reference-url", reference.reference_url)):
-        if url:
-            base_url(url, option)
-    fields_of("--extra-body", endpoint.extra_body)
     with checked_options():
         given = read(options.prompts)
         texts = tuple(str(one.content) for one in texts_of(given))
@@ -74,7 +68,11 @@ def fields_of(option: str, text: str) -> dict[str, Any]:
 async def run(
     plan: AuditPlan, audited: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile
 ) -> None:
-    """Raises CommandFailed, also if a fault was found, and CannotBeAudited, also if nothing was checked."""
+    """Raises UsageError; CommandFailed, also if a fault was found; CannotBeAudited, also if nothing was checked."""
+    url = base_url(reference.reference_url, "--reference-url") if reference.reference_url else ""
+    extra = fields_of("--reference-body", reference.reference_body)
+    if extra and not (url or reference.model):
+        raise UsageError("--reference-body needs a reference: give --reference-url or --model")
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     asks = partial(Endpoint, prompt=plan.prompts[0], concurrency=options.concurrency, timeout=options.timeout)
     async with AsyncExitStack() as stack:
@@ -87,15 +85,14 @@ async def run(
             extra=fields_of("--extra-body", audited.extra_body),
         )
         await stack.enter_async_context(endpoint)
-        able, other, url = endpoint.abilities, None, reference.reference_url
+        able, other = endpoint.abilities, None
         if reference.model:
             wanted = Wanted("target", reference.model, threads_each(1), engine=reference.engine)
             (target,) = await stack.enter_async_context(running([wanted]))
             (front,) = await stack.enter_async_context(running([HttpServer(target.address, "", MIN_OUTPUTS)]))
             url = f"http://{front.address}"
         if url:
-            extra, key = fields_of("--reference-body", reference.reference_body), reference.reference_api_key
-            other = asks(url=base_url(url, "--reference-url"), key=key, extra=extra, api=able.api)
+            other = asks(url=url, key=reference.reference_api_key, extra=extra, api=able.api)
             await stack.enter_async_context(other)
         planned, asked = plan.requests(endpoint, other), [one for one in (endpoint, other) if one is not None]
         with counted(planned, "requests") as advance:
