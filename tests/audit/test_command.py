@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.audit.checks import AuditPlan, Result
-from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Pace
 from crossdraft.audit.report import FEW_DRAFTED, Report, verdict_of
-from crossdraft.cli.audit import Audit
+from crossdraft.cli.audit import run
+from crossdraft.cli.generate import named
 from crossdraft.cli.running import PROMPTS, CommandFailed
-from crossdraft.config.commands import ReportFile
-from crossdraft.config.engine import STARTED
+from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, ReportFile
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
@@ -26,7 +24,7 @@ from tests.endtoend.stack import serving
 from tests.serving.http.conftest import front
 
 SMALL: dict[str, Any] = {"greedy": 2, "greedy_tokens": 8, "sampled": 2, "samples": 32, "tokens": 3, "level": 1e-6}
-UNDRAFTED = {"speculative": {"drafter": "none"}}
+UNDRAFTED = '{"speculative": {"drafter": "none"}}'
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -43,13 +41,11 @@ async def url() -> AsyncIterator[str]:
         yield f"http://{served.server.address}"
 
 
-def audit_of(
-    url: str, file: ReportFile, extra: dict[str, Any], reference: str = "", api: str = "auto", **plan: Any
-) -> Audit:
-    wanted = AuditPlan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL | plan)
-    asked: dict[str, Any] = {"prompt": PROMPTS[0], "pace": Pace(timeout=600)}
-    endpoint = Endpoint(url, choices=16, extra=extra, api=api, **asked)
-    return Audit(wanted, endpoint, partial(Endpoint, extra=UNDRAFTED, **asked), reference, "", STARTED, file)
+async def audit(url: str, file: ReportFile, extra: dict[str, Any], reference: bool = False, **plan: Any) -> None:
+    options = AuditOptions(**{"tolerance": 0.01, "timeout": 600.0} | SMALL | plan)
+    beside = AuditReference(reference_url=url, reference_body=UNDRAFTED) if reference else AuditReference()
+    audited = AuditedEndpoint(url=url, extra_body=json.dumps(extra))
+    await run(AuditPlan(**named(AuditPlan, vars(options) | {"prompts": PROMPTS})), audited, beside, options, file)
 
 
 def file_in(folder: Path) -> ReportFile:
@@ -62,7 +58,7 @@ async def test_nothing_is_wrong_with_exact_methods(
     url: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = file_in(tmp_path)
-    await audit_of(url, file, {"speculative": {"method": method, "overlap": "off"}}, url).run()
+    await audit(url, file, {"speculative": {"method": method, "overlap": "off"}}, reference=True)
     shown = capsys.readouterr().out
     assert "demo at http://127.0.0.1" in shown
     assert "FAULT" not in shown
@@ -90,9 +86,9 @@ async def test_nothing_is_wrong_with_exact_methods(
     ],
 )
 def test_the_verdict_says_whether_speculation_was_tested(drafted: tuple[int, int] | None, said: str) -> None:
-    plan = AuditPlan(PROMPTS, temperature=1.0, tolerance=0.01, **SMALL)
+    plan = AuditPlan(PROMPTS, tolerance=0.01, **SMALL)
     counts = ("", "", "", "", "", 0, "", plan, 1, 1, 0)
-    assert verdict_of(Report(*counts, drafted, Result((), (), (), (), None, 0.0))).startswith(said)
+    assert verdict_of(Report(*counts, drafted, Result((), (), (), (), None))).startswith(said)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -100,9 +96,8 @@ async def test_a_planted_fault_ends_the_command_with_1(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server is told another temperature than the audit believes."""
-    audit = audit_of(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, samples=64)
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
-        await audit.run()
+        await audit(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, samples=64)
     assert raised.value.exit_code == 1
     assert "a temperature of +" in capsys.readouterr().out
 
@@ -121,20 +116,12 @@ async def test_a_planted_fault_ends_the_command_with_1(
 async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], faults: list[str]) -> None:
     """A temperature off by two percent is found at the sample size at which that is stated."""
     file = file_in(tmp_path)
-    audit = audit_of(url, file, extra, greedy=0, sampled=3, samples=1_700, tokens=8, level=0.001)
     with suppress(CommandFailed):
-        await audit.run()
+        await audit(url, file, extra, greedy=0, sampled=3, samples=1_700, tokens=8, level=0.001)
     assert file.json_file is not None
     found = json.loads(file.json_file.read_text())
     assert found["faults"] == faults
     assert found["result"]["power"]["temperature"] < 0.02
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Path) -> None:
-    chats = audit_of(url, file_in(tmp_path), {}, api="chat")
-    with pytest.raises(CannotBeAudited, match=r"completes no prompt by --api chat: .*HTTP 400"):
-        await chats.run()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +134,7 @@ async def test_chats_without_a_template_cannot_be_audited(url: str, tmp_path: Pa
         (("--reference-body", "[1]"), "--reference-body must be a JSON object"),
         (("--reference-body", '{"user": "me"}'), "--reference-body needs a reference: give --reference-url or --model"),
         (("--greedy", 0, "--samples", 0), "nothing is checked"),
-        (("--temperature", 0), "--temperature must be above 0"),
+        (("--level", 1), "--level must be between 0 and 1"),
         (("--greedy", 100), "100 prompts are to be used and there are 42: give --prompts FILE"),
         ((), "cannot connect to http://127.0.0.1:1"),
     ],

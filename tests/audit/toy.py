@@ -26,6 +26,7 @@ class Toy:
     """What it does as it should, unless told otherwise."""
 
     scale: float = 1.0  # of the temperature: a fault
+    second: float = 1.0  # of the temperature, further, of second tokens only: a fault
     forbidden: str = ""  # a token that is never drawn: a fault
     least: bool = False  # greedy texts have the least probable second token: a fault
     noise: float = 0.0  # of logits, in nats, as of other kernels
@@ -36,7 +37,6 @@ class Toy:
     several: bool = True  # outputs of a request
     end: str = ""  # a token that ends a text, and is not reported
     unlisted: float = 0.0  # share of drawn tokens without a list, as accepted draft tokens of llama.cpp
-    warm: bool = False  # log-probabilities are those at the request's temperature
     extra_listed: bool = False  # the drawn token is added to the list, as in vLLM
     starting: int = 0  # how often it lists no model before it does
     busy: list[httpx.Response] = field(default_factory=list)  # the first replies
@@ -47,7 +47,7 @@ class Toy:
         self.kernels = np.random.default_rng(11)
 
     def endpoint(self, **options: Any) -> Endpoint:
-        return Endpoint("http://toy", prompt=PROMPT, transport=httpx.MockTransport(self.answer), **options)
+        return Endpoint(url="http://toy", prompt=PROMPT, transport=httpx.MockTransport(self.answer), **options)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
@@ -101,13 +101,13 @@ class Toy:
         for number in range(body["max_tokens"]):
             values = logits(text) + self.noise * self.kernels.normal(size=len(TOKENS))
             if temperature:
-                weights = np.exp(values / (temperature * self.scale))
+                scale = self.scale * (self.second if number == 1 else 1.0)
+                weights = np.exp(values / (temperature * scale))
                 weights[[token == self.forbidden for token in TOKENS]] = 0
                 drawn = int(rng.choice(len(TOKENS), p=weights / weights.sum()))
             else:
                 drawn = int(values.argmin() if self.least and number == 1 else values.argmax())
-            reported = values / temperature if self.warm and temperature else values
-            yield drawn, reported - np.log(np.exp(reported).sum())
+            yield drawn, values - np.log(np.exp(values).sum())
             text += TOKENS[drawn]
 
     def said(self, drawn: int, values: Any, count: int) -> tuple[str, float, list[tuple[str, float]]]:

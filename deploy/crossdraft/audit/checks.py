@@ -9,17 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Place, Reply
-from crossdraft.audit.statistics import (
-    Draw,
-    LawTest,
-    Power,
-    chi_square,
-    holm,
-    information,
-    missing,
-    power_of,
-    temperature,
-)
+from crossdraft.audit.statistics import Draw, LawTest, Power, chi_square, holm, missing, power_of, temperature
 
 OK, FAULT, NOT_CHECKED = "ok", "FAULT", "not checked"
 CONTEXTS = 4  # first tokens of each prompt, the most frequent ones, after which the second token is tested
@@ -35,7 +25,6 @@ class AuditPlan:
     sampled: int  # prompts whose distributions are tested
     samples: int  # of each of them
     tokens: int  # of each sample, at most
-    temperature: float
     tolerance: float  # nats between log-probabilities that count as equal
     level: float  # probability of a false alarm in all tests of distributions together
 
@@ -44,16 +33,15 @@ class AuditPlan:
         largest = max(self.greedy, self.sampled)
         if largest > len(self.prompts):
             raise ValueError(f"{largest} prompts are to be used and there are {len(self.prompts)}: give --prompts FILE")
-        if not self.temperature > 0 or not 0 < self.level < 1 or not self.tolerance >= 0:
-            raise ValueError("--temperature must be above 0, --level between 0 and 1, and --tolerance at least 0")
+        if not 0 < self.level < 1 or not self.tolerance >= 0:
+            raise ValueError("--level must be between 0 and 1, and --tolerance at least 0")
         if not self.greedy and not (self.sampled and self.samples):
             raise ValueError("nothing is checked: --greedy, and --sampled or --samples are 0")
 
     def requests(self, endpoint: Endpoint, reference: Endpoint | None) -> int:
         """How many will be sent to both together, without those that are sent again."""
-        batches = -(-self.samples // endpoint.abilities.choices)
-        laws = self.sampled * (batches + 2 * (self.temperature != 1)) if endpoint.abilities.top else 0
-        return laws + self.greedy * (1 if reference is None else 2)
+        batches = -(-self.samples // endpoint.abilities.choices) if endpoint.abilities.top else 0
+        return self.sampled * batches + self.greedy * (1 if reference is None else 2)
 
 
 @dataclass(frozen=True)
@@ -71,8 +59,8 @@ class Difference:
 
     prompt: int  # from 1
     token: int  # from 1
-    gap: float | None  # nats by which the token is less probable; None: that cannot be told
-    at_least: bool  # the token is not listed: the gap is larger still
+    gap: float  # nats by which the token is less probable
+    at_least: bool  # that is all that can be told: the token is not listed
     text: str  # what came, and in place of what
 
 
@@ -85,7 +73,6 @@ class Result:
     tests: tuple[LawTest, ...]
     adjusted: tuple[float, ...]  # p-value of each test, corrected for their number
     power: Power | None  # None: no distribution was tested
-    information: float  # of all samples, nats²
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -105,17 +92,16 @@ async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None)
         )
     checks, differences = await greedy(plan, endpoint, reference)
     draws, tests, notes = await laws(plan, endpoint)
-    adjusted = tuple(holm([test.p for test in tests]))
+    adjusted = holm([test.p for test in tests])
     for kind in dict.fromkeys(test.kind for test in tests):
         mine = [(p, test) for p, test in zip(adjusted, tests, strict=True) if test.kind == kind]
         p, worst = min(mine, key=lambda one: one[0])
-        finding = (
-            f"{len(mine)} test{'s' * (len(mine) > 1)}, smallest corrected p {p:.2g}: {worst.finding}, {worst.where}"
-        )
+        count = f"{len(mine)} test{'s' * (len(mine) > 1)}"
+        finding = f"{count}, smallest corrected p {p:.2g}: {worst.finding}, {worst.where}"
         checks.append(Check(kind, FAULT if p < plan.level else OK, finding))
     checks += [Check("distributions", NOT_CHECKED, note) for note in notes]
-    power = power_of(draws, tests, plan.level) if tests else None
-    return Result(tuple(checks), tuple(differences), tuple(tests), adjusted, power, information(draws))
+    power = power_of(draws, len(tests), plan.level) if tests else None
+    return Result(tuple(checks), tuple(differences), tuple(tests), tuple(adjusted), power)
 
 
 # Greedy texts.
@@ -129,20 +115,19 @@ async def greedy(
     if not prompts:
         return [Check("greedy text", NOT_CHECKED, "--greedy 0")], []
     ours = await _outputs(endpoint, prompts, plan.greedy_tokens)
+    theirs = ours if reference is None else await _outputs(reference, prompts, plan.greedy_tokens)
+    pairs = list(zip(ours, theirs, strict=True))
+    compare = {
+        "greedy by its own log-probabilities": [_own_gap(*one) for one in enumerate(ours, 1)],
+        "greedy text, against the reference": [compared(number, *pair) for number, pair in enumerate(pairs, 1)],
+    }
+    done = [bool(endpoint.abilities.top), reference is not None]
     checks, differences = [], []
-    if endpoint.abilities.top:
-        found = [gap for gap in map(_own_gap, range(1, len(ours) + 1), ours) if gap is not None]
-        checks.append(_judged("greedy by its own log-probabilities", len(ours), found, plan.tolerance))
-        differences += found
-    if reference is not None:
-        theirs = await _outputs(reference, prompts, plan.greedy_tokens)
-        pairs = list(zip(ours, theirs, strict=True))
-        found = [compared(number, *pair) for number, pair in enumerate(pairs, 1) if pair[0].text != pair[1].text]
-        checks.append(_judged("greedy text, against the reference", len(ours), found, plan.tolerance))
-        differences += found
-        if endpoint.abilities.top:
-            checks.append(_values(pairs, plan.tolerance))
-    return checks, differences
+    for (name, found), able in zip(compare.items(), done, strict=True):
+        if able:
+            differences += [one for one in found if one is not None]
+            checks.append(_judged(name, found, plan.tolerance))
+    return checks + [_values(pairs, plan.tolerance)] * all(done), differences
 
 
 async def _outputs(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> list[Reply]:
@@ -152,49 +137,48 @@ async def _outputs(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> l
 def _own_gap(prompt: int, reply: Reply) -> Difference | None:
     """The token of a greedy text that is farthest below the most probable one; None if there is none below."""
     gaps = [place.top[0][1] - place.log_probability if place.top else 0.0 for place in reply.places]
-    worst = max(range(len(gaps)), key=gaps.__getitem__, default=None)
-    if worst is None or gaps[worst] <= 0:
+    if max(gaps, default=0.0) <= 0:
         return None
+    worst = int(np.argmax(gaps))
     place = reply.places[worst]
     return Difference(prompt, worst + 1, gaps[worst], False, f"{place.token!r} in place of {place.top[0][0]!r}")
 
 
-def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference:
-    """Where a text leaves the reference's, by the log-probabilities of the reference. The texts differ."""
+def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference | None:
+    """Where a text leaves the reference's, by the log-probabilities of the reference; None if it does not.
+
+    The token with which it goes on is the one that the endpoint names, or without that the most probable listed one
+    with which it may.
+    """
     mine, told, before = ours.text.encode(), theirs.text.encode(), b""
-    common = next((place for place, (one, other) in enumerate(zip(mine, told, strict=False)) if one != other), None)
-    common = min(len(mine), len(told)) if common is None else common
-    for number, place in enumerate(theirs.places, 1):
-        if len(before + place.raw) > common and told.startswith(before):
-            same = b"".join(one.raw for one in ours.places[: number - 1]) == before
-            name = _name_in(place, mine[len(before) :], ours.places[number - 1 : number] if same else ())
-            came = name or mine[len(before) :][:12].decode(errors="replace") or "the end of the text"
-            value = dict(place.top).get(name, place.top[-1][1])
+    if mine == told:
+        return None
+    for number, place in enumerate(theirs.places):
+        after = before + place.raw
+        if told.startswith(before) and not mine.startswith(after):
+            others = dict(one for one in place.top if one[0] and one[0] != place.token)
+            rest, named = mine[len(before) :], b"".join(one.raw for one in ours.places[:number]) == before
+            names = [one.token for one in ours.places[number : number + 1]] if named else []
+            names = names or [name for name in others if rest.startswith(name.encode())]
+            name = names[0] if names and names[0] in others else ""
+            came = name or rest[:12].decode(errors="replace") or "the end of the text"
             # The end of a text may be a token whose name nobody says.
-            known = bool(name or ours.places or len(mine) > len(before))
-            gap = place.log_probability - value if known else None
-            return Difference(prompt, number, gap, known and not name, f"{came!r} in place of {place.token!r}")
-        before += place.raw
-    return Difference(prompt, len(theirs.places), None, False, "the reference reports no token there")
+            value = others.get(name, place.top[-1][1] if ours.places or rest else place.log_probability)
+            gap = place.log_probability - value
+            return Difference(prompt, number + 1, gap, not name, f"{came!r} in place of {place.token!r}")
+        before = after
+    return Difference(prompt, len(theirs.places), 0.0, True, "the reference reports no token there")
 
 
-def _name_in(place: Place, continuation: bytes, own: Sequence[Place]) -> str:
-    """The listed token with which a text goes on: by the name that the endpoint gives it, or without one the most
-    probable one with which it may; empty if it is not listed."""
-    others = [name for name, _ in place.top if name and name != place.token]
-    if own:
-        return own[0].token if own[0].token in others else ""
-    return next((name for name in others if continuation.startswith(name.encode())), "")
-
-
-def _judged(name: str, texts: int, found: Sequence[Difference], tolerance: float) -> Check:
-    near = [one for one in found if one.gap is not None and one.gap <= tolerance]
-    ties = [one for one in near if not one.at_least]
-    unknown = len(near) - len(ties) + sum(one.gap is None for one in found)
-    faults = len(found) - len(ties) - unknown
-    counts = f"{texts - len(found)} equal, {len(ties)} ties (gap up to {tolerance:g} nats), {faults} faults"
+def _judged(name: str, found: Sequence[Difference | None], tolerance: float) -> Check:
+    """Args: found: of each text, None where it is as it should be."""
+    some = [one for one in found if one is not None]
+    faults = sum(one.gap > tolerance for one in some)
+    unknown = sum(one.gap <= tolerance and one.at_least for one in some)
+    ties = len(some) - faults - unknown
+    counts = f"{len(found) - len(some)} equal, {ties} ties (gap up to {tolerance:g} nats), {faults} faults"
     counts += f", {unknown} that cannot be judged" * bool(unknown)
-    return Check(name, FAULT if faults else NOT_CHECKED if unknown else OK, f"{texts} texts: {counts}")
+    return Check(name, FAULT if faults else NOT_CHECKED if unknown else OK, f"{len(found)} texts: {counts}")
 
 
 def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
@@ -204,9 +188,8 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
         for mine, other in zip(ours.places, theirs.places, strict=False):
             if mine.token != other.token:
                 break
-            if not mine.top:  # llama.cpp reports no probability of a draft token that it accepted, and calls it 1
-                continue
-            gaps.append(abs(mine.log_probability - other.log_probability))
+            if mine.top:  # llama.cpp reports no probability of a draft token that it accepted, and calls it 1
+                gaps.append(abs(mine.log_probability - other.log_probability))
     if not gaps:
         return Check(name, NOT_CHECKED, "no greedy text begins with the same token")
     mean = fmean(gaps)
@@ -223,71 +206,42 @@ async def laws(plan: AuditPlan, endpoint: Endpoint) -> tuple[list[Draw], list[La
         return [], [], ["--sampled or --samples is 0"]
     if not endpoint.abilities.top:
         return [], [], ["the endpoint reports no log-probabilities"]
-    prompts = plan.prompts[: plan.sampled]
-    power = 1.0 if plan.temperature == 1 else await _power(plan, endpoint)
-    replies = [await _samples(plan, endpoint, prompt) for prompt in prompts]
-    return tested(replies, power)
+    return tested([await _samples(plan, endpoint, prompt) for prompt in plan.prompts[: plan.sampled]])
 
 
 async def _samples(plan: AuditPlan, endpoint: Endpoint, prompt: str) -> list[Reply]:
     size = endpoint.abilities.choices
     counts = [min(size, plan.samples - begin) for begin in range(0, plan.samples, size)]
-    asked = (endpoint.ask(prompt, plan.tokens, plan.temperature, choices=count) for count in counts)
+    asked = (endpoint.ask(prompt, plan.tokens, 1.0, choices=count) for count in counts)
     return [reply for replies in await asyncio.gather(*asked) for reply in replies]
 
 
-async def _power(plan: AuditPlan, endpoint: Endpoint) -> float:
-    """What reported probabilities are raised to, to be those at the plan's temperature: 1, or its inverse where the
-    endpoint reports them at temperature 1, as vLLM does. Raises CannotBeAudited if neither is so."""
-
-    async def top(prompt: str, temperature: float) -> dict[str, float]:
-        (reply,) = await endpoint.ask(prompt, 1, temperature)
-        return dict(reply.places[0].top) if reply.places else {}
-
-    errors: dict[float, list[float]] = {1.0: [], 1 / plan.temperature: []}
-    for prompt in plan.prompts[: plan.sampled]:
-        plain, warm = await top(prompt, 1.0), await top(prompt, plan.temperature)
-        common = [token for token in plain if token in warm]
-        before, after = np.array([(plain[one], warm[one]) for one in common]).reshape(-1, 2).T
-        for power, found in errors.items():  # a power of 1 is needed where what is reported is warm already
-            wanted = before / plan.temperature if power == 1 else before
-            found += list(np.abs((after - wanted) - np.mean(after - wanted)))
-    means = {power: fmean(found) if found else np.inf for power, found in errors.items()}
-    best = min(means, key=lambda one: means[one])
-    if means[best] > plan.tolerance:
-        raise CannotBeAudited(
-            f"{endpoint.url} reports log-probabilities at temperature {plan.temperature:g} that are neither those at "
-            "temperature 1 nor those divided by the temperature: audit it at --temperature 1"
-        )
-    return best
-
-
-def tested(replies: Sequence[Sequence[Reply]], power: float) -> tuple[list[Draw], list[LawTest], list[str]]:
-    """The tests of each prompt's samples. `power`: what reported probabilities are raised to."""
+def tested(replies: Sequence[Sequence[Reply]]) -> tuple[list[Draw], list[LawTest], list[str]]:
+    """The tests of each prompt's samples."""
     draws: list[Draw] = []
     tests: list[LawTest | None] = []
     notes = []
     for number, outputs in enumerate(replies, 1):
         depth = judged_depth(outputs)
-        if depth < max((len(reply.places) for reply in outputs), default=0):
+        if depth < max(len(reply.places) for reply in outputs):
             notes.append(
                 f"prompt {number}: of each sample only the first {depth} tokens are tested, as a later one, or the end "
                 "of a text, came without log-probabilities"
             )
         contexts = _contexts(outputs, depth)
-        draws += [draw for places in contexts.values() for draw in _drawn(places, power)]
-        tests.append(chi_square("first token", f"prompt {number}", _drawn(contexts[()], power)))
+        draws += [draw for places in contexts.values() for draw in places]
+        tests.append(chi_square("first token", f"prompt {number}", contexts[()]))
         frequent = sorted((path for path in contexts if len(path) == 1), key=lambda path: -len(contexts[path]))
         for path in frequent[:CONTEXTS]:
-            where = f"prompt {number} after {path[0]!r}"
-            tests.append(chi_square("second token", where, _drawn(contexts[path], power)))
+            tests.append(chi_square("second token", f"prompt {number} after {path[0]!r}", contexts[path]))
     if not draws:
         notes.append("every list of most probable tokens has two with the same name, or none")
-    elif any(reply.end_unreported for outputs in replies for reply in outputs):
-        tests.append(temperature(draws))
-        notes.append("missing tokens: the token that ended a sample is not reported, and may be listed")
     else:
-        tests += [temperature(draws), missing(draws)]
+        tests.append(temperature(draws))
+    if draws and any(reply.end_unreported for outputs in replies for reply in outputs):
+        notes.append("missing tokens: the token that ended a sample is not reported, and may be listed")
+    elif draws:
+        tests.append(missing(draws))
     return draws, [test for test in tests if test is not None], notes
 
 
@@ -300,33 +254,23 @@ def judged_depth(outputs: Sequence[Reply]) -> int:
     """
     depths = [len(reply.places) for reply in outputs if reply.end_unreported]
     depths += [number for reply in outputs for number, place in enumerate(reply.places) if not place.top]
-    return min(depths, default=max((len(reply.places) for reply in outputs), default=0))
+    return min(depths, default=max(len(reply.places) for reply in outputs))
 
 
-def _contexts(outputs: Iterable[Reply], depth: int) -> dict[tuple[str, ...], list[Place]]:
-    """The first places by the tokens before them. Those are left out at which names of tokens are not told apart."""
-    contexts: dict[tuple[str, ...], list[Place]] = defaultdict(list)
+def _contexts(outputs: Iterable[Reply], depth: int) -> dict[tuple[str, ...], list[Draw]]:
+    """The first draws by the tokens before them. Those are left out at which names of tokens are not told apart."""
+    contexts: defaultdict[tuple[str, ...], list[Place]] = defaultdict(list)
     for reply in outputs:
         names = tuple(place.token for place in reply.places)
         for number, place in enumerate(reply.places[:depth]):
             contexts[names[:number]].append(place)
-    for places in contexts.values():
-        if any(place.ambiguous for place in places):
-            places.clear()
-    return contexts
+    told = {path: not any(place.ambiguous for place in places) for path, places in contexts.items()}
+    return {(): []} | {path: [draw_of(one) for one in places] for path, places in contexts.items() if told[path]}
 
 
-def _drawn(places: Iterable[Place], power: float) -> list[Draw]:
-    return [draw for draw in (draw_of(place, power) for place in places) if draw is not None]
-
-
-def draw_of(place: Place, power: float) -> Draw | None:
-    """None if nothing is listed; with a power other than 1 also if the token is not: the sum over all other tokens of
-    their powers is unknown, so that only the distribution among the listed ones is tested, which is exact."""
-    values = power * np.array([value for _, value in place.top])
-    if not len(values) or (power != 1 and place.rank is None):
-        return None
-    listed = np.exp(values) if power == 1 else np.exp(values - values.max())
-    probabilities = np.append(listed, max(0.0, 1 - listed.sum()) if power == 1 else 0.0)
-    cell = len(values) if place.rank is None else place.rank
+def draw_of(place: Place) -> Draw:
+    """Args: place: with a list of tokens."""
+    listed = np.exp([value for _, value in place.top])
+    probabilities = np.append(listed, max(0.0, 1 - listed.sum()))
+    cell = len(listed) if place.rank is None else place.rank
     return Draw(place.token, tuple(token for token, _ in place.top), probabilities / probabilities.sum(), cell)

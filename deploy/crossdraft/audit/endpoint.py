@@ -1,16 +1,15 @@
 """A client of an endpoint of OpenAI's API, for audits. It needs httpx2.
 
-It learns what the endpoint lets it ask for, sends no more requests at once and per second than it is told to, and asks
-again later where the endpoint says that it is busy.
+It learns what the endpoint lets it ask for, sends no more requests at once than it is told to, and asks again later
+where the endpoint says that it is busy.
 """
 
 import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Self
 
@@ -28,7 +27,7 @@ NEUTRAL: tuple[dict[str, Any], ...] = (
 BUSY = frozenset({429, 502, 503, 504})
 NO_API = frozenset({404, 405, 501})
 ATTEMPTS = 6
-LONGEST_WAIT = 120.0  # seconds; an endpoint that wants a longer pause is given up
+LONGEST_WAIT = 120.0  # seconds between two attempts
 DRAFTED = re.compile(  # in /metrics of vLLM and of crossdraft
     r"^(?:vllm:|crossdraft_)spec_decode_num_(draft|accepted)_tokens_total(?:\{.*\})? (\d[\d.]*(?:e\+?\d+)?)",
     re.MULTILINE,
@@ -61,10 +60,8 @@ class Place:
     @property
     def rank(self) -> int | None:
         """The token's place in `top`, from 0; None if it is not there."""
-        for place, (token, value) in enumerate(self.top):
-            if token == self.token and abs(value - self.log_probability) < SAME:
-                return place
-        return None
+        names = (token == self.token and abs(value - self.log_probability) < SAME for token, value in self.top)
+        return next((place for place, same in enumerate(names) if same), None)
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,6 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast requests are sent."""
-
-    concurrency: int = 4  # requests at once
-    per_second: float = 0.0  # 0: no limit
-    timeout: float = 120.0  # seconds for a reply
-
-
-@dataclass(frozen=True)
 class Abilities:
     """What an endpoint lets one ask for."""
 
@@ -100,45 +88,31 @@ class Abilities:
     neutral: Mapping[str, Any]  # fields that switch off everything but the temperature
 
 
+@dataclass(kw_only=True, eq=False)
 class Endpoint:
-    """Use it with `async with`; then it has learnt its `abilities`.
+    """Use it with `async with`; then it has learnt its `abilities`."""
 
-    Args:
-        url: of the server, without /v1.
-        key: of the API; empty: none.
-        model: its name; empty: the first that the endpoint lists.
-        api: completions, chat, or auto: the first of these that it serves.
-        choices: outputs of one request, if the endpoint lets one ask for several.
-        extra: further fields of every request.
-        prompt: for the requests that learn what it does.
-        transport: in place of the network, in tests.
-    """
+    url: str  # of the server, without /v1
+    prompt: str  # for the requests that learn what it does
+    key: str = ""  # of the API; empty: none
+    model: str = ""  # its name; empty: the first that the endpoint lists
+    api: str = "auto"  # completions, chat, or auto: the first of these that it serves
+    choices: int = 1  # outputs of one request, if the endpoint lets one ask for several
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of every request
+    concurrency: int = 4  # requests at once
+    timeout: float = 120.0  # seconds for a reply
+    transport: httpx.AsyncBaseTransport | None = None  # in place of the network, in tests
+    requests: int = 0  # that were sent
+    retries: int = 0  # of them, those that were sent again
 
-    abilities: Abilities
-    advance: Callable[[], None] = staticmethod(lambda: None)  # called after each answer
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        prompt: str,
-        key: str = "",
-        model: str = "",
-        api: str = "auto",
-        choices: int = 1,
-        extra: Mapping[str, Any] | None = None,
-        pace: Pace = Pace(),
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.url, self.model = url, model
-        self.requests, self.retries = 0, 0  # sent; of them, those that were sent again
-        self._prompt, self._api, self._choices, self._extra = prompt, api, choices, dict(extra or {})
-        self._slots, self._next, self._paused = asyncio.Semaphore(pace.concurrency), 0.0, 0.0
-        self._answered = False  # at least once
-        self._interval = 1 / pace.per_second if pace.per_second else 0.0
-        headers = {"User-Agent": "crossdraft-audit"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    def __post_init__(self) -> None:
+        self.advance: Callable[[], None] = lambda: None  # called after each answer
+        self._slots = asyncio.Semaphore(self.concurrency)
+        headers = {"User-Agent": "crossdraft-audit"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         limits = httpx.Limits(max_connections=None)  # the slots limit them
-        self._http = httpx.AsyncClient(headers=headers, timeout=pace.timeout, limits=limits, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=self.timeout, limits=limits, transport=self.transport
+        )
 
     async def __aenter__(self) -> Self:
         """Raises CannotBeAudited."""
@@ -164,38 +138,32 @@ class Endpoint:
     async def drafted(self) -> tuple[int, int] | None:
         """Draft tokens of the server so far, and how many of them were accepted; None if its metrics do not say."""
         try:
-            response = await self._http.get(self.url + "/metrics")
+            response = await self._http.get("/metrics")
         except httpx.HTTPError:
             return None
         found = DRAFTED.findall(response.text) if response.status_code == 200 else []
-        if not found:
-            return None
         drafted, accepted = (sum(float(n) for name, n in found if name == kind) for kind in ("draft", "accepted"))
-        return int(drafted), int(accepted)
+        return (int(drafted), int(accepted)) if found else None
 
     async def _first_model(self) -> str:
-        found: Any = None
         for attempt in range(ATTEMPTS):  # a server that is starting lists none yet
+            await asyncio.sleep(2.0**attempt - 1)
             found = await self._send("GET", "/v1/models", None)
-            if not (isinstance(found, dict) and found.get("data") == []):
-                break
-            self._pause(2.0**attempt)
-        try:
-            return str(found["data"][0]["id"])
-        except (LookupError, TypeError) as error:
-            raise CannotBeAudited(
-                f"{self.url} lists no model: is it still starting? If it never does, name it, --served-model-name NAME"
-            ) from error
+            with suppress(LookupError, TypeError):
+                return str(found["data"][0]["id"])
+        raise CannotBeAudited(
+            f"{self.url} lists no model: is it still starting? If it never does, name it, --served-model-name NAME"
+        )
 
     async def _learn(self) -> Abilities:
         """Tries what would be best first. Raises CannotBeAudited."""
         refusal: RequestRefused | None = None
-        apis = list(APIS) if self._api == "auto" else [self._api]
+        apis = list(APIS) if self.api == "auto" else [self.api]
         for tops, api in product((TOPS, (0,)), apis):  # log-probabilities matter more than which API has them
             for neutral, top in product(NEUTRAL, tops):
                 tried = Abilities(api, top, 1, neutral)
                 try:
-                    reply, *_ = await self._ask(tried, self._prompt, 1, 1.0)
+                    reply, *_ = await self._ask(tried, self.prompt, 1, 1.0)
                 except RequestRefused as error:
                     if error.status in (401, 403):
                         raise
@@ -208,15 +176,13 @@ class Endpoint:
                     shown = top if listed == top - 1 else listed  # chats are judged by one token less than they list
                     return Abilities(api, top and shown, await self._several(tried), neutral)
                 break  # it takes the field and gives no log-probabilities
-        if refusal is not None and self._api == "auto":
+        if refusal is not None and self.api == "auto":
             raise refusal
-        raise CannotBeAudited(f"{self.url} completes no prompt by --api {self._api}: {refusal}")
+        raise CannotBeAudited(f"{self.url} completes no prompt by --api {self.api}: {refusal}")
 
     async def _several(self, tried: Abilities) -> int:
-        if self._choices == 1:
-            return 1
         try:
-            return len(await self._ask(tried, self._prompt, 1, 1.0, self._choices))
+            return 1 if self.choices == 1 else len(await self._ask(tried, self.prompt, 1, 1.0, self.choices))
         except RequestRefused:
             return 1
 
@@ -229,7 +195,7 @@ class Endpoint:
         if how.top:
             body |= {"logprobs": True, "top_logprobs": how.top} if chat else {"logprobs": how.top}
         body |= {} if choices == 1 else {"n": choices}
-        found = await self._send("POST", APIS[how.api], body | self._extra)
+        found = await self._send("POST", APIS[how.api], body | dict(self.extra))
         try:
             if not found["choices"]:
                 raise ValueError("no choices")
@@ -241,46 +207,30 @@ class Endpoint:
             ) from error
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        fault = ""
-        for attempt in range(ATTEMPTS):
-            async with self._slots:
-                await self._turn()
-                self.requests, self.retries = self.requests + 1, self.retries + (attempt > 0)
+        fault, wait = "", 0.0
+        async with self._slots:  # also while it waits: a busy server is asked less
+            for attempt in range(ATTEMPTS):
+                await asyncio.sleep(wait)
+                self.requests, self.retries, wait = self.requests + 1, self.retries + (attempt > 0), 2.0**attempt
                 try:
-                    response = await self._http.request(method, self.url + path, json=body)
+                    response = await self._http.request(method, path, json=body)
                 except httpx.TransportError as error:
-                    if not self._answered and isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+                    if self.requests == 1 and isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
                         raise CannotBeAudited(f"cannot connect to {self.url}: {error}") from error
-                    fault, wait = f"{type(error).__name__} {error}".strip(), 2.0**attempt
-                else:
-                    self._answered = True
-                    if response.status_code not in BUSY:
-                        return self._answer(response)
-                    fault, wait = _shown(response), _retry_after(response, 2.0**attempt)
-            if wait > LONGEST_WAIT:
-                raise CannotBeAudited(f"{self.url} wants a pause of {wait:.0f} s: come back later ({fault})")
-            self._pause(wait)
+                    fault = f"{type(error).__name__} {error}"
+                    continue
+                if response.status_code not in BUSY:
+                    return self._answer(response)
+                fault, said = _shown(response), response.headers.get("Retry-After", "")
+                wait = min(float(said), LONGEST_WAIT) if said.isdecimal() else wait
         raise CannotBeAudited(f"{self.url} cannot be asked, after {ATTEMPTS} attempts: {fault}")
 
-    def _pause(self, seconds: float) -> None:
-        """No request is sent for so long."""
-        self._paused = max(self._paused, asyncio.get_running_loop().time() + seconds)
-
-    async def _turn(self) -> None:
-        loop = asyncio.get_running_loop()
-        at = max(loop.time(), self._paused, self._next)
-        self._next = at + self._interval
-        await asyncio.sleep(at - loop.time())
-        while self._paused > at:  # it began meanwhile
-            at = self._paused
-            await asyncio.sleep(at - loop.time())
-
     def _answer(self, response: httpx.Response) -> Any:
-        if response.status_code in (401, 403):
-            raise RequestRefused(response.status_code, f"{self.url} wants an API key: {_shown(response)}")
-        if 400 <= response.status_code < 500 or response.status_code in NO_API:
-            raise RequestRefused(response.status_code, f"{self.url} refused a request: {_shown(response)}")
-        if response.status_code != 200:
+        status = response.status_code
+        if 400 <= status < 500 or status in NO_API:
+            what = "wants an API key" if status in (401, 403) else "refused a request"
+            raise RequestRefused(status, f"{self.url} {what}: {_shown(response)}")
+        if status != 200:
             raise CannotBeAudited(f"{self.url} failed: {_shown(response)}")
         try:
             return response.json()
@@ -297,25 +247,11 @@ def _shown(response: httpx.Response) -> str:
     return f"HTTP {response.status_code} {str(text)[:300]}"
 
 
-def _retry_after(response: httpx.Response, otherwise: float) -> float:
-    """Seconds, or the time of day, as RFC 9110 has it."""
-    said = response.headers.get("Retry-After", "")
-    try:
-        return max(0.0, float(said))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return otherwise
-
-
 def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
     """A choice of a reply, as OpenAI's completions or chats have it; llama.cpp's completions have the form of chats.
 
     Raises LookupError, TypeError, ValueError or AttributeError if it has no such form.
     """
-    text = choice["text"] if "text" in choice else _content(choice["message"])
     said = choice.get("logprobs") or {}
     if said.get("content"):
         # vLLM has the drawn token in place of the last one where that would not be listed: it depends on the draw.
@@ -323,37 +259,25 @@ def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
     else:
         tokens = said.get("tokens") or ()
         columns = tokens, said.get("token_logprobs") or (), said.get("top_logprobs") or [{} for _ in tokens]
-        places = [_of_completion(*column, top) for column in zip(*columns, strict=True)]
+        rows = zip(*columns, strict=True)
+        places = [_place(token, token.encode(), value, [*(top_of or {}).items()], top) for token, value, top_of in rows]
+    content = choice if "text" in choice else choice["message"]
+    names = ("text", "content", "reasoning_content", "reasoning")  # of a model that reasons, what it has said so far
+    text = next((content[one] for one in names if content.get(one)), "")
     return Reply(str(text), tuple(places), choice.get("finish_reason") == "stop")
 
 
-def _content(message: Mapping[str, Any]) -> str:
-    """Of a model that reasons, what it has said so far of its reasons."""
-    return next((str(message[one]) for one in ("content", "reasoning_content", "reasoning") if message.get(one)), "")
-
-
 def _of_chat(said: Mapping[str, Any], top: int) -> Place:
-    raw = bytes(said["bytes"]) if said.get("bytes") is not None else _raw(said["token"])
-    listed = [(str(one["token"]), float(one["logprob"])) for one in said.get("top_logprobs") or ()]
-    return _place(str(said["token"]), raw, said["logprob"], listed, top, twice=len(dict(listed)) < len(listed))
+    raw = said["token"].encode() if said.get("bytes") is None else bytes(said["bytes"])
+    listed = [(one["token"], one["logprob"]) for one in said.get("top_logprobs") or ()]
+    return _place(said["token"], raw, said["logprob"], listed, top)
 
 
-def _of_completion(token: str, value: float, listed: Mapping[str, float], top: int) -> Place:
-    shown = [(str(one), float(number)) for one, number in (listed or {}).items()]
-    return _place(token, _raw(token), value, shown, top, twice=False)
-
-
-def _place(token: str, raw: bytes, value: float, listed: Sequence[tuple[str, float]], top: int, twice: bool) -> Place:
+def _place(token: str, raw: bytes, value: float, listed: Sequence[tuple[str, float]], top: int) -> Place:
     """vLLM adds the drawn token to the list: what it has beyond the most probable ones depends on the draw.
 
     So would a drawn token that is as probable as the last one of the list: it comes behind that.
     """
     kept = tuple(sorted(listed, key=lambda one: (-one[1], one[0] == token))[:top])
+    twice = len(dict(listed)) < len(listed)
     return Place(token, raw, float(value), kept, twice or any(not name or "\ufffd" in name for name, _ in kept))
-
-
-def _raw(token: str) -> bytes:
-    """OpenAI writes bytes that are no text as `bytes:\\xe2\\x80`."""
-    if token.startswith("bytes:\\x"):
-        return bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
-    return token.encode()

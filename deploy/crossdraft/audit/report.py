@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
 from rich import box
@@ -12,7 +11,7 @@ from rich.text import Text
 from crossdraft.audit.checks import FAULT, OK, AuditPlan, Result
 from crossdraft.audit.statistics import POWER
 
-FORMAT = 1
+FORMAT = 2
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
 WIDEST = 90  # characters of a column
@@ -40,16 +39,8 @@ class Report:
 
 
 def plain(report: Report) -> dict[str, Any]:
-    """As JSON: infinite values are null, as JSON has none."""
-    return {"format": FORMAT, **_finite(asdict(report)), "faults": list(report.result.faults)}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    """As JSON."""
+    return {"format": FORMAT, **asdict(report), "faults": list(report.result.faults)}
 
 
 def tables_of(report: Report) -> Iterator[Table]:
@@ -61,14 +52,13 @@ def tables_of(report: Report) -> Iterator[Table]:
     yield checks
     if result.differences:
         found = _table("greedy: the farthest differences", "prompt", "token", "gap, nats", "what came")
-        for one in sorted(result.differences, key=lambda one: -(one.gap or 0.0))[:SHOWN]:
-            gap = "unknown" if one.gap is None else f"{'over ' * one.at_least}{one.gap:.3g}"
+        for one in sorted(result.differences, key=lambda one: -one.gap)[:SHOWN]:
+            gap = f"{'over ' * one.at_least}{one.gap:.3g}"
             found.add_row(str(one.prompt), str(one.token), gap, Text(one.text))
         yield found
     if result.tests:
-        tests = _table(
-            "distributions: the least probable", "test", "of", "draws", "statistic", "df", "p", "corrected p"
-        )
+        headings = "test", "of", "draws", "statistic", "df", "p", "corrected p"
+        tests = _table("distributions: the least probable", *headings)
         ranked = sorted(zip(result.adjusted, result.tests, strict=True), key=lambda one: one[1].p)
         for adjusted, test in ranked[:SHOWN]:
             numbers = f"{test.count:,}", f"{test.statistic:.1f}", str(test.freedom or ""), f"{test.p:.2g}"
@@ -78,9 +68,8 @@ def tables_of(report: Report) -> Iterator[Table]:
 
 def reach_of(report: Report) -> Iterator[str]:
     """What the sample can show, and what it cost, a sentence each."""
-    plan, power = report.plan, report.result.power
+    plan, power, drafted = report.plan, report.result.power, report.draft_tokens
     yield f"{report.requests} requests ({report.planned} planned, {report.retries} sent again)."
-    drafted = report.draft_tokens
     yield f"Draft tokens meanwhile: {'not known' if drafted is None else '{:,}, accepted {:,}'.format(*drafted)}."
     if power is None:
         return
@@ -88,7 +77,7 @@ def reach_of(report: Report) -> Iterator[str]:
         f"With {plan.samples:,} samples of each of {plan.sampled} prompts, up to {plan.tokens} tokens each, this audit "
         f"finds the following with a probability of {POWER:.0%}; it raises a false alarm with at most {plan.level:g}:"
     )
-    if isfinite(power.temperature):
+    if power.temperature is not None:
         needed = plan.samples * ((1 + 1 / WANTED_ERROR) / (1 + 1 / power.temperature)) ** 2
         yield f"- a temperature that is off by {power.temperature:.1%} (for {WANTED_ERROR:.0%}: --samples {needed:.0f})"
     yield f"- a listed token that never comes, if it was expected {power.missing:.0f} times in all"

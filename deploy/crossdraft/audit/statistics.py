@@ -15,10 +15,11 @@ Three kinds of tests compare them with the draws:
 All tests of an audit together give a false alarm with at most the wanted probability (Holm's correction).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from dataclasses import dataclass, replace
+from math import copysign, exp, log, sqrt
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,24 +29,19 @@ from crossdraft.types.rows import Probabilities
 
 Floats = npt.NDArray[np.float64]
 OTHERS = "(all others)"  # the cell of tokens that are not listed
-POWER = 0.95  # probability with which a fault of the stated size is found
-STEEPEST = 5.0  # largest saddlepoint that is looked for
-NEARLY_ZERO = 0.05  # standard deviations within which the normal approximation is good, and the other one is 0 / 0
-NEWTON_STEPS = 12  # each at most doubles or halves the temperature
+LEAST = 5.0  # expected count of a cell of a chi-square; smaller ones are pooled
 DOUBTFUL = 0.01  # p-values of a chi-square below are simulated,
 RARE = 1e-7  # those above: others are faults by any approximation
 SIMULATED = 100_000
+STEEPEST = 5.0  # largest tilt that is looked for
+NEARLY_ZERO = 0.05  # standard deviations within which the normal approximation is good, and the other one is 0 / 0
 TINY = 1e-12  # stands for a probability of 0, whose logarithm is asked for
-
-
-# Whether counts fit a distribution: Pearson's chi-square test.
-
-LEAST = 5.0  # expected count of a cell; smaller ones are pooled
+POWER = 0.95  # probability with which a fault of the stated size is found
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One test."""
+    """Pearson's chi-square test of counts."""
 
     count: int  # of draws
     statistic: float
@@ -63,14 +59,23 @@ def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None
     drawn = np.zeros(len(distribution))
     drawn[list(counts)] = list(counts.values())
     total = float(drawn.sum())
-    wanted, observed = pooled(total * distribution, drawn)
+    wanted, observed = _pooled(total * distribution, drawn)
     if len(wanted) < 2:
         return None
     found = stats.chisquare(observed, wanted, sum_check=False)  # sums differ by rounding
     return Fit(int(total), float(found.statistic), len(wanted) - 1, float(found.pvalue))
 
 
-def pooled(expected: Floats, *others: Floats) -> list[Floats]:
+def simulated(fit: Fit, distribution: Probabilities) -> float:
+    """The probability of so large a chi-square, by drawing from the distribution: with cells of five expected draws the
+    usual approximation is too small by up to ten times where it matters."""
+    (wanted,) = _pooled(fit.count * distribution)
+    counts = np.random.default_rng(0).multinomial(fit.count, wanted / wanted.sum(), SIMULATED)
+    larger = int((((counts - wanted) ** 2 / wanted).sum(axis=1) >= fit.statistic).sum())
+    return (1 + larger) / (1 + SIMULATED)
+
+
+def _pooled(expected: Floats, *others: Floats) -> list[Floats]:
     """Cells that are expected LEAST times at least, and one of all the rest; the same of other numbers by cell."""
     large = expected >= LEAST
     found = [np.append(cells[large], cells[~large].sum()) for cells in (expected, *others)]
@@ -81,9 +86,6 @@ def pooled(expected: Floats, *others: Floats) -> list[Floats]:
     for cells in found:
         cells[place] += cells[-1]
     return [cells[:-1] for cells in found]
-
-
-# Draws of an endpoint.
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +99,6 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One token at one place, or all others."""
-
-    token: str
-    expected: float  # number of draws, by the reported probabilities
-    observed: int
-
-
-@dataclass(frozen=True)
 class LawTest:
     """One comparison of draws with reported probabilities."""
 
@@ -116,7 +109,6 @@ class LawTest:
     freedom: int  # degrees of freedom of a chi-square; 0: another kind of test
     p: float  # probability of so extreme a statistic if the reported probabilities are right
     finding: str  # what deviates most
-    cells: tuple[Cell, ...] = ()  # of a chi-square, before they are pooled
 
 
 def chi_square(kind: str, where: str, draws: Sequence[Draw]) -> LawTest | None:
@@ -124,185 +116,152 @@ def chi_square(kind: str, where: str, draws: Sequence[Draw]) -> LawTest | None:
 
     A mean, because engines report slightly other numbers for the same place in another batch.
     """
-    expected: Counter[str] = Counter()
+    expected: defaultdict[str, float] = defaultdict(float)
     for draw in draws:
         for token, probability in zip((*draw.listed, OTHERS), draw.probabilities, strict=True):
-            expected[token] += float(probability)  # type: ignore[assignment]  # a counter of floats
+            expected[token] += float(probability)
     observed = Counter((*draw.listed, OTHERS)[draw.cell] for draw in draws)
-    names = list(expected)
-    fit = fit_of(
-        {place: observed[name] for place, name in enumerate(names)},
-        np.array([expected[name] for name in names]) / max(1, len(draws)),
-    )
+    law = np.array(list(expected.values())) / max(1, len(draws))
+    fit = fit_of({place: observed[name] for place, name in enumerate(expected)}, law)
     if fit is None:
         return None
-    p = fit.p if not RARE < fit.p < DOUBTFUL else simulated(fit, np.array([expected[name] for name in names]))
-    cells = tuple(Cell(name, float(expected[name]), observed[name]) for name in names)
-    farthest = max(cells, key=lambda one: (one.observed - one.expected) ** 2 / max(LEAST, one.expected))
-    finding = f"{farthest.token!r} came {farthest.observed} times, expected {farthest.expected:.1f}"
-    return LawTest(kind, where, fit.count, fit.statistic, fit.freedom, p, finding, cells)
+    p = simulated(fit, law) if RARE < fit.p < DOUBTFUL else fit.p
+    name = max(expected, key=lambda one: (observed[one] - expected[one]) ** 2 / max(LEAST, expected[one]))
+    finding = f"{name!r} came {observed[name]} times, expected {expected[name]:.1f}"
+    return LawTest(kind, where, fit.count, fit.statistic, fit.freedom, p, finding)
 
 
-def simulated(fit: Fit, expected: Floats) -> float:
-    """The probability of so large a chi-square, by drawing from the distribution: with cells of five expected draws the
-    usual approximation is too small by up to ten times where it matters."""
-    rng = np.random.default_rng(0)
-    law = pooled(expected, expected)[0] / expected.sum()
-    counts = rng.multinomial(fit.count, law / law.sum(), SIMULATED)
-    wanted = fit.count * law
-    larger = int((((counts - wanted) ** 2 / wanted).sum(axis=1) >= fit.statistic).sum())
-    return (1 + larger) / (1 + SIMULATED)
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The sum over places of g − E g, and its law if the reported probabilities are right."""
 
+    laws: Floats  # shape (places, cells); what is behind a shorter list has a probability of 0
+    values: Floats  # g − E g, in nats, of the same shape
+    total: float  # of the drawn tokens
 
-def information(draws: Sequence[Draw]) -> float:
-    """V, the sum over places of the variance of a token's log-probability, in nats²."""
-    return float(_scores(draws)[1])
+    @classmethod
+    def of(cls, draws: Sequence[Draw]) -> Self:
+        """Args: draws: one at least."""
+        laws = np.zeros((len(draws), max(len(draw.probabilities) for draw in draws)))
+        for draw, law in zip(draws, laws, strict=True):
+            law[: len(draw.probabilities)] = draw.probabilities
+        places, others = np.arange(len(draws)), [len(draw.listed) for draw in draws]
+        values = np.log(np.maximum(laws, TINY))
+        behind = np.arange(laws.shape[1]) >= np.array(others)[:, None]
+        values[places, others] = np.where(behind, 0.0, values).min(axis=1)
+        values -= (laws * values).sum(axis=1, keepdims=True)
+        return cls(laws, values, float(values[places, [draw.cell for draw in draws]].sum()))
+
+    def cumulants(self, t: float) -> tuple[float, float, float]:
+        """K, K' and K'' at t, with K the sum's cumulant-generating function: K'(0) is 0, and K''(0) its variance."""
+        shift = (t * self.values).max(axis=1, keepdims=True)
+        weights = self.laws * np.exp(t * self.values - shift)
+        sums = weights.sum(axis=1, keepdims=True)
+        weights /= sums
+        means = (weights * self.values).sum(axis=1)
+        spread = (weights * self.values**2).sum() - (means**2).sum()
+        return float((np.log(sums) + shift).sum()), float(means.sum()), float(spread)
+
+    def tilt(self) -> float | None:
+        """The t at which K'(t) is the total; None if it is beyond STEEPEST.
+
+        With probabilities ∝ p exp(t g) the drawn total is what is expected. As p is ∝ exp(g) among the listed tokens,
+        1 + t is there the likeliest inverse of the temperature, relative to the one that was asked for.
+        """
+
+        def excess(t: float) -> float:
+            return self.cumulants(t)[1] - self.total
+
+        end = copysign(STEEPEST, self.total)
+        return float(optimize.brentq(excess, 0.0, end, xtol=1e-10)) if excess(end) * end >= 0 else None
 
 
 def temperature(draws: Sequence[Draw]) -> LawTest | None:
     """The test of the temperature over all places; None if all of them are certain.
 
-    The error that it names is estimated from the draws that are listed, so that it holds whatever the others are.
+    Where places are nearly certain the sum is skewed, and the normal approximation is wrong by a factor in its tails:
+    Lugannani and Rice's saddlepoint approximation, in Barndorff-Nielsen's form, is not.
     """
-    score, variance = _scores(draws)
+    scores = Scores.of(draws)
+    variance, t = scores.cumulants(0.0)[2], scores.tilt()
     if variance < TINY:
         return None
-    z, found = score / sqrt(variance), likeliest_error(draws)
+    z = scores.total / sqrt(variance)
+    distance = abs(z)  # standard deviations
+    if t is not None and distance > NEARLY_ZERO:
+        value, _, curvature = scores.cumulants(t)
+        root = sqrt(max(TINY, 2 * (t * scores.total - value)))
+        distance = root + log(abs(t) * sqrt(curvature) / root) / root
+    found = likeliest_error(draws)
     finding = (
         "the drawn tokens that are listed follow no temperature"
         if found is None
         else f"as at a temperature of {found[0]:+.1%} ± {found[1]:.1%} from the one that was asked for"
     )
-    p = min(1.0, 2 * tail_of(draws, score))
+    p = min(1.0, 2 * float(stats.norm.sf(distance)))
     return LawTest("temperature", "all places", len(draws), z, 0, p, finding)
 
 
-def tail_of(draws: Sequence[Draw], score: float) -> float:
-    """The probability of so large a sum of g − E g, or of one so far below 0 (Lugannani and Rice's saddlepoint
-    approximation in Barndorff-Nielsen's form).
-
-    Where places are nearly certain the sum is skewed, and the normal approximation is wrong by a factor in its tails.
-    With K the cumulant-generating function of the sum, which is a sum over places, K'(t) = score at the saddlepoint t.
-    """
-    groups, variance = _centered(draws), _scores(draws)[1]
-
-    def cumulants(t: float) -> tuple[float, float, float]:
-        """K, K' and K'' at t."""
-        found = np.zeros(3)
-        for chances, values in groups:
-            shift = (t * values).max(axis=1, keepdims=True)
-            weights = chances * np.exp(t * values - shift)
-            total = weights.sum(axis=1, keepdims=True)
-            weights /= total
-            mean = (weights * values).sum(axis=1)
-            spread = (weights * values**2).sum(axis=1) - mean**2
-            found += ((np.log(total) + shift).sum(), mean.sum(), spread.sum())
-        return float(found[0]), float(found[1]), float(found[2])
-
-    end = STEEPEST if score > 0 else -STEEPEST
-    if abs(score) / sqrt(variance) < NEARLY_ZERO or (cumulants(end)[1] - score) * end < 0:
-        return float(stats.norm.sf(abs(score) / sqrt(variance)))
-    saddle = float(optimize.brentq(lambda t: cumulants(t)[1] - score, 0.0, end, xtol=1e-10))
-    value, _, curvature = cumulants(saddle)
-    root = sqrt(max(TINY, 2 * (saddle * score - value)))
-    adjusted = root + log(abs(saddle) * sqrt(curvature) / root) / root
-    return float(stats.norm.sf(adjusted))
-
-
 def likeliest_error(draws: Sequence[Draw]) -> tuple[float, float] | None:
-    """The maximum-likelihood e of a temperature T (1 + e), and its standard error; None: no positive temperature fits.
+    """The maximum-likelihood e of a temperature T (1 + e), and its standard error; None: no temperature fits.
 
-    At inverse temperature b = 1 / (1 + e), relative to the one asked for, a token among those that are listed at its
-    place has a probability ∝ exp(b g). The likelihood is concave in b: Newton's method finds its maximum.
+    By the draws that are listed, so that it holds whatever the others are.
     """
-    listed = [draw for draw in draws if draw.cell < len(draw.listed)]
-    columns = max((len(draw.listed) for draw in listed), default=0)
-    values = np.full((len(listed), columns), -inf)
-    for row, draw in zip(values, listed, strict=True):
-        row[: len(draw.listed)] = np.log(np.maximum(draw.probabilities[:-1], TINY))
-    drawn = values[np.arange(len(listed)), [draw.cell for draw in listed]]
-    likeliest = values.max(axis=1, initial=-inf)
-    values, drawn, b, curvature = values - likeliest[:, None], drawn - likeliest, 1.0, 0.0
-    finite = np.maximum(values, log(TINY))  # where a list is shorter, what stands there weighs nothing
-    for _ in range(NEWTON_STEPS):
-        weights = np.exp(b * values)
-        weights /= weights.sum(axis=1, keepdims=True)
-        means = (weights * finite).sum(axis=1)
-        curvature = float((weights * finite**2).sum() - (means**2).sum())
-        if curvature < TINY:
-            return None
-        b = min(2 * b, max(b / 2, b + float((drawn - means).sum()) / curvature))
-    return (1 / b - 1, 1 / (sqrt(curvature) * b**2)) if b > 1 / 2 ** (NEWTON_STEPS - 1) else None
-
-
-def _centered(draws: Sequence[Draw]) -> list[tuple[Floats, Floats]]:
-    """Probabilities and g − E g, each of shape (places, cells), of places with as many cells."""
-    found = []
-    for size in {len(draw.probabilities) for draw in draws}:
-        chances = np.array([draw.probabilities for draw in draws if len(draw.probabilities) == size])
-        values = np.log(np.maximum(chances, TINY))
-        values[:, -1] = values[:, :-1].min(axis=1, initial=0.0)
-        found.append((chances, values - (chances * values).sum(axis=1, keepdims=True)))
-    return found
-
-
-def _scores(draws: Sequence[Draw]) -> tuple[float, float]:
-    """The sums of g − E g and of Var g."""
-    score, variance = 0.0, 0.0
-    for chances, values in _centered(draws):
-        cells = [draw.cell for draw in draws if len(draw.probabilities) == chances.shape[1]]
-        score += float(values[np.arange(len(cells)), cells].sum())
-        variance += float((chances * values**2).sum())
-    return score, variance
+    listed = []
+    for draw in draws:
+        if draw.cell < len(draw.listed):
+            among = np.append(draw.probabilities[:-1], 0.0)
+            listed.append(replace(draw, probabilities=among / among.sum()))
+    scores = Scores.of(listed) if listed else None
+    t = scores.tilt() if scores is not None else None
+    if scores is None or t is None or t <= -1:
+        return None
+    curvature = scores.cumulants(t)[2]
+    return (-t / (1 + t), 1 / (sqrt(curvature) * (1 + t) ** 2)) if curvature > TINY else None
 
 
 def missing(draws: Sequence[Draw]) -> LawTest:
     """Whether a token never comes that should have."""
-    evidence: dict[str, float] = {}  # by token, in the order in which they were first listed
-    seen: set[str] = set()
+    evidence: defaultdict[str, float] = defaultdict(float)  # by token, in the order in which they were first listed
     for draw in draws:
         for token, value in zip(draw.listed, -np.log1p(-np.minimum(draw.probabilities, 1 - TINY)), strict=False):
-            evidence[token] = evidence.get(token, 0.0) + float(value)
-        seen.add(draw.token)
+            evidence[token] += float(value)
+    seen = {draw.token for draw in draws}
     bounds = {
-        token: (log(place * (place + 1)) - found, found)
+        token: log(place * (place + 1)) - found
         for place, (token, found) in enumerate(evidence.items(), 1)
         if token not in seen
     }
-    token = min(bounds, key=lambda one: bounds[one][0], default="")
-    bound, found = bounds.get(token, (0.0, 0.0))
+    token = min(bounds, key=lambda one: bounds[one], default="")
+    found = evidence[token] if bounds else 0.0
     finding = f"{token!r} never came, expected about {found:.1f}" if bounds else "every listed token came"
-    return LawTest("missing token", "all places", len(draws), found, 0, exp(min(0.0, bound)), finding)
+    p = exp(min(0.0, bounds.get(token, 0.0)))
+    return LawTest("missing token", "all places", len(draws), found, 0, p, finding)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values (Holm 1979): rejecting those below a level errs anywhere with at most that probability."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda one: p_values[one])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
+    values, order = np.array(p_values), np.argsort(p_values)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order])
+    return [float(one) for one in adjusted.clip(max=1.0)]
 
 
 @dataclass(frozen=True)
 class Power:
     """The smallest faults that an audit of this size finds with a probability of at least 95 %.
 
-    For Holm's correction at its strictest, that is for Bonferroni's: each test at `level` divided by their number.
+    For Holm's correction at its strictest, that is for Bonferroni's: each test at the level divided by their number.
     """
 
-    level: float  # of each test
-    temperature: float  # relative error of the temperature; infinite if every place is certain
+    temperature: float | None  # relative error of the temperature; None: none is found
     missing: float  # −Σ log(1 − p), about the expected number, of a token that never comes
 
 
-def power_of(draws: Sequence[Draw], tests: Sequence[LawTest], level: float) -> Power:
-    """Args: draws: all of the audit. tests: those that were made of them. level: of all tests together."""
-    each, listed = level / max(1, len(tests)), len({token for draw in draws for token in draw.listed})
-    return Power(each, temperature_error(information(draws), each), log(max(1, listed) * (listed + 1) / each))
-
-
-def temperature_error(variance: float, level: float) -> float:
-    """The relative error that the test of the temperature finds with POWER, given V; infinite if none is."""
-    deviations = float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER))
-    return deviations / (sqrt(variance) - deviations) if variance > deviations**2 else inf
+def power_of(draws: Sequence[Draw], tests: int, level: float) -> Power:
+    """Args: draws: all of the audit. tests: how many are made of them. level: of all tests together."""
+    each, listed = level / max(1, tests), len({token for draw in draws for token in draw.listed})
+    needed = float(stats.norm.isf(each / 2) + stats.norm.isf(1 - POWER))  # standard deviations
+    deviation = sqrt(max(0.0, Scores.of(draws).cumulants(0.0)[2]))
+    error = needed / (deviation - needed) if deviation > needed else None
+    return Power(error, log(max(1, listed) * (listed + 1) / each))

@@ -121,11 +121,9 @@ class AuditOptions:
     sampled: int = option(3, "Prompts whose distributions are tested.", min=0)
     samples: int = option(1000, "Samples of each of these prompts.", min=0)
     tokens: int = option(4, "Max tokens of a sample.", min=1)
-    temperature: float = option(1.0, "Sampling temperature, above 0.", above=0)
     tolerance: float = option(0.2, "Difference of log-probabilities, in nats, that counts as a numerical tie.")
     level: float = option(0.001, "Probability of a false alarm in all tests of distributions together.")
     choices: int = option(16, "Samples of one request (`n`), if the server allows several.", min=1)
-    requests_per_second: float = option(0.0, "Max requests per second; 0 is no limit.", min=0)
     concurrency: int = option(4, "Max requests at once.", min=1)
     timeout: float = option(120.0, "Seconds to wait for a reply.", min=0.001)
 
