@@ -221,30 +221,6 @@ class ThroughputPlan(PromptsPlan):
     cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
 
 
-# Parts.
-
-
-@command("dataplane", "dataplane.Dataplane")
-@dataclass(frozen=True)
-class DataplanePlan:
-    """Measure what the machinery around the models costs.
-
-    On services that compute next to nothing, paced like an accelerator.
-    """
-
-    method: str = option("slem", "The method; a seed is given to `seeded` only.")
-    temperature: float = option(0.0, "Sampling temperature.", min=0.0)
-    outputs: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.")
-    max_tokens: int = option(192, "Tokens of each output.", min=1)
-    target_pace: str = option("8,0.02", "A pass of n tokens takes A + B n ms.", metavar="A,B")
-    drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")
-    noise: float = option(0.02, "Noise on the drafter's logits: 0.02 agrees in 0.97.", min=0.0)
-    trip_ms: float = option(
-        0.0, "Round trip to the drafter on an emulated network; 0: on loopback.", min=0.0, max=10_000
-    )
-    turns: int = option(2, "How often each configuration runs.", min=1)
-
-
 def add_to(group: typer.Typer) -> None:
     """Adds these commands, which are found where the laboratory is."""
     group.add_typer(app)

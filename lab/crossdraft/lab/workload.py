@@ -61,10 +61,10 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
     )
 
 
-async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest], lost: bool = True) -> Timed:
-    """All outputs at once; their drafter may be lost on the way, if `lost`. Raises CommandFailed."""
+async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest]) -> Timed:
+    """All outputs at once; their drafter may be lost on the way. Raises CommandFailed."""
     began = time.monotonic()
-    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=lost) for one in requests)))
+    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=True) for one in requests)))
     return Timed(total.tokens, time.monotonic() - began, total)
 
 
