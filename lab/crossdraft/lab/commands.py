@@ -173,11 +173,9 @@ class ExactnessPlan:
 class ControllerPlan:
     """Compare the controller with fixed choices.
 
-    Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
-    dead), short (40 short requests on a new connection, with the middle value of each list).
+    In a grid of outputs at once, acceptance, the target's pass, the round trip and the method.
     """
 
-    scenario: tuple[str, ...] = option(("grid",), f"grid, bad or short; {COMMAS}.")
     outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
     acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
     pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")
