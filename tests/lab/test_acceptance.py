@@ -53,17 +53,6 @@ def test_a_method_for_one_vocabulary_starts_the_target_as_its_own_drafter(
     assert "vocabular" in skipped["reason"]  # those that run here have two
 
 
-def test_each_size_of_the_head_is_a_cell(
-    measure: Measure, started: list[Wanted], prompts_file: Path, drafter_folder: Path
-) -> None:
-    sizes = ("--vocab-keep", 0, "--vocab-keep", 100, "--frequencies", f"{drafter_folder}=counted")
-    options = ("--method", "slem", "--temperature", 0, "--temperature", 1, "--max-tokens", 5, "--limit", 1)
-    cells = measure("acceptance", "--prompts", prompts_file, "--drafter", drafter_folder, *options, *sizes)
-    assert [(one["keep"], one["temperature"]) for one in cells] == [(0, 0.0), (0, 1.0), (100, 0.0), (100, 1.0)]
-    cut = ("--vocab-keep", "100", "--frequencies", "counted")
-    assert [one.more for one in started if one.role == "drafter"] == [(), cut]
-
-
 @pytest.mark.full
 def test_a_target_that_drafts_for_itself_is_always_right(
     measure: Measure, target_folder: Path, prompts_file: Path
@@ -80,8 +69,6 @@ def test_a_target_that_drafts_for_itself_is_always_right(
         (("--prompts", "nowhere.jsonl"), "cannot read the prompts"),
         (("--method", "guess"), "unknown method"),
         (("--temperature", "-1"), "temperature must be 0 or more"),
-        (("--vocab-keep", "9"), "--vocab-keep needs the file of `crossdraft frequencies`"),
-        (("--frequencies", "a=b"), "--frequencies names the drafter 'a', and the drafters are bundled:drafter-a"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(

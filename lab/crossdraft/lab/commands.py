@@ -15,13 +15,15 @@ from typer import Option
 
 from crossdraft.cli import commands as command_line
 from crossdraft.config.commands import DEFAULT_DRAFTER
-from crossdraft.config.engine import STARTED, Dtype, EngineOptions
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
 from crossdraft.lab.loadtest.plan import LoadPlan
 
 TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
+# Of models that have a core each; prompts are not reused.
+BOUND = EngineOptions(dtype="float32", device="cpu", cache_mib=512, threads=1, enable_prefix_caching=False)
 
 app = typer.Typer(
     name="bench",
@@ -84,7 +86,6 @@ Affinities = Annotated[
     tuple[str, ...],
     Option("--affinity", metavar="NAME=FILE", help=f"A drafter's file of `crossdraft affinity`; {COMMAS}."),
 ]
-CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
 DRAFT_TOKENS = ("--num-speculative-tokens", "--k", "-k")
 
 
@@ -106,8 +107,8 @@ class PromptsPlan:
 class AcceptancePlan(PromptsPlan):
     """Measure tokens per pass of methods and drafters.
 
-    In lock-step rounds, for every combination of drafters, methods, temperatures, numbers of draft tokens, draft trees
-    and cut heads that a pair can do.
+    In lock-step rounds, for every combination of drafters, methods, temperatures, numbers of draft tokens and draft
+    trees that a pair can do.
     """
 
     drafter: Drafters = tuple(DRAFTERS)
@@ -119,13 +120,6 @@ class AcceptancePlan(PromptsPlan):
     )
     max_tokens: MaxTokens = 128
     affinity: Affinities = ()
-    vocab_keep: tuple[int, ...] = option(
-        (0,), f"Ids that the drafter's LM head keeps, the most frequent ones; {COMMAS}. 0: all.", "--vocab-keep", min=0
-    )
-    frequencies: tuple[str, ...] = option(
-        (), f"For --vocab-keep: a drafter's file of `crossdraft frequencies`; {COMMAS}.", metavar="NAME=FILE"
-    )
-    logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)
     engine: EngineOptions = STARTED
     concurrency: Concurrency = 16
 
@@ -210,13 +204,8 @@ class ThroughputPlan(PromptsPlan):
     top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
     clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
     method: Method = None
-    cache_mib: CacheMib = 512
-    threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
-    dtype: Dtype = option("float32", "float32, bfloat16 or float16.")
-    quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
-    device: str = option("cpu", "Torch device of all models.")
-    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
-    cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
+    assisted_threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
+    engine: EngineOptions = BOUND
 
 
 def add_to(group: typer.Typer) -> None:

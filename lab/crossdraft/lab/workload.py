@@ -74,7 +74,6 @@ SETTING: Columns = {
     "T": lambda one: f"{one.temperature:g}",
     "k": lambda one: one.k,
     "nodes": lambda one: one.nodes or "",
-    "keep": lambda one: f"{one.keep:,}" if one.keep else "",
 }
 
 
@@ -95,27 +94,14 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
 
 
 def settings_wanted(plan: AcceptancePlan) -> tuple[Setting, ...]:
-    """By drafter and the size of its head, so that each is started once; raises UsageError."""
+    """By drafter, so that each is started once; raises UsageError."""
     affinities = files_of("--affinity", plan.affinity, plan.drafter)
-    frequencies = files_of("--frequencies", plan.frequencies, plan.drafter)
-    missing = [name for name in plan.drafter if any(plan.vocab_keep) and name not in frequencies]
-    if missing:
-        raise UsageError(f"--vocab-keep needs the file of `crossdraft frequencies`: --frequencies {missing[0]}=FILE")
-    found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
-    noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
     return tuple(
-        replace(one, options=(*one.options, *_cut(keep, frequencies.get(name, "")), *noise), nodes=nodes, keep=keep)
-        for name, alike in ((name, list(alike)) for name, alike in groupby(found, lambda one: one.drafter))
-        for keep in (plan.vocab_keep if name in frequencies else (0,))
-        for one in alike
+        replace(one, nodes=nodes)
+        for one in settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
         for nodes in plan.tree
         if not nodes or (nodes > one.k and not method_named(one.method).whole_draft)
     )
-
-
-def _cut(keep: int, file: str) -> tuple[str, ...]:
-    """Options of a drafter whose head is cut."""
-    return ("--vocab-keep", str(keep), "--frequencies", file) if keep else ()
 
 
 async def pipelines_of(
