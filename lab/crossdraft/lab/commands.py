@@ -99,7 +99,7 @@ class PromptsPlan:
     target: Target = TARGET
 
 
-# Acceptance and exactness.
+# Acceptance.
 
 
 @command("acceptance", "acceptance.AcceptanceBenchmark")
@@ -138,25 +138,6 @@ class SeedsPlan(PromptsPlan):
     docs: Path = option(Path("docs"), "The pages' folder.", metavar="FOLDER")
     vocabularies: Path = option(Path("build/vocabularies"), "Real vocabularies.", metavar="FOLDER")
     work: Path = option(Path("build/seeds"), "Where files are kept that are made of the corpus.", metavar="FOLDER")
-
-
-@command("distribution", "acceptance.Exactness")
-@dataclass(frozen=True)
-class ExactnessPlan:
-    """Test sampled tokens for the target's distribution.
-
-    By chi-square tests over many continuations.
-    """
-
-    prompt: str = option("for i in range(", "Text to continue.")
-    count: int = option(20_000, "Continuations of each setting.", min=1)
-    target: Target = TARGET
-    drafter: Drafters = tuple(DRAFTERS[1:2])
-    methods: Methods = METHODS
-    k: int = option(3, "Draft tokens in a round.", *DRAFT_TOKENS, min=1, max=64)
-    concurrency: Concurrency = 32
-    affinity: Affinities = ()
-    engine: EngineOptions = STARTED
 
 
 # Speed.
