@@ -14,7 +14,7 @@ from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished,
 from crossdraft.cli.running import ProgressCounter, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, Statistics
 from crossdraft.lab.commands import AcceptancePlan
-from crossdraft.lab.workload import SETTING, Prompted, gathered, pipelines_of, settings_wanted
+from crossdraft.lab.workload import SETTING, Prompted, gathered, pipelines_of, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
         """By drafter; raises UsageError."""
-        return settings_wanted(self.plan)
+        return settings_of(self.plan)
 
     @property
     def total(self) -> int:

@@ -20,8 +20,6 @@ from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
 from crossdraft.lab.loadtest.plan import LoadPlan
 
-TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
-DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
 # Of models that have a core each; prompts are not reused.
 BOUND = EngineOptions(dtype="float32", device="cpu", cache_mib=512, threads=1, enable_prefix_caching=False)
 
@@ -69,24 +67,8 @@ def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[ty
 
 # Options of several commands, which have defaults of their own.
 Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
-Target = Annotated[str, Option(help="A folder, a hub id, or bundled:NAME.")]
-OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
-Drafters = Annotated[
-    tuple[str, ...],
-    Option(
-        "--drafter", help=f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model."
-    ),
-]
-Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
-Methods = Annotated[tuple[str, ...], Option("--method", help=f"Names, {COMMAS}.")]
 Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
-Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
-Affinities = Annotated[
-    tuple[str, ...],
-    Option("--affinity", metavar="NAME=FILE", help=f"A drafter's file of `crossdraft affinity`; {COMMAS}."),
-]
-DRAFT_TOKENS = ("--num-speculative-tokens", "--k", "-k")
 
 
 @dataclass(frozen=True)
@@ -96,7 +78,7 @@ class PromptsPlan:
     # Of a checkout: the prompts belong to the tests, and are not part of the package.
     prompts: Path = option(Path("tests/prompts.jsonl"), "JSON lines, each with a text.")
     limit: Limit = None
-    target: Target = TARGET
+    target: str = option("bundled:target", "A folder, a hub id, or bundled:NAME.")
 
 
 # Acceptance.
@@ -111,17 +93,20 @@ class AcceptancePlan(PromptsPlan):
     trees that a pair can do.
     """
 
-    drafter: Drafters = tuple(DRAFTERS)
-    methods: Methods = METHODS
+    drafter: tuple[str, ...] = option(
+        ("bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"),
+        f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model.",
+    )
+    methods: tuple[str, ...] = option(METHODS, f"Names, {COMMAS}.", "--method")
     temperatures: Temperatures = (0.0, 0.6, 1.0)
-    k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", *DRAFT_TOKENS)
+    k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", "--num-speculative-tokens", "--k", "-k")
     tree: tuple[int, ...] = option(
         (0,), f"Nodes of a draft tree of depth k; {COMMAS}. 0: a chain.", "--tree-nodes", min=0, max=63
     )
     max_tokens: MaxTokens = 128
-    affinity: Affinities = ()
+    affinity: tuple[str, ...] = option((), f"A drafter's file of `crossdraft affinity`; {COMMAS}.", metavar="NAME=FILE")
     engine: EngineOptions = STARTED
-    concurrency: Concurrency = 16
+    concurrency: int = option(16, "Generations at once.", min=1)
 
 
 @command("seeds", "seeds.Seeds")
@@ -173,7 +158,7 @@ class ThroughputPlan(PromptsPlan):
     By crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers).
     """
 
-    drafter: OneDrafter = DRAFTER
+    drafter: str = option(f"bundled:{DEFAULT_DRAFTER}", "A folder, a hub id, or bundled:NAME.")
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
     concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
@@ -184,7 +169,7 @@ class ThroughputPlan(PromptsPlan):
     temperatures: Temperatures = (0.0,)
     top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
     clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
-    method: Method = None
+    method: str | None = option(None, "By default the best for the temperature.")
     assisted_threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
     engine: EngineOptions = BOUND
 
