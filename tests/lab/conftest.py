@@ -16,7 +16,7 @@ from crossdraft.cli.processes import Running, Wanted
 from crossdraft.client import Statistics
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.lab import controller, dataplane, workload
+from crossdraft.lab import controller, workload
 from crossdraft.lab.services import Distant, Killable, Served
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
@@ -120,7 +120,6 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
 
     monkeypatch.setattr(workload, "running", running)
     monkeypatch.setattr(controller, "service", service)
-    monkeypatch.setattr(dataplane, "service", service)
     monkeypatch.setattr(Killable, "started", killable)
     monkeypatch.setattr(Killable, "restarted", restarted)
     return asked

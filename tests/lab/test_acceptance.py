@@ -9,6 +9,7 @@ import pytest
 from crossdraft.cli.measuring import SEED, Setting
 from crossdraft.cli.processes import Wanted
 from crossdraft.lab.acceptance import cell_of
+from crossdraft.lab.commands import AcceptancePlan
 from crossdraft.lab.workload import settings_of
 from tests.cli.conftest import Cli
 from tests.lab.conftest import Measure, figures
@@ -53,17 +54,6 @@ def test_a_method_for_one_vocabulary_starts_the_target_as_its_own_drafter(
     assert "vocabular" in skipped["reason"]  # those that run here have two
 
 
-def test_each_size_of_the_head_is_a_cell(
-    measure: Measure, started: list[Wanted], prompts_file: Path, drafter_folder: Path
-) -> None:
-    sizes = ("--vocab-keep", 0, "--vocab-keep", 100, "--frequencies", f"{drafter_folder}=counted")
-    options = ("--method", "slem", "--temperature", 0, "--temperature", 1, "--max-tokens", 5, "--limit", 1)
-    cells = measure("acceptance", "--prompts", prompts_file, "--drafter", drafter_folder, *options, *sizes)
-    assert [(one["keep"], one["temperature"]) for one in cells] == [(0, 0.0), (0, 1.0), (100, 0.0), (100, 1.0)]
-    cut = ("--vocab-keep", "100", "--frequencies", "counted")
-    assert [one.more for one in started if one.role == "drafter"] == [(), cut]
-
-
 @pytest.mark.full
 def test_a_target_that_drafts_for_itself_is_always_right(
     measure: Measure, target_folder: Path, prompts_file: Path
@@ -80,8 +70,8 @@ def test_a_target_that_drafts_for_itself_is_always_right(
         (("--prompts", "nowhere.jsonl"), "cannot read the prompts"),
         (("--method", "guess"), "unknown method"),
         (("--temperature", "-1"), "temperature must be 0 or more"),
-        (("--vocab-keep", "9"), "--vocab-keep needs the file of `crossdraft frequencies`"),
-        (("--frequencies", "a=b"), "--frequencies names the drafter 'a', and the drafters are bundled:drafter-a"),
+        (("--affinity", "file.npz"), "--affinity takes NAME=FILE"),
+        (("--affinity", "a=b"), "--affinity names the drafter 'a', and the drafters are bundled:drafter-a"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(
@@ -91,11 +81,17 @@ def test_wrong_options_are_refused_before_anything_starts(
 
 
 def test_settings_are_in_the_order_of_drafters_each_with_its_affinity() -> None:
-    settings = settings_of("big", ["one", "two"], ["standard", "slem", "tli"], [1.0], [5], {})
+    plan = AcceptancePlan(target="big", drafter=("one", "two"), temperatures=(1.0,))
+    settings = settings_of(replace(plan, methods=("standard", "slem", "tli")))
     pairs = [(setting.method, setting.drafter) for setting in settings]
     assert pairs == [("slem", "one"), ("tli", "one"), ("slem", "two"), ("tli", "two"), ("standard", "big")]
-    given = settings_of("big", ["a", "b"], ["rdk"], [1.0], [5], {"b": "m"})
-    assert [(setting.drafter, setting.options) for setting in given] == [("a", ()), ("b", ("--affinity", "m"))]
+    given = settings_of(replace(plan, methods=("rdk",), affinity=("two=m",)))
+    assert [(setting.drafter, setting.options) for setting in given] == [("one", ()), ("two", ("--affinity", "m"))]
+    trees = settings_of(replace(plan, drafter=("one",), methods=("slem", "slrs"), k=(5, 9), tree=(0, 8)))
+    assert [(one.method, one.k, one.nodes) for one in trees] == [
+        *(("slem", 5, 0), ("slem", 5, 8), ("slem", 9, 0)),
+        *(("slrs", 5, 0), ("slrs", 9, 0)),
+    ]
 
 
 def test_only_methods_that_take_a_seed_get_one_and_each_prompt_other_noise() -> None:

@@ -14,7 +14,7 @@ import pytest
 from crossdraft.cli.running import UsageError
 from crossdraft.client import SamplingOptions
 from crossdraft.lab import throughput
-from crossdraft.lab.commands import ThroughputPlan
+from crossdraft.lab.commands import BOUND, ThroughputPlan
 from crossdraft.lab.outputs import Output
 from crossdraft.lab.throughput import (
     ONE_BY_ONE,
@@ -41,7 +41,7 @@ def made(*moments: float, asked: float = 0.0, **counted: float) -> Output:
 
 def plan(**changed: Any) -> Throughput:
     """Of one output at once, unless something else is said."""
-    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency="2", tokens=4, cache_mib=8), **changed))
+    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency="2", tokens=4), **changed))
 
 
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
@@ -65,9 +65,11 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
 
 
 def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -> None:
+    far = replace(BOUND, device="cuda:0", cuda_graph_sizes=(1, 8), cache_mib=8192)
+    near = replace(BOUND, quantization="int8")
     there, here = (
-        plan(way=("tree",), device="cuda:0", concurrency="1,16", tokens=64, cuda_graph_sizes=(1, 8), cache_mib=8192),
-        plan(way=("crossdraft", "plain"), quantization="int8", clients_at=20.0, concurrency="300"),
+        plan(way=("tree",), engine=far, concurrency="1,16", tokens=64),
+        plan(way=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency="300"),
     )
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)

@@ -15,13 +15,13 @@ from typer import Option
 
 from crossdraft.cli import commands as command_line
 from crossdraft.config.commands import DEFAULT_DRAFTER
-from crossdraft.config.engine import STARTED, Dtype, EngineOptions
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
 from crossdraft.lab.loadtest.plan import LoadPlan
 
-TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
-DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
+# Of models that have a core each; prompts are not reused.
+BOUND = EngineOptions(dtype="float32", device="cpu", cache_mib=512, threads=1, enable_prefix_caching=False)
 
 app = typer.Typer(
     name="bench",
@@ -67,25 +67,8 @@ def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[ty
 
 # Options of several commands, which have defaults of their own.
 Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
-Target = Annotated[str, Option(help="A folder, a hub id, or bundled:NAME.")]
-OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
-Drafters = Annotated[
-    tuple[str, ...],
-    Option(
-        "--drafter", help=f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model."
-    ),
-]
-Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
-Methods = Annotated[tuple[str, ...], Option("--method", help=f"Names, {COMMAS}.")]
 Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
-Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
-Affinities = Annotated[
-    tuple[str, ...],
-    Option("--affinity", metavar="NAME=FILE", help=f"A drafter's file of `crossdraft affinity`; {COMMAS}."),
-]
-CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
-DRAFT_TOKENS = ("--num-speculative-tokens", "--k", "-k")
 
 
 @dataclass(frozen=True)
@@ -95,10 +78,10 @@ class PromptsPlan:
     # Of a checkout: the prompts belong to the tests, and are not part of the package.
     prompts: Path = option(Path("tests/prompts.jsonl"), "JSON lines, each with a text.")
     limit: Limit = None
-    target: Target = TARGET
+    target: str = option("bundled:target", "A folder, a hub id, or bundled:NAME.")
 
 
-# Acceptance and exactness.
+# Acceptance.
 
 
 @command("acceptance", "acceptance.AcceptanceBenchmark")
@@ -106,28 +89,24 @@ class PromptsPlan:
 class AcceptancePlan(PromptsPlan):
     """Measure tokens per pass of methods and drafters.
 
-    In lock-step rounds, for every combination of drafters, methods, temperatures, numbers of draft tokens, draft trees
-    and cut heads that a pair can do.
+    In lock-step rounds, for every combination of drafters, methods, temperatures, numbers of draft tokens and draft
+    trees that a pair can do.
     """
 
-    drafter: Drafters = tuple(DRAFTERS)
-    methods: Methods = METHODS
+    drafter: tuple[str, ...] = option(
+        ("bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"),
+        f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model.",
+    )
+    methods: tuple[str, ...] = option(METHODS, f"Names, {COMMAS}.", "--method")
     temperatures: Temperatures = (0.0, 0.6, 1.0)
-    k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", *DRAFT_TOKENS)
+    k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", "--num-speculative-tokens", "--k", "-k")
     tree: tuple[int, ...] = option(
         (0,), f"Nodes of a draft tree of depth k; {COMMAS}. 0: a chain.", "--tree-nodes", min=0, max=63
     )
     max_tokens: MaxTokens = 128
-    affinity: Affinities = ()
-    vocab_keep: tuple[int, ...] = option(
-        (0,), f"Ids that the drafter's LM head keeps, the most frequent ones; {COMMAS}. 0: all.", "--vocab-keep", min=0
-    )
-    frequencies: tuple[str, ...] = option(
-        (), f"For --vocab-keep: a drafter's file of `crossdraft frequencies`; {COMMAS}.", metavar="NAME=FILE"
-    )
-    logit_noise: float = option(0.0, "Noise on the drafters' logits: they agree less.", min=0.0)
+    affinity: tuple[str, ...] = option((), f"A drafter's file of `crossdraft affinity`; {COMMAS}.", metavar="NAME=FILE")
     engine: EngineOptions = STARTED
-    concurrency: Concurrency = 16
+    concurrency: int = option(16, "Generations at once.", min=1)
 
 
 @command("seeds", "seeds.Seeds")
@@ -146,25 +125,6 @@ class SeedsPlan(PromptsPlan):
     work: Path = option(Path("build/seeds"), "Where files are kept that are made of the corpus.", metavar="FOLDER")
 
 
-@command("distribution", "acceptance.Exactness")
-@dataclass(frozen=True)
-class ExactnessPlan:
-    """Test sampled tokens for the target's distribution.
-
-    By chi-square tests over many continuations.
-    """
-
-    prompt: str = option("for i in range(", "Text to continue.")
-    count: int = option(20_000, "Continuations of each setting.", min=1)
-    target: Target = TARGET
-    drafter: Drafters = tuple(DRAFTERS[1:2])
-    methods: Methods = METHODS
-    k: int = option(3, "Draft tokens in a round.", *DRAFT_TOKENS, min=1, max=64)
-    concurrency: Concurrency = 32
-    affinity: Affinities = ()
-    engine: EngineOptions = STARTED
-
-
 # Speed.
 
 
@@ -173,11 +133,9 @@ class ExactnessPlan:
 class ControllerPlan:
     """Compare the controller with fixed choices.
 
-    Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), bad (drafters that are useless, slow or
-    dead), short (40 short requests on a new connection, with the middle value of each list).
+    In a grid of outputs at once, acceptance, the target's pass, the round trip and the method.
     """
 
-    scenario: tuple[str, ...] = option(("grid",), f"grid, bad or short; {COMMAS}.")
     outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
     acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
     pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")
@@ -200,7 +158,7 @@ class ThroughputPlan(PromptsPlan):
     By crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers).
     """
 
-    drafter: OneDrafter = DRAFTER
+    drafter: str = option(f"bundled:{DEFAULT_DRAFTER}", "A folder, a hub id, or bundled:NAME.")
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
     concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
@@ -211,38 +169,9 @@ class ThroughputPlan(PromptsPlan):
     temperatures: Temperatures = (0.0,)
     top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
     clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
-    method: Method = None
-    cache_mib: CacheMib = 512
-    threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
-    dtype: Dtype = option("float32", "float32, bfloat16 or float16.")
-    quantization: str | None = option(None, "Of our target; as `serve target` has it.", metavar="METHOD")
-    device: str = option("cpu", "Torch device of all models.")
-    enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.", "--enforce-eager")
-    cuda_graph_sizes: tuple[int, ...] = option((), f"As `serve target` has it; {COMMAS}.", metavar="TOKENS")
-
-
-# Parts.
-
-
-@command("dataplane", "dataplane.Dataplane")
-@dataclass(frozen=True)
-class DataplanePlan:
-    """Measure what the machinery around the models costs.
-
-    On services that compute next to nothing, paced like an accelerator.
-    """
-
-    method: str = option("slem", "The method; a seed is given to `seeded` only.")
-    temperature: float = option(0.0, "Sampling temperature.", min=0.0)
-    outputs: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.")
-    max_tokens: int = option(192, "Tokens of each output.", min=1)
-    target_pace: str = option("8,0.02", "A pass of n tokens takes A + B n ms.", metavar="A,B")
-    drafter_pace: str = option("1,0.01", "A draft step of n tokens takes A + B n ms.", metavar="A,B")
-    noise: float = option(0.02, "Noise on the drafter's logits: 0.02 agrees in 0.97.", min=0.0)
-    trip_ms: float = option(
-        0.0, "Round trip to the drafter on an emulated network; 0: on loopback.", min=0.0, max=10_000
-    )
-    turns: int = option(2, "How often each configuration runs.", min=1)
+    method: str | None = option(None, "By default the best for the temperature.")
+    assisted_threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
+    engine: EngineOptions = BOUND
 
 
 def add_to(group: typer.Typer) -> None:

@@ -8,11 +8,9 @@ runs: chance is in its favour.
 """
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
@@ -23,7 +21,7 @@ import numpy as np
 
 from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import patience
-from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, UsageError, checked_options
+from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.config.engine import EngineOptions
 from crossdraft.config.request import AUTO
@@ -53,29 +51,25 @@ ALL = tuple(CHOICES)
 
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
-SLOW_PACE = "100,0"  # of a drafter that is slow
 
 
 @dataclass(frozen=True)
 class ControllerConditions:
     """What all choices of a comparison have in common."""
 
-    scenario: str
     method: str
     temperature: float
     outputs: int  # at once
     acceptance: float  # of a draft token, as wanted
     pass_ms: float  # of a pass of the target that computes few tokens
     trip_ms: float  # to the drafter and back
-    drafter: str = "good"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """All choices under the same conditions, or a part of their time."""
+    """All choices under the same conditions."""
 
     conditions: ControllerConditions
-    part: str  # empty: all
     speeds: Mapping[str, float]  # tokens a second of all outputs together, by choice
     best: str  # the fastest choice besides auto
     to_best: Ratio | None  # of auto's speed; None: there was none to compare with
@@ -87,16 +81,15 @@ class Compared:
 
 
 def compared(
-    conditions: ControllerConditions, part: str, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
+    conditions: ControllerConditions, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
 ) -> Compared:
-    """Sums up; samples at the same place are of the same prompts or the same time, `first` is auto's before them."""
+    """Sums up; samples at the same place are of the same prompts, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
     figures = {choice: [one.figures for one in samples if one.figures] for choice, samples in found.items()}
     judged = [one for figured in figures.values() for one in figured if one.judged_at]
     return Compared(
         conditions,
-        part,
         speeds,
         best,
         _ratio(found[AUTO], found[best]),
@@ -113,7 +106,7 @@ def _ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio | None:
 
 
 def summary(results: Sequence[Compared]) -> str:
-    """Of one scenario."""
+    """How near auto comes to the others."""
     parts = [
         f"at least {limit:g} of {name} in {sum(one.value >= limit for one in ratios)} of {len(ratios)} "
         f"({np.mean([one.value >= limit for one in ratios]):.0%}), least {min(one.value for one in ratios):.2f}"
@@ -125,7 +118,7 @@ def summary(results: Sequence[Compared]) -> str:
     ]
     lows = [one.to_none.low > SURELY_AS_WITHOUT for one in results if one.to_none is not None]
     surely = f", lower end of the interval above {SURELY_AS_WITHOUT:g} in {sum(lows)} of {len(lows)}" if lows else ""
-    return f"{results[0].conditions.scenario}: auto is {'; '.join(parts)}{surely}"
+    return f"auto is {'; '.join(parts)}{surely}"
 
 
 # The cells of the grid.
@@ -150,7 +143,6 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 # Noise for a wanted acceptance.
 
 NOISES = (0.05, 0.2, 0.6, 1.2, 2.4)  # standard deviations on the drafter's logits
-USELESS = 100.0
 FREE_MIB = 128  # for keys and values: those of a token of the free model are small
 FREE = EngineOptions(cache_mib=FREE_MIB)
 CALIBRATED_ON, CALIBRATED_TOKENS = 6, 64  # outputs of each method with each noise, and tokens of each
@@ -186,7 +178,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
-    given = ControllerConditions("", method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
+    given = ControllerConditions(method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
     stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
     sample = await stage.sample("lock-step, K = 5", 0, pipeline)
     assert sample.figures is not None
@@ -203,7 +195,6 @@ def temperature_of(method: str) -> float:
 LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
 OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
 WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
-SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), "requests 11 to 40": (10, 40)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +230,7 @@ class ComparedPipelines:
         """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
         first = await self.sample(AUTO, turns * self.given.outputs)
         found = await in_turns(choices, turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
-        return compared(self.given, "", found, first)
+        return compared(self.given, found, first)
 
 
 @dataclass(eq=False)
@@ -257,29 +248,24 @@ class Floor:
         served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
         return (await self._service("target", served, False)).address
 
-    def drafted_by(self, given: ControllerConditions) -> Served:
-        """The drafter that this cell asks for."""
-        noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
-        pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
-        return Served(self.folder, pace, noise, FREE)
-
     async def drafter(self, given: ControllerConditions) -> Distant:
         """At its distance. It is behind the emulated network also if that is 0, so that all are."""
-        found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short"))
+        served = Served(self.folder, self.plan.drafter_pace, self.curves[given.method].noise(given.acceptance), FREE)
+        found = await self._service("drafter", served, True)
         await found.delay(given.trip_ms / 2)
         return found
 
     async def _service(self, role: str, served: Served, distant: bool) -> Distant:
-        key = (role, served, distant)
+        key = (role, served)
         if key not in self.started:
             core = 0 if role == "target" else 1
             self.started[key] = await self.stack.enter_async_context(service(role, served, core, distant))
         return self.started[key]
 
     @asynccontextmanager
-    async def stage(self, given: ControllerConditions, drafter: str) -> AsyncIterator[ComparedPipelines]:
+    async def stage(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
-        target = await self.target(given)
+        target, drafter = await self.target(given), (await self.drafter(given)).address
         tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
         async with (
             connect(target, patience=patience()) as plain,
@@ -293,79 +279,21 @@ class Floor:
             yield stage
 
 
-# The scenarios.
-
-
-async def grid(floor: Floor, given: ControllerConditions) -> list[Compared]:
-    """All choices in turns."""
-    drafter = await floor.drafter(given)
-    async with floor.stage(given, drafter.address) as stage:
-        return [await stage.in_turns(ALL, floor.plan.turns)]
-
-
-async def short(floor: Floor, given: ControllerConditions) -> list[Compared]:
-    """Short requests one after another, on new connections for each choice and turn."""
-    drafter = await floor.drafter(given)
-
-    async def run(choice: str, turn: int) -> list[Timed]:
-        async with floor.stage(given, drafter.address) as stage:
-            return [await stage.sample(choice, place, tokens=LEAST_TOKENS) for place in range(max(SHORT.values())[1])]
-
-    found = await in_turns(ALL, floor.plan.turns, run)
-    return [
-        compared(
-            given,
-            part,
-            {choice: [one for run in runs for one in run[slice(*places)]] for choice, runs in found.items()},
-        )
-        for part, places in SHORT.items()
-    ]
-
-
-@contextmanager
-def stopped(process_id: int) -> Iterator[None]:
-    """The process accepts connections, since the kernel does, and answers nothing."""
-    os.kill(process_id, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process_id, signal.SIGCONT)
-
-
-async def bad(floor: Floor, given: ControllerConditions) -> list[Compared]:
-    """A drafter of no use beside none."""
-    async with AsyncExitStack() as stack:
-        if given.drafter == "dead":
-            drafter = await stack.enter_async_context(service("drafter", floor.drafted_by(given), 1, False))
-        else:
-            drafter = await floor.drafter(given)
-        stage = await stack.enter_async_context(floor.stage(given, drafter.address))
-        if given.drafter == "dead":
-            stack.enter_context(stopped(drafter.process_id))
-        return [await stage.in_turns((WITHOUT_DRAFTER, AUTO), floor.plan.turns)]
-
-
-Scenario = Callable[[Floor, ControllerConditions], Awaitable[list[Compared]]]
-SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, bad)}
-
-
 # The benchmark.
 
 
 class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
-    """Every scenario that is asked for."""
+    """The grid: every cell with all choices in turns."""
 
     needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "comparisons"
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
     title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
     columns: ClassVar[Columns] = {
-        "scenario": lambda one: one.conditions.scenario,
         "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
         "outputs": lambda one: one.conditions.outputs,
         "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
         "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
-        "drafter": lambda one: one.part or one.conditions.drafter,
         "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
         "accepted": lambda one: optional(one.accepted, ".0%"),
         WITHOUT_DRAFTER: lambda one: f"{one.speeds[WITHOUT_DRAFTER]:,.1f}",
@@ -398,33 +326,19 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     @cached_property
     def comparisons(self) -> list[ControllerConditions]:
         """In their order; raises UsageError."""
-        return [one for scenario in self.plan.scenario for one in self._of(scenario)]
-
-    def _of(self, scenario: str) -> list[ControllerConditions]:
-        middle = [values[len(values) // 2] for values in self.dimensions]
-        given = self._conditions(scenario, middle)
-        if scenario == "grid":
-            cells = covering(self.dimensions)
-            if self.plan.all_cells:
-                cells += [one for one in product(*self.dimensions) if one not in cells]
-            return [self._conditions(scenario, cell) for cell in cells[: self.plan.cells]]
-        if scenario == "bad":
-            kinds = product(("useless", "slow", "dead"), self.dimensions[0])
-            return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
-        return [replace(given, outputs=1)]
-
-    def _conditions(self, scenario: str, cell: Sequence[Any]) -> ControllerConditions:
-        outputs, acceptance, pass_ms, trip_ms, method = cell
-        return ControllerConditions(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
+        cells = covering(self.dimensions)
+        if self.plan.all_cells:
+            cells += [one for one in product(*self.dimensions) if one not in cells]
+        return [
+            ControllerConditions(method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
+            for outputs, acceptance, pass_ms, trip_ms, method in cells[: self.plan.cells]
+        ]
 
     @property
     def total(self) -> int:
         return len(self.comparisons)
 
     def check(self) -> None:
-        for scenario in self.plan.scenario:
-            if scenario not in SCENARIOS:
-                raise UsageError(f"--scenario must be one of {', '.join(SCENARIOS)}, got {scenario}")
         with checked_options():
             Pace.parsed(self.plan.drafter_pace)
         _ = self.dimensions  # which raises UsageError
@@ -437,12 +351,12 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             curves = await calibrated(folder, sorted({one.method for one in self.comparisons}))
             floor = Floor(self.plan, folder, curves, stack)
             for given in self.comparisons:
-                advance(0, f"{given.scenario}, {given.method}, {given.outputs} at once")
-                for one in await SCENARIOS[given.scenario](floor, given):
-                    yield one
+                advance(0, f"{given.method}, {given.outputs} at once")
+                async with floor.stage(given) as stage:
+                    yield await stage.in_turns(ALL, self.plan.turns)
                 advance()
 
     def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:
         yield from super().report(results)
-        for scenario in dict.fromkeys(one.conditions.scenario for one in results):
-            yield summary([one for one in results if one.conditions.scenario == scenario])
+        if results:
+            yield summary(results)

@@ -195,7 +195,6 @@ class Timed:
     tokens: int
     seconds: float
     figures: Statistics | None = None  # of all of them; None: they have not ended
-    processor: tuple[float, ...] = ()  # seconds of orchestrator, target and drafter; empty: not counted
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from crossdraft.cli.processes import patience
 from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError, checked_options
 from crossdraft.cli.serve import faults_of_models
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.engine import STARTED
 from crossdraft.config.request import Overlap
 from crossdraft.config.service import SessionOptions
 from crossdraft.drafter.service import ServeDrafter
@@ -250,7 +250,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     @property
     def theirs(self) -> tuple[int, ...]:
         """Threads of transformers' configurations."""
-        return self.plan.threads if ASSISTED in self.plan.way else ()
+        return self.plan.assisted_threads if ASSISTED in self.plan.way else ()
 
     @property
     def total(self) -> int | None:
@@ -267,7 +267,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def warm_ups(self) -> tuple[tuple[int, int], ...]:
         """Outputs at once and tokens of each for our services. Elsewhere than on a CPU each new shape of a forward
         costs time once, so all that is measured is done before."""
-        if self.plan.device == "cpu":
+        if self.plan.engine.device == "cpu":
             return ((ONE_BY_ONE, WARM_UP),)
         return tuple((count, max(WARM_UP, self.plan.tokens // 2)) for count in self.at_once)
 
@@ -339,14 +339,14 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     @property
     def conditions(self) -> str:
         """Models, sizes, cores."""
-        plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
+        plan, engine, cores = self.plan, self.plan.engine, f"{len(os.sched_getaffinity(0))} cores"
         temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + f", top-k {plan.top_k or 'all'}"
-        cpu = ": the target's thread is on the first, the drafter's on the second" if plan.device == "cpu" else ""
-        weights = plan.dtype + (f", {plan.quantization} in our target" if plan.quantization else "")
+        cpu = ": the target's thread is on the first, the drafter's on the second" if engine.device == "cpu" else ""
+        weights = engine.dtype + (f", {engine.quantization} in our target" if engine.quantization else "")
         return (
             f"Target {plan.target}, drafter {plan.drafter}, T = {temperatures}, {plan.tokens} tokens after prompts of "
             f"at most {plan.prompt_tokens}, {plan.each} in each place and {plan.min_outputs} at least, {plan.repeat} "
-            f"runs of each configuration; {weights} on {plan.device}; {cores}{cpu}; {plan.cache_mib} MiB of keys "
+            f"runs of each configuration; {weights} on {engine.device}; {cores}{cpu}; {engine.cache_mib} MiB of keys "
             "and values."
         )
 
@@ -363,7 +363,7 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
     with faults_of_models():
         servers = await stack.enter_async_context(serving(*models_of(bench)))
     models = Models(servers)
-    if bench.plan.device == "cpu":
+    if bench.plan.engine.device == "cpu":
         models.bind()
     target, found = servers["target"].here, list[Way]()
     plain = await stack.enter_async_context(connect(target, patience=patience()))
@@ -384,18 +384,16 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
 
 def models_of(bench: Throughput) -> tuple[ServeTarget, ServeDrafter | None]:
     """Ours: a target, and a drafter if one is needed."""
-    plan = bench.plan
-    graphs, eager = plan.cuda_graph_sizes, plan.enforce_eager
-    engine = EngineOptions(dtype=plan.dtype, device=plan.device, cuda_graph_sizes=graphs, enforce_eager=eager)
-    engine = replace(engine, threads=1, cache_mib=plan.cache_mib)
+    plan, engine = bench.plan, bench.plan.engine
     place = Listening(
         port=None, grace_seconds=0, sessions=SessionOptions(max_sessions=max(SESSIONS, bench.most_clients))
     )
-    target = replace(ModelOptions.of(plan.target, engine), reuse=False, quantization=plan.quantization)
+    target = ServeTarget(ModelOptions.of(plan.target, engine), place)
     if not set(DRAFTED) & set(plan.way):
-        return ServeTarget(target, place), None
-    small = replace(engine, cache_mib=max(STARTED.cache_mib or 0, plan.cache_mib // 8))
-    return ServeTarget(target, place), ServeDrafter(ModelOptions.of(plan.drafter, small), place)
+        return target, None
+    mib = max(STARTED.cache_mib or 0, (engine.cache_mib or 0) // 8)
+    small = replace(engine, cache_mib=mib, quantization=None, enable_prefix_caching=True)
+    return target, ServeDrafter(ModelOptions.of(plan.drafter, small), place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,8 +423,9 @@ class Models:
 
 def assisting(bench: Throughput, threads: int) -> Assisting:
     """One of transformers' configurations."""
-    plan, alone = bench.plan, threads == 1 and bench.plan.device == "cpu"
-    return Assisting(plan.target, plan.drafter, threads, plan.temperatures[0], plan.dtype, plan.device, alone)
+    plan, engine = bench.plan, bench.plan.engine
+    alone = threads == 1 and engine.device == "cpu"
+    return Assisting(plan.target, plan.drafter, threads, plan.temperatures[0], engine.dtype, engine.device, alone)
 
 
 @dataclass(frozen=True, eq=False)

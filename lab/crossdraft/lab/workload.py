@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeVar
@@ -61,10 +60,10 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
     )
 
 
-async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest], lost: bool = True) -> Timed:
-    """All outputs at once; their drafter may be lost on the way, if `lost`. Raises CommandFailed."""
+async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest]) -> Timed:
+    """All outputs at once; their drafter may be lost on the way. Raises CommandFailed."""
     began = time.monotonic()
-    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=lost) for one in requests)))
+    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=True) for one in requests)))
     return Timed(total.tokens, time.monotonic() - began, total)
 
 
@@ -74,7 +73,6 @@ SETTING: Columns = {
     "T": lambda one: f"{one.temperature:g}",
     "k": lambda one: one.k,
     "nodes": lambda one: one.nodes or "",
-    "keep": lambda one: f"{one.keep:,}" if one.keep else "",
 }
 
 
@@ -94,28 +92,40 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
             raise UsageError("there are no prompts")
 
 
-def settings_wanted(plan: AcceptancePlan) -> tuple[Setting, ...]:
-    """By drafter and the size of its head, so that each is started once; raises UsageError."""
-    affinities = files_of("--affinity", plan.affinity, plan.drafter)
-    frequencies = files_of("--frequencies", plan.frequencies, plan.drafter)
-    missing = [name for name in plan.drafter if any(plan.vocab_keep) and name not in frequencies]
-    if missing:
-        raise UsageError(f"--vocab-keep needs the file of `crossdraft frequencies`: --frequencies {missing[0]}=FILE")
-    found = settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k, affinities)
-    noise = ("--logit-noise", str(plan.logit_noise)) if plan.logit_noise else ()
+def settings_of(plan: AcceptancePlan) -> tuple[Setting, ...]:
+    """Every combination, by drafter, so that each is started once.
+
+    A method for one vocabulary has the target's own model as its drafter.
+
+    Raises:
+        UsageError: there is no such method, or an affinity is not of a drafter.
+    """
+    affinities = _affinities(plan)
+    with checked_options():
+        own = [name for name in plan.methods if method_named(name).same_vocabulary]
+    pairs = [(name, drafter) for drafter in plan.drafter for name in plan.methods if name not in own]
+    pairs += [(name, plan.target) for name in own]
     return tuple(
-        replace(one, options=(*one.options, *_cut(keep, frequencies.get(name, "")), *noise), nodes=nodes, keep=keep)
-        for name, alike in ((name, list(alike)) for name, alike in groupby(found, lambda one: one.drafter))
-        for keep in (plan.vocab_keep if name in frequencies else (0,))
-        for one in alike
+        Setting(method, drafter, temperature, k, affinities.get(drafter, ()), nodes=nodes)
+        for method, drafter in pairs
+        for temperature in plan.temperatures
+        for k in plan.k
         for nodes in plan.tree
-        if not nodes or (nodes > one.k and not method_named(one.method).whole_draft)
+        if not nodes or (nodes > k and not method_named(method).whole_draft)
     )
 
 
-def _cut(keep: int, file: str) -> tuple[str, ...]:
-    """Options of a drafter whose head is cut."""
-    return ("--vocab-keep", str(keep), "--frequencies", file) if keep else ()
+def _affinities(plan: AcceptancePlan) -> dict[str, tuple[str, ...]]:
+    """Options of each drafter that has a matrix; raises UsageError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for given in plan.affinity:
+        name, equals, file = given.rpartition("=")
+        if not (equals and name and file):
+            raise UsageError(f"--affinity takes NAME=FILE, such as {plan.drafter[0]}=FILE, got {given!r}")
+        if name not in plan.drafter:
+            raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(plan.drafter)}")
+        found[name] = ("--affinity", file)
+    return found
 
 
 async def pipelines_of(
@@ -148,45 +158,3 @@ async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item
             return await make(item)
 
     return await asyncio.gather(*map(one, items))
-
-
-def settings_of(
-    target: str,
-    drafters: Sequence[str],
-    methods: Sequence[str],
-    temperatures: Sequence[float],
-    ks: Sequence[int],
-    affinities: Mapping[str, str],
-) -> tuple[Setting, ...]:
-    """Every combination; a method for one vocabulary has the target's own model as its drafter.
-
-    Raises:
-        UsageError: there is no such method.
-    """
-    with checked_options():
-        own = [name for name in methods if method_named(name).same_vocabulary]
-    pairs = [(name, drafter) for drafter in drafters for name in methods if name not in own]
-    pairs += [(name, target) for name in own]
-    return tuple(
-        Setting(method, drafter, temperature, k, ("--affinity", affinities[drafter]) if drafter in affinities else ())
-        for method, drafter in pairs
-        for temperature in temperatures
-        for k in ks
-    )
-
-
-def files_of(flag: str, options: Sequence[str], drafters: Sequence[str]) -> dict[str, str]:
-    """The files of options NAME=FILE, by drafter.
-
-    Raises:
-        UsageError: an option is not of this form, or its name is not one of the drafters.
-    """
-    found: dict[str, str] = {}
-    for option in options:
-        name, equals, file = option.rpartition("=")
-        if not (equals and name and file):
-            raise UsageError(f"{flag} takes NAME=FILE, such as {drafters[0]}=FILE, got {option!r}")
-        if name not in drafters:
-            raise UsageError(f"{flag} names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
-        found[name] = file
-    return found

@@ -1,11 +1,12 @@
 """Emulated hosts with delayed links: namespaces behind a switch or, where these are not allowed, loopback relays.
 
-The traffic is carried by a process (`switch` or `relay`), which is told what to do in lines of JSON: first it says
+The traffic is carried by a process (`carrier`), which is told what to do in lines of JSON: first it says
 where the hosts are, then it answers each order with a line, once the order has taken effect.
 """
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
-SWITCH, RELAY = "crossdraft.lab.emulation.switch", "crossdraft.lab.emulation.relay"
+CARRIER = "crossdraft.lab.emulation.carrier"
 READY_SECONDS = 30.0  # for Python to start on a busy machine
 END_SECONDS = 5.0
 MILLISECONDS = 1000.0
@@ -49,8 +50,8 @@ class DelayLine:
         self._last = 0.0  # seconds of the clock
 
     def due(self, now: float, delay_ms: float) -> float:
-        """When what enters `now` leaves, in seconds of the same clock; never before what entered earlier."""
-        self._last = max(self._last, now + delay_ms / MILLISECONDS)
+        """When what enters `now` leaves, in seconds of the same clock; always after what entered earlier."""
+        self._last = max(math.nextafter(self._last, math.inf), now + delay_ms / MILLISECONDS)
         return self._last
 
 
@@ -152,14 +153,14 @@ async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost
     """
     if shutil.which("nsenter") is None:
         raise NoEmulationError("there is no nsenter (util-linux)")
-    async with _carried(SWITCH, names) as links:
+    async with _carried("switch", names) as links:
         yield links
 
 
 @asynccontextmanager
 async def relays(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     """The same over loopback: each service is reached through a relay that keeps its bytes for a while."""
-    async with _carried(RELAY, names) as links:
+    async with _carried("relays", names) as links:
         yield links
 
 
@@ -175,11 +176,11 @@ async def network(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHo
 
 
 @asynccontextmanager
-async def _carried(module: str, names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
+async def _carried(kind: str, names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     pipe = asyncio.subprocess.PIPE
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *names), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
+            *(sys.executable, "-m", CARRIER, kind, *names), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
         )
         try:
             places = await _places(process, log)
