@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -220,9 +220,8 @@ class ResponseFormat(Body):
     @property
     def asked(self) -> dict[str, Any]:
         """As of `StructuredOutputs`."""
-        if self.type == "json_object":
-            return {"json_object": True}
-        return {} if self.json_schema is None or self.type == "text" else {"json": self.json_schema.asked}
+        schema = self.json_schema.asked if self.json_schema is not None else None
+        return {"text": {}, "json_object": {"json_object": True}, "json_schema": {"json": schema}}[self.type]
 
 
 class StructuredOutputs(Body):
@@ -240,15 +239,8 @@ class StructuredOutputs(Body):
     @property
     def asked(self) -> dict[str, Any]:
         """Those of the first five that are given."""
-        names = ("json", "regex", "choice", "grammar", "json_object")
-        values = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-
-    @property
-    def white_space(self) -> dict[str, Any]:
-        """Of JSON, as options of `Grammar.json`."""
-        pattern = {} if self.whitespace_pattern is None else {"whitespace_pattern": self.whitespace_pattern}
-        return pattern | ({"whitespace_flexible": False} if self.disable_any_whitespace else {})
+        given = self.model_dump(by_alias=True, exclude_defaults=True)
+        return {name: given[name] for name in (*OLDER, "json_object") if given.get(name, False) is not False}
 
 
 class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",))):  # type: ignore[misc]
@@ -326,8 +318,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     @property
     def num_prompt_logprobs(self) -> int | None:
         """As `num_logprobs`, for each token of the prompt."""
-        likely: int | None = self.prompt_logprobs
-        return likely
+        return cast("int | None", self.prompt_logprobs)
 
     @property
     def echoes_tokens(self) -> bool:
@@ -344,9 +335,9 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         Raises:
             RequestError: fields do not go together.
         """
-        prompts = self.prompts
-        first = self._generation(prompts[0])
-        different = [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])]
+        first, *others = self.prompts
+        generation = self._generation(first)
+        different = [generation, *(replace(generation, prompt=prompt) for prompt in others)]
         each = [one.unchecked(choice=choice) for one in different for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
         chosen = self.speculative.drafter
@@ -388,18 +379,13 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
-        pattern = self.guided_whitespace_pattern
-        space = {} if pattern is None else {"whitespace_pattern": pattern}
-        space |= {} if outputs is None else outputs.white_space
-        match given:
-            case [("json_object", _)]:
-                return Grammar.json({"type": "object"}, **space)
-            case [("json", schema)]:
-                return Grammar.json(schema, **space)
-            case [("choice", texts)]:
-                return Grammar.choice(texts)
-            case [(kind, text)]:
-                return Grammar(kind, text)
+        patterns = (self.guided_whitespace_pattern, outputs and outputs.whitespace_pattern)
+        space: dict[str, Any] = {"whitespace_pattern": one for one in patterns if one is not None}
+        space |= {"whitespace_flexible": False} if outputs is not None and outputs.disable_any_whitespace else {}
+        for kind, value in given:
+            if kind in ("json", "json_object"):
+                return Grammar.json({"type": "object"} if kind == "json_object" else value, **space)
+            return Grammar.choice(value) if kind == "choice" else Grammar(kind, value)
         return None
 
 

@@ -417,7 +417,7 @@ class ChatFormat(Format[ChatBody]):
         return PartialOutput(answer=None if form.plain else AnswerParser(form))
 
     def _whole(self, index: int, output: PartialOutput) -> Reply:
-        parts = {"content": output.text} if output.answer is None else self._parts(output.said)
+        parts: Reply = {"content": output.text} if output.answer is None else self._parts(output.said)
         for call in parts.get("tool_calls", ()):
             del call["index"]
         message = {"role": "assistant", "content": None if parts else "", "refusal": None, **parts}
