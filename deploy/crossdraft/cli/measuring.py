@@ -95,15 +95,8 @@ async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
 def total_of(figures: Sequence[Statistics]) -> Statistics:
     """All of at least one generation together: sums, by position in a round where there are several."""
     sums: dict[str, Any] = {"lanes": ()}
-    first = (
-        "method",
-        "num_speculative_tokens",
-        "drafter_lost",
-        "undrafted",
-        "settings",
-        "drafter",
-        "lanes",
-    )  # the first one's, or none
+    # The first one's, or none.
+    first = ("method", "num_speculative_tokens", "drafter_lost", "undrafted", "settings", "drafter", "lanes")
     for name in (one.name for one in fields(Statistics) if one.name not in first):
         values = [getattr(one, name) for one in figures]
         several = isinstance(values[0], tuple)

@@ -221,7 +221,8 @@ class ResponseFormat(Body):
     def asked(self) -> dict[str, Any]:
         """As of `StructuredOutputs`."""
         schema = self.json_schema.asked if self.json_schema is not None else None
-        return {"text": {}, "json_object": {"json_object": True}, "json_schema": {"json": schema}}[self.type]
+        asked = {"json_object": {"json_object": True}, "json_schema": {"json": schema}}
+        return asked.get(self.type, {})
 
 
 class StructuredOutputs(Body):
@@ -379,8 +380,8 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
-        patterns = (self.guided_whitespace_pattern, outputs and outputs.whitespace_pattern)
-        space: dict[str, Any] = {"whitespace_pattern": one for one in patterns if one is not None}
+        pattern = (outputs and outputs.whitespace_pattern) or self.guided_whitespace_pattern
+        space: dict[str, Any] = {} if pattern is None else {"whitespace_pattern": pattern}
         space |= {"whitespace_flexible": False} if outputs is not None and outputs.disable_any_whitespace else {}
         for kind, value in given:
             if kind in ("json", "json_object"):
