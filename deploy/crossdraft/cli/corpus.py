@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from itertools import accumulate
 from pathlib import Path
@@ -214,24 +215,17 @@ def _plain_texts(opened: TextIO, chunk: int) -> Iterator[str]:
 
 
 def _json_texts(file: Path, opened: TextIO) -> Iterator[str]:
-    number = 0
-    while line := opened.readline(LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(partial(opened.readline, LONGEST_LINE), ""), 1):
+        where = f"{file}, line {number}"
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
-            raise UsageError(f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
-        if line.strip():
-            yield _text_of(line, f"{file}, line {number}")
-
-
-def _text_of(line: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where} is not JSON: {error}") from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise UsageError(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
-    return text
+            raise UsageError(f"{where} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
+        try:
+            record = json.loads(line) if line.strip() else {"text": ""}
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{where} is not JSON: {error}") from error
+        if not (isinstance(record, dict) and isinstance(record.get("text"), str)):
+            raise UsageError(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
+        yield record["text"]
 
 
 @dataclass(frozen=True, eq=False)

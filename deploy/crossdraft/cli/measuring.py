@@ -66,9 +66,6 @@ class Skipped:
         return f"Skipped {self.method} with {self.drafter}: it {self.reason}"
 
 
-# Figures.
-
-
 async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
     """The figures of a generation, which runs to its end here.
 
@@ -102,9 +99,6 @@ def total_of(figures: Sequence[Statistics]) -> Statistics:
         several = isinstance(values[0], tuple)
         sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)
     return replace(figures[0], **sums)
-
-
-# Tables.
 
 
 @dataclass(frozen=True)

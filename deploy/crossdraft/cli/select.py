@@ -191,7 +191,8 @@ class _Pair:
 
 def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
     if not as_json:
-        table = Table.of(sorted(candidates, key=lambda one: -one.measured), COLUMNS)
+        fastest_first = sorted(candidates, key=lambda one: -one.measured)
+        table = Table.of(fastest_first, COLUMNS)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
         print_table(f"{title}; speed without one is 1", table.headings, table.rows)
         for one in skipped:

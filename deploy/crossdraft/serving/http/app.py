@@ -65,8 +65,7 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
         app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
-    app.include_router(models_router(backend))
-    app.include_router(tokenizer_router(backend, beside))
+    app.include_router(models_router(backend, beside))
     _watch(app, backend, options)
     for kind in (*FOREIGN, RefusedError, RequestValidationError, HTTPException, ClientGoneError, Exception):
         app.add_exception_handler(kind, _refused)
@@ -214,30 +213,22 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
     return router
 
 
-def models_router(backend: Backend) -> APIRouter:
-    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
+def models_router(backend: Backend, beside: Beside) -> APIRouter:
+    """The routes that show what is served, and how a model's tokenizer writes text; vLLM has these outside of /v1."""
+    router = APIRouter(dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
 
-    @router.get("/models")
+    @router.get(f"{GUARDED}/models")
     async def models() -> ModelList:
         """What is served."""
         return ModelList(object="list", data=[_card(model) for model in await backend.models()])
 
-    @router.get("/models/{model:path}")
+    @router.get(f"{GUARDED}/models/{{model:path}}")
     async def model_named(model: str) -> ModelCard:
         """One of them."""
-        found = await backend.models()
-        for one in found:
-            if one.name == model:
-                return _card(one)
-        names = ", ".join(one.name for one in found) or "none"
-        raise UnknownModelError(f"there is no model {model!r}; there is {names}")
-
-    return router
-
-
-def tokenizer_router(backend: Backend, beside: Beside) -> APIRouter:
-    """The routes that show how a model's tokenizer writes text; vLLM has them outside of /v1, too."""
-    router = APIRouter(dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
+        found = {one.name: one for one in await backend.models()}
+        if model not in found:
+            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
+        return _card(found[model])
 
     @router.post("/tokenize", responses={200: {"model": Tokenized}})
     async def tokenize(body: TokenizeBody) -> Response:

@@ -221,7 +221,7 @@ class ResponseFormat(Body):
     def asked(self) -> dict[str, Any]:
         """As of `StructuredOutputs`."""
         schema = self.json_schema.asked if self.json_schema is not None else None
-        asked = {"json_object": {"json_object": True}, "json_schema": {"json": schema}}
+        asked: dict[str, dict[str, Any]] = {"json_object": {"json_object": True}, "json_schema": {"json": schema}}
         return asked.get(self.type, {})
 
 
@@ -346,28 +346,25 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
+        sampling: dict[str, Any] = same(SamplingOptions, self) | {
+            "logit_bias": tuple((self.logit_bias or {}).items()),
+            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
+        }
+        try:
+            options = SamplingOptions(**sampling | {"grammar": self._grammar()})
+        except RequestError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise RequestError(str(error)) from error
         changed: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
-            "options": self._sampling_options(),
+            "options": options,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "logprobs": self.num_logprobs,
             "prompt_logprobs": self.num_prompt_logprobs,
         }
         return GenerationRequest(**same(GenerationRequest, self) | same(GenerationRequest, self.speculative) | changed)
-
-    def _sampling_options(self) -> SamplingOptions:
-        changed: dict[str, Any] = {
-            "logit_bias": tuple((self.logit_bias or {}).items()),
-            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
-        }
-        try:
-            changed["grammar"] = self._grammar()
-            return SamplingOptions(**same(SamplingOptions, self) | changed)
-        except RequestError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise RequestError(str(error)) from error
 
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
@@ -550,20 +547,16 @@ class MessageBody(Part):
         """Its parts joined; `developer` is OpenAI's newer name of `system`, which chat templates do not know."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        fields = json.dumps(shown) if (shown := self._fields) else ""
-        return Message("system" if self.role == "developer" else self.role, text, fields)
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """What else the template may show."""
-        given: dict[str, object] = {}
+        given: dict[str, object] = {}  # what else the template may show
         if self.role == "tool":
             given = {"tool_call_id": self.tool_call_id, "name": self.name}
         elif self.role == "assistant":
             reasoning = self.reasoning or self.reasoning_content
             calls = [one.shown for one in self.tool_calls or ()]
             given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
-        return {name: value for name, value in given.items() if value}
+        shown = {name: value for name, value in given.items() if value}
+        role = "system" if self.role == "developer" else self.role
+        return Message(role, text, json.dumps(shown) if shown else "")
 
 
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
